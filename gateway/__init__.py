@@ -1,0 +1,1 @@
+"""The gateway: HTTP in, routing, scaling and the bill. Stateless but for requests in flight."""

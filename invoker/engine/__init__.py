@@ -1,0 +1,1 @@
+"""Model execution. torch is imported only below this folder (and in functions/)."""

@@ -1,0 +1,78 @@
+"""The transport seam: how one node reads another node's memory."""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAddress:
+    """Where a region server listens (`tcp://host:port`) and on which (virtual) host it runs."""
+
+    url: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which transport serves a pair of nodes, and why."""
+
+    transport: str
+    reason: str
+
+
+class Link(Protocol):
+    """A connection to one peer.
+
+    Several `read_into` calls may be under way at once; each completes by itself. A link that raised
+    LinkClosed stays closed.
+    """
+
+    @property
+    def transport(self) -> str: ...
+
+    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+        """Fill `into` from `[offset, offset + len(into))` of the peer's region.
+
+        Waits while the peer has not yet published those bytes. The buffer belongs to the link until
+        this returns or raises; after cancellation too, nothing is written into it any more once the
+        call has ended. Raises RegionGone, LinkClosed, ProtocolError.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close; reads under way raise LinkClosed. Idempotent."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes links of one kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    def connect(self, peer: PeerAddress) -> AbstractAsyncContextManager[Link]:
+        """Open an authenticated link. Raises AuthError, LinkClosed, ProtocolError."""
+        ...
+
+
+class RegionSource(Protocol):
+    """What a region server serves: bytes that may still be arriving."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def shm_path(self) -> str | None:
+        """The file behind the region, for readers on the same host; None if there is none."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """A read-only view. Only bytes that `wait_for` has promised may be read."""
+        ...
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        """Return once the range is present and checked. Raises RegionGone if it never will be."""
+        ...
+
+

@@ -1,0 +1,77 @@
+"""Exceptions of the registry.
+
+    RegistryError
+    ├── InvalidRecord        a value that breaks a record's rules (the message names the field)
+    ├── NotFound             no such function, version, key, blob or node
+    ├── Conflict             the record changed meanwhile, or exists already
+    ├── StaleEpoch           a writer whose lease has passed to another
+    ├── StateUnavailable     Redis does not answer
+    ├── ChannelError         the gateway-invoker channel
+    │   ├── ChannelClosed    the peer is gone; calls under way end with this
+    │   └── RemoteError      the peer answered with an error (code, message)
+    └── ImageError           model images
+        ├── CheckpointError  a checkpoint that cannot be packed (the message says why and which file)
+        ├── CorruptImage     bytes that do not match their checksum (names the units)
+        └── StoreError       the store cannot be read or written; StoreFull where it has no room
+"""
+
+
+class RegistryError(Exception):
+    """Any failure of the registry."""
+
+
+class InvalidRecord(RegistryError, ValueError):
+    """A value breaks a record's rules."""
+
+
+class NotFound(RegistryError, LookupError):
+    """No record of that name."""
+
+
+class Conflict(RegistryError):
+    """The record exists already or changed meanwhile."""
+
+
+class StaleEpoch(RegistryError):
+    """The writer's lease has passed to another holder."""
+
+
+class StateUnavailable(RegistryError):
+    """Redis does not answer."""
+
+
+class ChannelError(RegistryError):
+    """The gateway-invoker channel failed."""
+
+
+class ChannelClosed(ChannelError):
+    """The peer is gone."""
+
+
+class RemoteError(ChannelError):
+    """The peer answered a call with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class ImageError(RegistryError):
+    """A model image cannot be made, read or trusted."""
+
+
+class CheckpointError(ImageError):
+    """The checkpoint cannot be packed."""
+
+
+class CorruptImage(ImageError):
+    """Bytes of an image do not match its manifest."""
+
+
+class StoreError(ImageError):
+    """The blob store cannot be read or written."""
+
+
+class StoreFull(StoreError):
+    """The blob store has no room for what was to be written."""

@@ -1,0 +1,89 @@
+"""A function: a named model endpoint, and its immutable versions."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from registry.errors import InvalidRecord
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+class Task(StrEnum):
+    """What a function computes, hence which endpoints it answers."""
+
+    GENERATE = "generate"  # decoder: completions, chat
+    EMBED = "embed"  # BERT-type encoder: embeddings
+    CLASSIFY = "classify"  # ViT, ResNet: logits over labels
+    FEATURES = "features"  # CLIP: text and image features
+    HANDLER = "handler"  # a user's own code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Scaling settings; may change without a new version. `max_instances=None` means all nodes."""
+
+    min_instances: int = 0
+    max_instances: int | None = None
+    target_concurrency: int = 8
+    keep_alive_s: float = 60.0  # idle time after which an instance leaves the accelerator
+    host_keep_alive_s: float = 3600.0  # idle time after which a surplus host copy may go
+
+    def __post_init__(self) -> None:
+        if self.min_instances < 0:
+            raise InvalidRecord(f"min_instances must be 0 or more, not {self.min_instances}")
+        if self.max_instances is not None and self.max_instances < max(1, self.min_instances):
+            raise InvalidRecord(
+                f"max_instances must be at least 1 and at least min_instances, not {self.max_instances}"
+            )
+        if not 1 <= self.target_concurrency <= 4096:
+            raise InvalidRecord(f"target_concurrency must be 1 to 4096, not {self.target_concurrency}")
+        if not 0 <= self.keep_alive_s <= 30 * 86400:
+            raise InvalidRecord(f"keep_alive must be 0 s to 30 days, not {self.keep_alive_s} s")
+        if self.host_keep_alive_s < 0:
+            raise InvalidRecord(f"host_keep_alive must be 0 s or more, not {self.host_keep_alive_s} s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionVersion:
+    """One immutable version. `image`, `manifest` and the values of `assets` are SHA-256 hex digests in the store.
+
+    `image` and `manifest` are None for a handler without a model. `assets` maps relative file names
+    (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where
+    there is none. `embedding_size` and `labels` are informative.
+    """
+
+    function: str
+    version: int
+    task: Task
+    architecture: str
+    image: str | None
+    manifest: str | None
+    image_bytes: int
+    blocks: int
+    dtype: str
+    context_length: int
+    assets: Mapping[str, str]
+    created_at: float
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function's mutable head: which version is current, and how it scales."""
+
+    name: str
+    current: int
+    versions: tuple[int, ...]
+    scaling: Scaling = field(default_factory=Scaling)
+    created_at: float = 0.0
+
+
+def check_name(name: str) -> str:
+    """Return `name`, or raise InvalidRecord naming the rule it breaks."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidRecord(
+            f"bad function name {name!r}: use 1 to 63 of a-z, 0-9 and '-', starting with a letter or digit"
+        )
+    return name

@@ -1,0 +1,66 @@
+"""The manifest: where each tensor lies in a model image, and the checksums of its units."""
+
+from dataclasses import dataclass
+
+UNIT_BYTES = 256 * 1024
+ALIGNMENT = 256
+MANIFEST_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """A tensor at `[offset, offset + nbytes)` of the image, C-contiguous, little-endian.
+
+    `dtype` is a safetensors name (F32, BF16, F16, I64, …); `name` is the checkpoint's. A tied head
+    is stored once, under the embedding's name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpan:
+    """A step of execution and its bytes `[start, end)`. `kind`: `embed`, `layer` (with `index`) or `head`.
+
+    For models with two towers or stages, `tower` names which (`text`, `vision`, `stage0`, …), else "".
+    """
+
+    kind: str
+    index: int
+    tower: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything needed to read, check and bind an image of `nbytes` bytes.
+
+    `units` holds one xxh3-128 digest (16 bytes, big-endian, concatenated) for each run of
+    UNIT_BYTES, the last possibly shorter. `sha256` is the image's identity (hex).
+    """
+
+    format: int
+    architecture: str
+    model_type: str
+    tied_head: bool
+    num_layers: int
+    nbytes: int
+    sha256: str
+    tensors: tuple[TensorEntry, ...]
+    layers: tuple[LayerSpan, ...]
+    units: bytes
+
+    @property
+    def unit_count(self) -> int:
+        return -(-self.nbytes // UNIT_BYTES)
+
+
+def default_blocks(nbytes: int) -> int:
+    """The default number of blocks of a cast: clamp(size / 1 MiB, 16, 512), at most one a unit, at least 1."""
+    units = max(1, -(-nbytes // UNIT_BYTES))
+    return min(units, max(16, min(512, nbytes // (1 << 20))))

@@ -1,0 +1,266 @@
+"""Messages of the gateway-invoker channel: what may be asked of a node, and what comes back.
+
+Each request opens one call on the channel; the node answers with a stream of replies, ended by the
+channel's END or ERROR frame. Structs are tagged by their class name, so both unions decode by tag.
+Token ids are plain ints; times are in the unit that the name says.
+
+| request | replies, in order | 
+|---|---|
+| StartInstance | InstanceProgress*, InstanceStarted |
+| StopInstance, DropImage | Done |
+| WarmImage | InstanceProgress*, Done |
+| Generate | Tokens+ (the last with `finish_reason`), Usage |
+| Compute | Arrays, Usage |
+| InvokeHandler | HandlerChunk+, Usage |
+| TailLogs | LogLines* |
+| GetStatus | NodeStatus |
+
+Error codes a node may answer with (RemoteError.code): `no_such_instance`, `start_failed`,
+`out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
+`internal`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from registry.node import NodeRecord
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    pass
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that holds (or is loading) an image. `cast` is the address of its region server."""
+
+    node: str
+    host: str
+    cast: str
+    tier: str  # "gpu" or "host"
+
+
+class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
+    """An image to fetch: its digest, the digest of its manifest, and who holds it.
+
+    With no `holders` the node reads the store; with some it never does, until all of them failed.
+    """
+
+    image: str
+    manifest: str
+    nbytes: int
+    holders: tuple[Holder, ...] = ()
+    manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
+
+
+class StartInstance(_Message):
+    """Start an instance. Repeating it with the same `instance_id` joins the start under way.
+
+    `assets` carries the small files by name (config.json; for a handler all of its files).
+    """
+
+    instance_id: str
+    function: str
+    version: int
+    task: str
+    architecture: str
+    dtype: str
+    context_length: int
+    max_concurrency: int
+    assets: dict[str, bytes]
+    image: ImageRef | None = None
+    controller_epoch: int = 0
+
+
+class StopInstance(_Message):
+    """Drain and stop: requests in flight finish (at most `grace_s`), then the region is freed."""
+
+    instance_id: str
+    grace_s: float = 30.0
+
+
+class WarmImage(_Message):
+    """Bring an image into the node's host tier."""
+
+    image: ImageRef
+    function: str = ""
+
+
+class DropImage(_Message):
+    """Drop an idle image from a tier: `gpu` or `host`."""
+
+    image: str
+    tier: str
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens. `temperature=0` is greedy. A draw depends on (`seed`, position) alone,
+    so the same seed continues identically elsewhere. `logprobs`: None, or how many alternatives."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    logprobs: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Generate(_Message):
+    """Continue `prompt_ids + generated_ids`. `generated_ids` are tokens that this request produced
+    before (on another node); they count against `max_tokens` and are not sent again."""
+
+    request_id: str
+    instance_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    generated_ids: tuple[int, ...] = ()
+
+
+class Array(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense C-contiguous little-endian array; `dtype` is numpy's name (float32, int64, …)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Compute(_Message):
+    """One forward of an encoder: `kind` and its inputs.
+
+    | kind | inputs | output arrays |
+    |---|---|---|
+    | embed | `token_ids`, `pooling` (`mean`, `cls`), `normalize` | `embeddings` [n, dim] float32 |
+    | classify | `pixels` [n, 3, h, w] float32 | `logits` [n, labels] float32 |
+    | text_features, image_features | `token_ids` or `pixels` | `features` [n, dim] float32 |
+    """
+
+    request_id: str
+    instance_id: str
+    kind: Literal["embed", "classify", "text_features", "image_features"]
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    pixels: Array | None = None
+    pooling: str = "mean"
+    normalize: bool = True
+
+
+class InvokeHandler(_Message):
+    """Call a custom handler with a JSON body (UTF-8 bytes)."""
+
+    request_id: str
+    instance_id: str
+    body: bytes
+    timeout_s: float = 300.0
+
+
+class TailLogs(_Message):
+    """Log lines of a function on this node; with `follow`, new ones until the call is cancelled."""
+
+    function: str
+    lines: int = 100
+    follow: bool = False
+
+
+class GetStatus(_Message):
+    """The node's own record, fresh."""
+
+
+Request = (
+    StartInstance
+    | StopInstance
+    | WarmImage
+    | DropImage
+    | Generate
+    | Compute
+    | InvokeHandler
+    | TailLogs
+    | GetStatus
+)
+
+
+class InstanceProgress(_Message):
+    """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+class InstanceStarted(_Message):
+    """The instance is ready. `start_kind` says from which tier; `phases_ms` as in InstanceRecord."""
+
+    instance_id: str
+    start_kind: str
+    phases_ms: dict[str, float]
+
+
+class Done(_Message):
+    """The request was carried out. `detail` is for people."""
+
+    detail: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural-log probability of the chosen token, and the best alternatives, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Tokens(_Message):
+    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str = ""
+
+
+class Usage(_Message):
+    """What the request used. `gpu_us`: its share of accelerator time, in microseconds; requests that
+    run in one step share that step's time by their tokens. `queue_us`: waiting inside the node."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    gpu_us: int
+    queue_us: int
+    exec_us: int
+
+
+class Arrays(_Message):
+    """Named output arrays of a Compute."""
+
+    arrays: dict[str, Array]
+    token_counts: tuple[int, ...] = ()
+
+
+class HandlerChunk(_Message):
+    """A JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
+
+    data: bytes
+    stream: bool = False
+
+
+class LogLines(_Message):
+    """Log lines, oldest first."""
+
+    lines: tuple[str, ...]
+
+
+class NodeStatus(_Message):
+    """The node's record as of now."""
+
+    record: NodeRecord
+
+
+Reply = (
+    InstanceProgress
+    | InstanceStarted
+    | Done
+    | Tokens
+    | Usage
+    | Arrays
+    | HandlerChunk
+    | LogLines
+    | NodeStatus
+)
