@@ -1,12 +1,12 @@
 """Exceptions of rdmacast.
 
-    CastError
-    ├── AuthError         the peer does not know the cluster's secret
-    ├── ProtocolError     the peer broke the wire format or a bound
-    ├── LinkClosed        the connection is gone; reads under way end with this
-    ├── RegionGone        the peer does not hold (or no longer holds) the region
-    ├── ChecksumError     a unit arrived damaged from every holder (names the units)
-    └── NoHolder          no holder is left for the missing bytes (names them)
+CastError
+├── AuthError         the peer does not know the cluster's secret
+├── ProtocolError     the peer broke the wire format or a bound
+├── LinkClosed        the connection is gone; reads under way end with this
+├── RegionGone        the peer does not hold (or no longer holds) the region
+├── ChecksumError     a unit arrived damaged from every holder (names the units)
+└── NoHolder          no holder is left for the missing bytes (names them)
 """
 
 

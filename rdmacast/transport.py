@@ -74,5 +74,3 @@ class RegionSource(Protocol):
     async def wait_for(self, offset: int, nbytes: int) -> None:
         """Return once the range is present and checked. Raises RegionGone if it never will be."""
         ...
-
-

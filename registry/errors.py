@@ -1,18 +1,18 @@
 """Exceptions of the registry.
 
-    RegistryError
-    ├── InvalidRecord        a value that breaks a record's rules (the message names the field)
-    ├── NotFound             no such function, version, key, blob or node
-    ├── Conflict             the record changed meanwhile, or exists already
-    ├── StaleEpoch           a writer whose lease has passed to another
-    ├── StateUnavailable     Redis does not answer
-    ├── ChannelError         the gateway-invoker channel
-    │   ├── ChannelClosed    the peer is gone; calls under way end with this
-    │   └── RemoteError      the peer answered with an error (code, message)
-    └── ImageError           model images
-        ├── CheckpointError  a checkpoint that cannot be packed (the message says why and which file)
-        ├── CorruptImage     bytes that do not match their checksum (names the units)
-        └── StoreError       the store cannot be read or written; StoreFull where it has no room
+RegistryError
+├── InvalidRecord        a value that breaks a record's rules (the message names the field)
+├── NotFound             no such function, version, key, blob or node
+├── Conflict             the record changed meanwhile, or exists already
+├── StaleEpoch           a writer whose lease has passed to another
+├── StateUnavailable     Redis does not answer
+├── ChannelError         the gateway-invoker channel
+│   ├── ChannelClosed    the peer is gone; calls under way end with this
+│   └── RemoteError      the peer answered with an error (code, message)
+└── ImageError           model images
+    ├── CheckpointError  a checkpoint that cannot be packed (the message says why and which file)
+    ├── CorruptImage     bytes that do not match their checksum (names the units)
+    └── StoreError       the store cannot be read or written; StoreFull where it has no room
 """
 
 

@@ -4,7 +4,7 @@ Each request opens one call on the channel; the node answers with a stream of re
 channel's END or ERROR frame. Structs are tagged by their class name, so both unions decode by tag.
 Token ids are plain ints; times are in the unit that the name says.
 
-| request | replies, in order | 
+| request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
 | StopInstance, DropImage | Done |
@@ -254,13 +254,5 @@ class NodeStatus(_Message):
 
 
 Reply = (
-    InstanceProgress
-    | InstanceStarted
-    | Done
-    | Tokens
-    | Usage
-    | Arrays
-    | HandlerChunk
-    | LogLines
-    | NodeStatus
+    InstanceProgress | InstanceStarted | Done | Tokens | Usage | Arrays | HandlerChunk | LogLines | NodeStatus
 )

@@ -1,0 +1,149 @@
+"""The seam inside the gateway: HTTP above, routing and scaling below.
+
+The HTTP side builds a `Call` and reads its events; which instance serves it, starting one, waiting,
+and going on elsewhere after a failure are the dispatcher's.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from registry.change import Snapshot
+from registry.function import FunctionVersion
+from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Tokens, Usage
+
+
+class DispatchError(Exception):
+    """A call failed. `code` as in the error envelope, `status` the HTTP status.
+
+    | code | status |
+    |---|---|
+    | overloaded, draining | 503 (with retry_after_s) |
+    | start_failed | 503; the message carries the last lines of the failing part's log |
+    | no_nodes | 503 |
+    | timeout | 504; the message names the stage that ran out |
+    | rate_limited | 429 (with retry_after_s) |
+    | bad_request | 400 |
+    | function_error | 500 |
+    | internal | 500 |
+    """
+
+    def __init__(self, code: str, message: str, *, status: int, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Three separate limits, in seconds: until the first output (start of response), between outputs
+    (idle), and for the whole call. A start that makes progress does not count against the idle limit."""
+
+    start_s: float = 300.0
+    idle_s: float = 60.0
+    total_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request for a function. `work.instance_id` is "" until the dispatcher fills it."""
+
+    request_id: str
+    tenant: str
+    version: FunctionVersion
+    work: Generate | Compute | InvokeHandler
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The call waits: `stage` is `queue`, `start` or a start phase, `fraction` 0 to 1."""
+
+    stage: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """An instance took the call. Sent once, before the first output."""
+
+    instance_id: str
+    node: str
+    gpu_type: str
+    gpu_count: int
+    start_kind: str
+    queue_ms: float
+    load_ms: float
+
+
+Event = Stage | Assigned | Tokens | Usage | Arrays | HandlerChunk
+
+
+class Dispatcher(Protocol):
+    """Carries calls to instances."""
+
+    def run(self, call: Call) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """Open the call. Leaving the context early cancels it on the node at once. Raises DispatchError
+        on entry (admission) or from the iterator. The last event of a good call is Usage."""
+        ...
+
+
+class Cluster(Protocol):
+    """What operators ask of the running cluster."""
+
+    def view(self) -> Snapshot:
+        """The state as this gateway knows it now (no I/O)."""
+        ...
+
+    async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
+        """Set the number of instances once. Raises DispatchError (start_failed, no_nodes), NotFound."""
+        ...
+
+    def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
+        """Fill host tiers of the current version; ends when all asked for hold it."""
+        ...
+
+    async def ensure_host_copy(self, version: FunctionVersion) -> None:
+        """Return once some node's host memory holds the version's image. Raises DispatchError."""
+        ...
+
+    async def drop(self, function: str, tier: str, on: Sequence[str]) -> None:
+        """Drop the idle image from `gpu` or `host` of the named nodes (all if none named)."""
+        ...
+
+    def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
+        """Log lines of the function from all nodes, each prefixed with its node."""
+        ...
+
+
+class Blobs(Protocol):
+    """The part of the content-addressed store that the gateway uses (registry/images/store.py)."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def size(self, digest: str) -> int | None:
+        """Bytes of a complete blob, None if the store lacks it."""
+        ...
+
+    async def read(self, digest: str, *, limit: int) -> bytes:
+        """A small blob whole. Raises NotFound, StoreError (over `limit`), CorruptImage."""
+        ...
+
+    async def partial_size(self, digest: str) -> int:
+        """How much of an unfinished upload is there."""
+        ...
+
+    async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
+        """Add bytes to an upload at `offset` (must equal partial_size); returns the new partial size.
+
+        When `total` is reached the SHA-256 is checked and the blob becomes visible, atomically.
+        Raises Conflict (wrong offset), CorruptImage (wrong digest: the partial is dropped), StoreFull.
+        """
+        ...
+
+    async def delete(self, digest: str) -> None: ...
+
+    async def digests(self) -> list[str]: ...
