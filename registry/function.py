@@ -47,7 +47,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionVersion:
-    """One immutable version. `image`, `manifest` and the values of `assets` are SHA-256 hex digests in the store.
+    """One immutable version. `image`, `manifest` and the values of `assets` are SHA-256 hex digests.
 
     `image` and `manifest` are None for a handler without a model. `assets` maps relative file names
     (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where

@@ -53,7 +53,7 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
 
 
-class StartInstance(_Message):
+class StartInstance(_Message, frozen=True, kw_only=True):
     """Start an instance. Repeating it with the same `instance_id` joins the start under way.
 
     `assets` carries the small files by name (config.json; for a handler all of its files).
@@ -72,21 +72,21 @@ class StartInstance(_Message):
     controller_epoch: int = 0
 
 
-class StopInstance(_Message):
+class StopInstance(_Message, frozen=True, kw_only=True):
     """Drain and stop: requests in flight finish (at most `grace_s`), then the region is freed."""
 
     instance_id: str
     grace_s: float = 30.0
 
 
-class WarmImage(_Message):
+class WarmImage(_Message, frozen=True, kw_only=True):
     """Bring an image into the node's host tier."""
 
     image: ImageRef
     function: str = ""
 
 
-class DropImage(_Message):
+class DropImage(_Message, frozen=True, kw_only=True):
     """Drop an idle image from a tier: `gpu` or `host`."""
 
     image: str
@@ -108,7 +108,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class Generate(_Message):
+class Generate(_Message, frozen=True, kw_only=True):
     """Continue `prompt_ids + generated_ids`. `generated_ids` are tokens that this request produced
     before (on another node); they count against `max_tokens` and are not sent again."""
 
@@ -127,7 +127,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Compute(_Message):
+class Compute(_Message, frozen=True, kw_only=True):
     """One forward of an encoder: `kind` and its inputs.
 
     | kind | inputs | output arrays |
@@ -146,7 +146,7 @@ class Compute(_Message):
     normalize: bool = True
 
 
-class InvokeHandler(_Message):
+class InvokeHandler(_Message, frozen=True, kw_only=True):
     """Call a custom handler with a JSON body (UTF-8 bytes)."""
 
     request_id: str
@@ -155,7 +155,7 @@ class InvokeHandler(_Message):
     timeout_s: float = 300.0
 
 
-class TailLogs(_Message):
+class TailLogs(_Message, frozen=True, kw_only=True):
     """Log lines of a function on this node; with `follow`, new ones until the call is cancelled."""
 
     function: str
@@ -163,7 +163,7 @@ class TailLogs(_Message):
     follow: bool = False
 
 
-class GetStatus(_Message):
+class GetStatus(_Message, frozen=True, kw_only=True):
     """The node's own record, fresh."""
 
 
@@ -180,14 +180,14 @@ Request = (
 )
 
 
-class InstanceProgress(_Message):
+class InstanceProgress(_Message, frozen=True, kw_only=True):
     """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1."""
 
     stage: str
     fraction: float
 
 
-class InstanceStarted(_Message):
+class InstanceStarted(_Message, frozen=True, kw_only=True):
     """The instance is ready. `start_kind` says from which tier; `phases_ms` as in InstanceRecord."""
 
     instance_id: str
@@ -195,7 +195,7 @@ class InstanceStarted(_Message):
     phases_ms: dict[str, float]
 
 
-class Done(_Message):
+class Done(_Message, frozen=True, kw_only=True):
     """The request was carried out. `detail` is for people."""
 
     detail: str = ""
@@ -208,7 +208,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Tokens(_Message):
+class Tokens(_Message, frozen=True, kw_only=True):
     """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only."""
 
     ids: tuple[int, ...]
@@ -216,7 +216,7 @@ class Tokens(_Message):
     finish_reason: str = ""
 
 
-class Usage(_Message):
+class Usage(_Message, frozen=True, kw_only=True):
     """What the request used. `gpu_us`: its share of accelerator time, in microseconds; requests that
     run in one step share that step's time by their tokens. `queue_us`: waiting inside the node."""
 
@@ -227,27 +227,27 @@ class Usage(_Message):
     exec_us: int
 
 
-class Arrays(_Message):
+class Arrays(_Message, frozen=True, kw_only=True):
     """Named output arrays of a Compute."""
 
     arrays: dict[str, Array]
     token_counts: tuple[int, ...] = ()
 
 
-class HandlerChunk(_Message):
+class HandlerChunk(_Message, frozen=True, kw_only=True):
     """A JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
 
     data: bytes
     stream: bool = False
 
 
-class LogLines(_Message):
+class LogLines(_Message, frozen=True, kw_only=True):
     """Log lines, oldest first."""
 
     lines: tuple[str, ...]
 
 
-class NodeStatus(_Message):
+class NodeStatus(_Message, frozen=True, kw_only=True):
     """The node's record as of now."""
 
     record: NodeRecord

@@ -61,6 +61,6 @@ class Manifest:
 
 
 def default_blocks(nbytes: int) -> int:
-    """The default number of blocks of a cast: clamp(size / 1 MiB, 16, 512), at most one a unit, at least 1."""
+    """The default block count of a cast: clamp(size / 1 MiB, 16, 512), at most one a unit, at least 1."""
     units = max(1, -(-nbytes // UNIT_BYTES))
     return min(units, max(16, min(512, nbytes // (1 << 20))))
