@@ -1,0 +1,96 @@
+"""A first-fit allocator of one address range: pure bookkeeping, no memory."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from registry.images.manifest import ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes `[offset, offset + nbytes)`."""
+
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+def align_up(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of regions, at least one step."""
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+class Allocator:
+    """Hands out aligned spans of `[0, capacity)`, lowest first, and joins freed neighbours again.
+
+    Free spans are kept ordered by offset, never touching each other.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes // ALIGNMENT * ALIGNMENT
+        self._free = [Span(0, self._capacity)] if self._capacity else []
+        self._used: dict[int, Span] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<Allocator {self.free_bytes} of {self._capacity} bytes free, "
+            f"largest {self.largest_free_bytes}, {len(self._used)} spans used>"
+        )
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._capacity
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(span.nbytes for span in self._free)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        return max((span.nbytes for span in self._free), default=0)
+
+    def allocate(self, nbytes: int) -> Span | None:
+        """The lowest free span of at least `nbytes`, None if there is none."""
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        need = align_up(nbytes)
+        for index, span in enumerate(self._free):
+            if span.nbytes < need:
+                continue
+            taken = Span(span.offset, need)
+            if span.nbytes == need:
+                del self._free[index]
+            else:
+                self._free[index] = Span(taken.end, span.nbytes - need)
+            self._used[taken.offset] = taken
+            return taken
+        return None
+
+    def free(self, span: Span) -> None:
+        """Give a span back. Raises ValueError if it is not allocated."""
+        if self._used.get(span.offset) != span:
+            raise ValueError(f"{span} is not allocated")
+        del self._used[span.offset]
+        index = bisect_left(self._free, span.offset, key=lambda free: free.offset)
+        start, end = span.offset, span.end
+        if index < len(self._free) and self._free[index].offset == end:
+            end = self._free.pop(index).end
+        if index > 0 and self._free[index - 1].end == start:
+            index -= 1
+            start = self._free.pop(index).offset
+        self._free.insert(index, Span(start, end - start))
+
+    def check_integrity(self) -> None:
+        """Assert that free and used spans tile the range, aligned, with no two free ones touching."""
+        spans = sorted([*self._free, *self._used.values()], key=lambda span: span.offset)
+        position = 0
+        for span in spans:
+            assert span.offset == position, f"gap or overlap at {position}: {span}"
+            assert span.nbytes > 0 and span.nbytes % ALIGNMENT == 0, f"bad size: {span}"
+            position = span.end
+        assert position == self._capacity, f"spans end at {position}, not {self._capacity}"
+        for left, right in zip(self._free, self._free[1:], strict=False):
+            assert left.end < right.offset, f"free spans touch or are out of order: {left}, {right}"

@@ -1,0 +1,95 @@
+"""What is known of the accelerator and of this machine's memory, and the default sizes that follow."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from invoker.errors import SettingsError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """`device` is `cpu` or `cuda:N`; `gpu_type` is what bills and prices name."""
+
+    device: str
+    gpu_type: str
+    memory_bytes: int
+    free_bytes: int
+
+
+def find_device(wanted: str) -> DeviceFacts:
+    """The facts of `cpu`, `cuda:N` or (`auto`) the first CUDA device if there is one, else the CPU.
+
+    Raises SettingsError if a CUDA device is asked for by name and cannot be used.
+    """
+    if wanted == "cpu":
+        return _cpu_facts()
+    index = int(wanted.partition(":")[2] or 0) if wanted != "auto" else 0
+    try:
+        return _cuda_facts(index)
+    except SettingsError:
+        if wanted == "auto":
+            return _cpu_facts()
+        raise
+
+
+def default_arena_bytes(facts: DeviceFacts, nodes_on_machine: int) -> int:
+    """CPU: min(2 GiB, a quarter of the memory shared among the nodes). GPU: nine tenths of what is free."""
+    if facts.device == "cpu":
+        return min(2 * GIB, facts.memory_bytes // 4 // max(1, nodes_on_machine))
+    return facts.free_bytes * 9 // 10
+
+
+def default_host_bytes(shm_dir: Path, nodes_on_machine: int) -> int:
+    """A quarter of the shared-memory file system, less if many virtual hosts may share the machine."""
+    stat = os.statvfs(_existing(shm_dir))
+    total = stat.f_blocks * stat.f_frsize
+    return min(total // 4, total * 3 // 4 // max(1, nodes_on_machine))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def slug(name: str) -> str:
+    """A device name as a word: `NVIDIA H200` becomes `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _cpu_facts() -> DeviceFacts:
+    memory = psutil.virtual_memory()
+    return DeviceFacts(
+        device="cpu", gpu_type="cpu", memory_bytes=int(memory.total), free_bytes=int(memory.available)
+    )
+
+
+def _cuda_facts(index: int) -> DeviceFacts:
+    try:
+        import cupy
+    except ImportError as error:
+        raise SettingsError(
+            f"--device cuda:{index} needs cupy: pip install 'hypercast[gpu]' (or [gpu13] for CUDA 13)"
+        ) from error
+    runtime = cupy.cuda.runtime
+    try:
+        name = runtime.getDeviceProperties(index)["name"].decode()
+        with cupy.cuda.Device(index):
+            free, total = runtime.memGetInfo()
+    except runtime.CUDARuntimeError as error:
+        raise SettingsError(f"cannot use cuda:{index}: {error}") from error
+    return DeviceFacts(
+        device=f"cuda:{index}", gpu_type=slug(name), memory_bytes=int(total), free_bytes=int(free)
+    )
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder of `path` that exists."""
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,209 @@
+"""The invoker's settings: parsed once from flags and the environment, then passed down."""
+
+import argparse
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from invoker.errors import SettingsError
+from registry.durations import parse_duration
+from registry.errors import InvalidRecord
+from registry.secrets import load_secret
+from registry.sizes import parse_rate, parse_size
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+EXAMPLES = """\
+examples:
+  # a node of the cluster whose Redis is on this machine
+  python -m invoker --redis-url unix:///srv/hypercast/redis.sock --secret-file /srv/hypercast/cluster.secret
+
+  # a GPU node on another machine: listen where the gateway can reach it
+  HYPERCAST_CLUSTER_SECRET=... python -m invoker --redis-url redis://10.0.0.5:6379/0 \\
+      --listen 0.0.0.0:7400 --advertise 10.0.0.9 --device cuda:0 --gpu-memory 70GiB --host-memory 64GiB
+
+  # two virtual hosts on one machine
+  python -m invoker --redis-url URL --secret-file F --node-id n0 --host-id h0
+  python -m invoker --redis-url URL --secret-file F --node-id n1 --host-id h1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an invoker was told. None means: the default that fits the machine (invoker/device.py)."""
+
+    redis_url: str
+    secret: bytes
+    node_id: str
+    host_id: str
+    listen_host: str
+    listen_port: int
+    cast_port: int
+    advertise: str
+    device: str
+    gpu_memory_bytes: int | None
+    host_memory_bytes: int | None
+    shm_dir: Path
+    store_url: str | None
+    link_rate_bytes_s: int | None
+    allow_handlers: bool
+    threads: int | None
+    nodes_hint: int
+    lease_s: float
+    grace_s: float
+    keep_hot_s: float
+    log_level: str
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process, so that settings can be parsed anywhere."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message} (see --help)")
+
+
+def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Settings from flags and the environment. Raises SettingsError; `--help` exits."""
+    given = _parser().parse_args(argv)
+    listen_host, listen_port = given.listen
+    host_id = given.host_id or socket.gethostname()
+    return Settings(
+        redis_url=given.redis_url,
+        secret=_secret(given.secret_file, environ),
+        node_id=given.node_id or f"{host_id[:50]}-{os.getpid()}",
+        host_id=host_id,
+        listen_host=listen_host,
+        listen_port=listen_port,
+        cast_port=given.cast_port,
+        advertise=given.advertise or _reachable(listen_host),
+        device=given.device,
+        gpu_memory_bytes=given.gpu_memory,
+        host_memory_bytes=given.host_memory,
+        shm_dir=given.shm_dir,
+        store_url=given.store,
+        link_rate_bytes_s=given.link_rate,
+        allow_handlers=given.allow_handlers,
+        threads=given.threads,
+        nodes_hint=given.nodes_hint,
+        lease_s=given.lease_s,
+        grace_s=given.grace,
+        keep_hot_s=given.keep_hot,
+        log_level=given.log_level,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="invoker",
+        description="Run one node: an invoker with one accelerator.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--redis-url", required=True, help="the cluster's Redis: redis://host:port/db or unix:///path")
+    add("--secret-file", type=Path, help="file with the cluster's secret (else $HYPERCAST_CLUSTER_SECRET)")
+    add("--node-id", type=_name, help="a name of its own (default: host and process id)")
+    add("--host-id", type=_name, help="nodes with equal host share one host tier (default: the host name)")
+    add("--listen", type=_address, default=("127.0.0.1", 0), help="ADDR[:PORT] (default: 127.0.0.1)")
+    add("--cast-port", type=_port, default=0, help="port of the region server (default: any)")
+    add("--advertise", help="address that others reach this node at (default: the one listened on)")
+    add("--device", type=_device, default="auto", help="auto, cpu or cuda:N (default: auto)")
+    add("--gpu-memory", type=_size, help="size of the arena, as 2GiB (default: what fits the device)")
+    add("--host-memory", type=_size, help="limit of the host tier (default: a quarter of --shm-dir's size)")
+    add("--shm-dir", type=Path, default=Path("/dev/shm"), help="where the host tier lies (default: /dev/shm)")
+    add("--store", help="URL of the blob store (default: the cluster's)")
+    add("--link-rate", type=_rate, help="cap on model transfers, as 10mbit; for experiments")
+    add("--allow-handlers", action="store_true", help="run users' own handler code on this node")
+    add("--threads", type=_count, help="compute threads (default: cores divided by --nodes-hint)")
+    add("--nodes-hint", type=_count, default=1, help="how many nodes share this machine (default: 1)")
+    add("--lease-s", type=_positive, default=6.0, help="life of the node's lease in seconds (default: 6)")
+    add("--grace", type=_duration, default=30.0, help="time for work under way at the end (default: 30s)")
+    add("--keep-hot", type=_duration, default=0.0, help="keep an idle image on the device (default: 0s)")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser
+
+
+def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:
+    try:
+        return load_secret(path, environ)
+    except (InvalidRecord, OSError) as error:
+        raise SettingsError(f"the cluster's secret: {error}") from error
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be 1 to 63 letters, digits, '.', '_' or '-'")
+    return text
+
+
+def _device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto, cpu nor cuda:N")
+    return text
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _rate(text: str) -> int:
+    try:
+        return parse_rate(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 4096")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") > 1:
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    if not host:
+        raise argparse.ArgumentTypeError(f"{text!r} names no address")
+    return host, _port(port) if port else 0
+
+
+def _reachable(host: str) -> str:
+    """The address that others can reach: a node that listens everywhere is known by its host's name."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host

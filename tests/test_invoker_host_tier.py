@@ -1,0 +1,252 @@
+"""The host tier among real processes: one loader a host, eviction within the limit, kill -9 at any time."""
+
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from invoker.errors import HostTierError, HostTierFull
+from invoker.host_tier import Filling, HostMapping, HostTier, LoadElsewhere
+
+KIB = 1024
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def content(name: str, nbytes: int) -> bytes:
+    return hashlib.shake_128(name.encode()).digest(nbytes)
+
+
+def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
+    filling = tier.begin(digest(name), nbytes)
+    assert isinstance(filling, Filling)
+    filling.populate(0, nbytes)
+    filling.view[:] = content(name, nbytes)
+    return filling.publish()
+
+
+@pytest.fixture
+def folder(tmp_path_factory) -> Path:
+    return Path("/dev/shm") / f"hypercast-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
+
+
+def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
+    tier = HostTier(folder, 1 << 20)
+    filling = tier.begin(digest("a"), 5000)
+    assert isinstance(filling, Filling)
+    assert not tier.holds(digest("a")) and tier.is_loading(digest("a"))
+    assert tier.open(digest("a")) is None
+    filling.view[:] = content("a", 5000)
+    filling.publish().close()
+    assert tier.holds(digest("a")) and not tier.is_loading(digest("a"))
+    mapping = tier.open(digest("a"))
+    assert mapping is not None and bytes(mapping.view) == content("a", 5000)
+    assert mapping.view.readonly
+    assert tier.begin(digest("a"), 5000) is None
+    mapping.close()
+    mapping.close()
+    assert "closed" in repr(mapping)
+    tier.close()
+    assert not folder.parent.exists()
+
+
+def test_an_abandoned_load_leaves_nothing(folder: Path) -> None:
+    tier = HostTier(folder, 1 << 20)
+    filling = tier.begin(digest("a"), 5000)
+    assert isinstance(filling, Filling)
+    filling.abandon()
+    filling.abandon()
+    assert tier.used_bytes() == 0 and not tier.is_loading(digest("a"))
+    fill(tier, "a", 5000).close()
+    tier.close()
+
+
+def test_the_least_recently_used_idle_image_goes_first(folder: Path) -> None:
+    tier = HostTier(folder, 300 * KIB)
+    for age, name in enumerate("abc"):
+        fill(tier, name, 100 * KIB).close()
+        os.utime(folder / digest(name), (1000.0 + age, 1000.0 + age))
+    used = tier.open(digest("a"))
+    assert used is not None
+    os.utime(folder / digest("a"), (1.0, 1.0))
+    fill(tier, "d", 50 * KIB).close()
+    assert [tier.holds(digest(name)) for name in "abcd"] == [True, False, True, True]
+    assert tier.evictions == 1
+    assert not tier.evict(digest("a"))
+    used.close()
+    assert tier.evict(digest("a")) and not tier.evict(digest("a"))
+    tier.close()
+
+
+def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
+    tier = HostTier(folder, 100 * KIB)
+    with pytest.raises(HostTierFull, match="raise --host-memory"):
+        tier.begin(digest("big"), 101 * KIB)
+    kept = fill(tier, "a", 60 * KIB)
+    with pytest.raises(HostTierFull, match="61440 of them in use"):
+        tier.begin(digest("b"), 60 * KIB)
+    assert not tier.is_loading(digest("b"))
+    kept.close()
+    fill(tier, "b", 60 * KIB).close()
+    tier.close()
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(HostTierError, match="belongs to somebody else"):
+        HostTier(tmp_path / "link", 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostTierError, match="cannot use"):
+        HostTier(tmp_path / "file" / "h0", 1)
+
+
+def test_the_folder_stays_until_its_last_user_leaves(folder: Path) -> None:
+    first, second = HostTier(folder, 1 << 20), HostTier(folder, 1 << 20)
+    fill(first, "a", 100).close()
+    first.close()
+    assert second.holds(digest("a"))
+    second.close()
+    second.close()
+    assert not folder.exists()
+
+
+LOADER = """
+import sys
+from pathlib import Path
+from invoker.host_tier import Filling, HostTier
+tier = HostTier(Path(sys.argv[1]), 1 << 20)
+filling = tier.begin(sys.argv[2], 400 * 1024)
+assert isinstance(filling, Filling)
+filling.view[:] = b"x" * len(filling.view)
+print("loading", flush=True)
+if sys.stdin.readline().strip() == "publish":
+    filling.publish()
+    print("published", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start_loader(folder: Path, name: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LOADER), str(folder), digest(name)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    return process
+
+
+def test_others_wait_for_the_one_that_loads(folder: Path) -> None:
+    tier = HostTier(folder, 1 << 20)
+    with start_loader(folder, "a") as process:
+        elsewhere = tier.begin(digest("a"), 400 * KIB)
+        assert isinstance(elsewhere, LoadElsewhere)
+        process.stdin.write("publish\n")
+        process.stdin.flush()
+        tier.wait(elsewhere)
+        mapping = tier.open(digest("a"))
+        assert mapping is not None and mapping.view[0] == ord("x")
+        mapping.close()
+        assert not tier.evict(digest("a"))
+        process.kill()
+        process.wait()
+    assert tier.evict(digest("a"))
+    tier.close()
+
+
+def test_a_killed_load_is_taken_over(folder: Path) -> None:
+    tier = HostTier(folder, 1 << 20)
+    with start_loader(folder, "a") as process:
+        elsewhere = tier.begin(digest("a"), 400 * KIB)
+        assert isinstance(elsewhere, LoadElsewhere)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        tier.wait(elsewhere)
+    assert tier.is_loading(digest("a"))
+    filling = tier.begin(digest("a"), 400 * KIB)
+    assert isinstance(filling, Filling)
+    assert bytes(filling.view[:16]) == bytes(16)
+    filling.abandon()
+    tier.close()
+
+
+def test_the_room_of_a_killed_load_is_taken_back(folder: Path) -> None:
+    tier = HostTier(folder, 500 * KIB)
+    with start_loader(folder, "a") as process:
+        with pytest.raises(HostTierFull):
+            tier.begin(digest("b"), 400 * KIB)
+        process.kill()
+        process.wait()
+    fill(tier, "b", 400 * KIB).close()
+    assert not tier.is_loading(digest("a"))
+    tier.close()
+
+
+SIZE = 40 * KIB
+LIMIT = 3 * SIZE
+
+
+def stress(folder: Path, seed: int, rounds: int, queue) -> None:
+    """Use random images again and again, loading what is missing; die in the middle of a load at times."""
+    draw = random.Random(seed)
+    tier = HostTier(folder, LIMIT)
+    done = 0
+    while done < rounds:
+        name = draw.choice("abcdef")
+        mapping = tier.open(digest(name))
+        if mapping is None:
+            try:
+                got = tier.begin(digest(name), SIZE)
+            except HostTierFull:
+                continue
+            if isinstance(got, LoadElsewhere):
+                tier.wait(got)
+            elif got is not None:
+                half = SIZE // 2
+                got.view[:half] = content(name, SIZE)[:half]
+                if draw.random() < 0.1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                got.view[half:] = content(name, SIZE)[half:]
+                got.publish().close()
+            continue
+        assert bytes(mapping.view) == content(name, SIZE), f"{name} is damaged"
+        assert tier.used_bytes() <= LIMIT
+        mapping.close()
+        done += 1
+    tier.close()
+    queue.put(seed)
+
+
+def test_processes_that_die_at_any_time_damage_nothing(folder: Path) -> None:
+    keeper = HostTier(folder, LIMIT)
+    queue = SPAWN.SimpleQueue()
+    workers = [SPAWN.Process(target=stress, args=(folder, seed, 60, queue)) for seed in range(5)]
+    for worker in workers:
+        worker.start()
+    survivors = 0
+    for worker in workers:
+        worker.join(timeout=60)
+        assert worker.exitcode in (0, -signal.SIGKILL), worker.exitcode
+        survivors += worker.exitcode == 0
+    assert sum(1 for _ in iter(lambda: None if queue.empty() else queue.get(), None)) == survivors
+    assert keeper.used_bytes() <= LIMIT
+    for name in "abcdef":
+        mapping = keeper.open(digest(name))
+        if mapping is not None:
+            assert bytes(mapping.view) == content(name, SIZE)
+            mapping.close()
+    keeper.close()
+    assert not folder.exists()

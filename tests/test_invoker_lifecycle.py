@@ -1,0 +1,71 @@
+import pytest
+
+from invoker.lifecycle import accepted
+from invoker.start_plan import Residence, choose_start
+from registry.errors import InvalidRecord
+from registry.instance import InstanceState, StartKind
+from registry.messages import Holder
+
+
+def fresh():
+    return accepted("i1", "tiny", 3, "n0", 8, wall_s=100.0, now_s=10.0)
+
+
+def test_phases_follow_each_other_without_a_gap() -> None:
+    life = fresh().planned(StartKind.COLD, "node:n1").moved(InstanceState.LOADING, 101.0)
+    life = life.entered("fetch", 10.5).progressed(0.5).entered("copy", 12.0).entered("bind", 12.25)
+    life = life.entered("ready", 12.5).ready(103.0, 12.75)
+    record = life.record()
+    assert record.state is InstanceState.READY
+    assert record.progress == 1.0
+    assert list(record.phases_ms.values()) == [500.0, 1500.0, 250.0, 250.0, 250.0]
+    assert sum(record.phases_ms.values()) == 2750.0
+    assert (record.start_kind, record.source) == (StartKind.COLD, "node:n1")
+
+
+def test_a_hot_start_skips_phases() -> None:
+    life = fresh().moved(InstanceState.LOADING, 100.0).entered("bind", 10.5).entered("ready", 11.0)
+    assert set(life.ready(101.0, 11.0).phases_ms) == {"reserve", "bind", "ready"}
+
+
+def test_phases_do_not_go_back_and_progress_does_not_shrink() -> None:
+    life = fresh().entered("copy", 11.0)
+    with pytest.raises(ValueError, match="cannot follow"):
+        life.entered("fetch", 12.0)
+    assert life.progressed(0.7).progressed(0.3).progress == 0.7
+
+
+def test_the_transition_table_holds() -> None:
+    with pytest.raises(InvalidRecord, match="cannot go from starting to ready"):
+        fresh().moved(InstanceState.READY, 101.0)
+    failed = fresh().moved(InstanceState.FAILED, 101.0, error="no room")
+    assert failed.final and failed.record().error == "no room"
+    with pytest.raises(InvalidRecord):
+        failed.moved(InstanceState.STOPPED, 102.0)
+
+
+def holder(node: str, host: str, tier: str = "host") -> Holder:
+    return Holder(node=node, host=host, cast=f"tcp://{node}:1", tier=tier)
+
+
+PEERS = (holder("n0", "h0", "gpu"), holder("n1", "h0"), holder("n2", "h2"), holder("n3", "h0", "gpu"))
+
+
+@pytest.mark.parametrize(
+    ("residence", "reads_store", "kind", "sources"),
+    [
+        (Residence.ARENA, True, StartKind.HOT, ("arena",)),
+        (Residence.HOST, True, StartKind.WARM, ("host",)),
+        (Residence.LOADING, True, StartKind.COLD, ("host", "node:n3", "node:n2", "store")),
+        (Residence.NOWHERE, True, StartKind.COLD, ("node:n3", "node:n2", "store")),
+        (Residence.NOWHERE, False, StartKind.COLD, ("node:n3", "node:n2")),
+    ],
+)
+def test_the_nearest_source_comes_first(residence, reads_store, kind, sources) -> None:
+    plan = choose_start(residence, PEERS, node="n0", host="h0", reads_store=reads_store)
+    assert (plan.kind, plan.sources) == (kind, sources)
+
+
+def test_without_any_source_the_plan_is_empty() -> None:
+    plan = choose_start(Residence.NOWHERE, (), node="n0", host="h0", reads_store=False)
+    assert plan.sources == () and plan.first == ""
