@@ -209,11 +209,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Tokens(_Message, frozen=True, kw_only=True):
-    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only."""
+    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only.
+
+    `gpu_us` is the request's accelerator time so far (0: not told): what a request that is cut short,
+    and so never gets its Usage, is billed.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str = ""
+    gpu_us: int = 0
 
 
 class Usage(_Message, frozen=True, kw_only=True):
