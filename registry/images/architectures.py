@@ -1,0 +1,312 @@
+"""The supported architectures: which task each serves, and which tensors it must and may have."""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from registry.errors import CheckpointError
+from registry.function import Task
+from registry.images.parts import (
+    Config,
+    Part,
+    bert_parts,
+    clip_parts,
+    distilbert_parts,
+    gpt2_parts,
+    llama_parts,
+    mistral_parts,
+    mpnet_parts,
+    phi3_parts,
+    qwen2_parts,
+    qwen3_parts,
+    resnet_parts,
+    section,
+    vit_parts,
+)
+from registry.images.safetensors_file import load_json_object
+
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+MAX_CONTEXT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One row of the table.
+
+    `prefixes` are those that the base model's names may carry, likeliest first; `anchor` is a name
+    (without prefix) that every checkpoint has and that tells which prefix it uses. `head` is the
+    output matrix that may be tied to `anchor`, None if the family has none. `ignored` matches names
+    that are known and not needed: leftovers of older versions and heads of other tasks.
+    """
+
+    name: str
+    model_type: str
+    task: Task
+    parts: Callable[[Config, str], list[Part]]
+    prefixes: tuple[str, ...]
+    anchor: str
+    context_key: str | None
+    context_default: int
+    aliases: tuple[str, ...] = ()
+    context_section: str | None = None
+    positions_before_first: Callable[[Config], int] | None = None
+    head: str | None = None
+    tied_by_default: bool = False
+    ignored: re.Pattern[str] = re.compile(r"(?!)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """A checkpoint's tensors in the order of execution.
+
+    `head_to_compare` names a head that the config ties to `embedding` though the file has it: it is
+    dropped if it equals the embedding (see `without_head`), else the head is not tied after all.
+    """
+
+    architecture: Architecture
+    parts: tuple[Part, ...]
+    dropped: tuple[str, ...]
+    tied_head: bool
+    embedding: str
+    head_to_compare: str | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return sum(part.kind == "layer" for part in self.parts)
+
+    def without_head(self) -> "Arrangement":
+        """The same with the doubled head dropped."""
+        name = self.head_to_compare
+        parts = tuple(replace(part, names=tuple(n for n in part.names if n != name)) for part in self.parts)
+        dropped = (*self.dropped, *((name,) if name else ()))
+        return replace(self, parts=parts, dropped=dropped, tied_head=True, head_to_compare=None)
+
+
+_BERT_HEADS = r"cls\.|classifier\.|qa_outputs\.|lm_head\.|pre_classifier\.|vocab_\w+\."
+_POSITION_IDS = r"(\w+\.)?embeddings\.(position|token_type)_ids$"
+
+
+def _llama(
+    name: str, model_type: str, parts: Callable[[Config, str], list[Part]], context: int
+) -> Architecture:
+    return Architecture(
+        name=name,
+        model_type=model_type,
+        task=Task.GENERATE,
+        parts=parts,
+        prefixes=("model.",),
+        anchor="embed_tokens.weight",
+        context_key="max_position_embeddings",
+        context_default=context,
+        head="lm_head.weight",
+        ignored=re.compile(
+            r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
+        ),
+    )
+
+
+def _bert(
+    base: str,
+    model_type: str,
+    prefix: str,
+    parts: Callable[[Config, str], list[Part]],
+    offset: Callable[[Config], int] | None = None,
+) -> Architecture:
+    stem = base.removesuffix("Model")
+    tasks = ["PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification"]
+    tasks += ["QuestionAnswering", "MultipleChoice", "NextSentencePrediction"]
+    return Architecture(
+        name=base,
+        model_type=model_type,
+        task=Task.EMBED,
+        parts=parts,
+        prefixes=("", f"{prefix}."),
+        anchor="embeddings.word_embeddings.weight",
+        aliases=tuple(f"{stem}For{task}" for task in tasks),
+        context_key="max_position_embeddings",
+        context_default=512,
+        positions_before_first=offset,
+        ignored=re.compile(f"{_POSITION_IDS}|{_BERT_HEADS}"),
+    )
+
+
+def _after_padding(config: Config) -> int:
+    """RoBERTa's positions start behind the padding token's own."""
+    pad = config.get("pad_token_id", 1)
+    return pad + 1 if type(pad) is int and 0 <= pad < 1 << 20 else 2
+
+
+TABLE: tuple[Architecture, ...] = (
+    _llama("LlamaForCausalLM", "llama", llama_parts, 2048),
+    _llama("Qwen2ForCausalLM", "qwen2", qwen2_parts, 32768),
+    _llama("Qwen3ForCausalLM", "qwen3", qwen3_parts, 32768),
+    _llama("MistralForCausalLM", "mistral", mistral_parts, 131072),
+    _llama("Phi3ForCausalLM", "phi3", phi3_parts, 4096),
+    Architecture(
+        name="GPT2LMHeadModel",
+        model_type="gpt2",
+        task=Task.GENERATE,
+        parts=gpt2_parts,
+        prefixes=("transformer.", ""),
+        anchor="wte.weight",
+        aliases=("GPT2Model",),
+        context_key="n_positions",
+        context_default=1024,
+        head="lm_head.weight",
+        tied_by_default=True,
+        ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$"),
+    ),
+    _bert("BertModel", "bert", "bert", bert_parts),
+    _bert("RobertaModel", "roberta", "roberta", bert_parts, _after_padding),
+    _bert("XLMRobertaModel", "xlm-roberta", "roberta", bert_parts, _after_padding),
+    _bert("MPNetModel", "mpnet", "mpnet", mpnet_parts, _after_padding),
+    _bert("DistilBertModel", "distilbert", "distilbert", distilbert_parts),
+    Architecture(
+        name="ViTForImageClassification",
+        model_type="vit",
+        task=Task.CLASSIFY,
+        parts=vit_parts,
+        prefixes=("vit.",),
+        anchor="embeddings.cls_token",
+        context_key=None,
+        context_default=0,
+        ignored=re.compile(r"vit\.(pooler\.|embeddings\.mask_token$)"),
+    ),
+    Architecture(
+        name="ResNetForImageClassification",
+        model_type="resnet",
+        task=Task.CLASSIFY,
+        parts=resnet_parts,
+        prefixes=("resnet.",),
+        anchor="embedder.embedder.convolution.weight",
+        context_key=None,
+        context_default=0,
+    ),
+    Architecture(
+        name="CLIPModel",
+        model_type="clip",
+        task=Task.FEATURES,
+        parts=clip_parts,
+        prefixes=("",),
+        anchor="text_model.embeddings.token_embedding.weight",
+        context_key="max_position_embeddings",
+        context_default=77,
+        context_section="text_config",
+        ignored=re.compile(r"(text|vision)_model\.embeddings\.position_ids$"),
+    ),
+)
+
+_BY_NAME = {name: row for row in TABLE for name in (row.name, *row.aliases)}
+_BY_MODEL_TYPE = {row.model_type: row for row in TABLE}
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """The parsed config.json of a checkpoint folder. Raises CheckpointError."""
+    return load_json_object(folder / "config.json", MAX_CONFIG_BYTES)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """The row for a config.json; by `model_type` where it names no architecture. Raises CheckpointError."""
+    names = config.get("architectures")
+    model_type = config.get("model_type")
+    first = names[0] if isinstance(names, list) and names else None
+    if first is None:
+        row = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    else:
+        row = _BY_NAME.get(first) if isinstance(first, str) else None
+    if row is None:
+        raise CheckpointError(
+            f"unknown architecture {first or model_type!r}; supported are "
+            + ", ".join(sorted(row.name for row in TABLE))
+        )
+    if config.get("quantization_config") is not None:
+        raise CheckpointError("quantized checkpoints are not supported: save the model in bfloat16 instead")
+    return row
+
+
+def task_of(config: Config) -> Task:
+    """What a function of this model computes."""
+    return architecture_of(config).task
+
+
+def context_length_of(config: Config) -> int:
+    """The longest usable context in tokens, 0 for models that read no text."""
+    row = architecture_of(config)
+    if row.context_key is None:
+        return 0
+    source = section(config, row.context_section) if row.context_section else config
+    positions = source.get(row.context_key, row.context_default)
+    if type(positions) is not int or not 0 < positions <= MAX_CONTEXT:
+        raise CheckpointError(f"config.json: {row.context_key} must be a positive integer, not {positions!r}")
+    return max(1, positions - (row.positions_before_first(config) if row.positions_before_first else 0))
+
+
+def arrange(config: Config, names: Collection[str]) -> Arrangement:
+    """Sort a checkpoint's tensors into the parts of its architecture.
+
+    Raises CheckpointError for a missing or an unknown tensor.
+    """
+    row = architecture_of(config)
+    prefix = next((prefix for prefix in row.prefixes if prefix + row.anchor in names), None)
+    if prefix is None:
+        raise CheckpointError(f"{row.name}: tensor {row.prefixes[0] + row.anchor!r} is missing")
+    expected = row.parts(config, prefix)
+    has_head = row.head is not None and row.head in names
+    wants_tied = bool(config.get("tie_word_embeddings", row.tied_by_default))
+    tied = row.head is not None and not has_head
+    layers = sum(part.kind == "layer" for part in expected)
+    parts = tuple(_present(part, names, row.head if tied else None, layers, row.name) for part in expected)
+    used = {name for part in parts for name in part.names}
+    dropped = sorted(name for name in names if name not in used and row.ignored.match(name))
+    _check_nothing_left(row, prefix, layers, set(names) - used - set(dropped))
+    return Arrangement(
+        architecture=row,
+        parts=parts,
+        dropped=tuple(dropped),
+        tied_head=tied,
+        embedding=prefix + row.anchor,
+        head_to_compare=row.head if has_head and wants_tied else None,
+    )
+
+
+def _present(part: Part, names: Collection[str], absent: str | None, layers: int, row: str) -> Part:
+    """The part with the names that the checkpoint has, or CheckpointError if it lacks a needed one."""
+    found: list[str] = []
+    missing: list[str] = []
+    for name in part.names:
+        bare = name.removesuffix("?")
+        if (actual := _spelling(bare, names)) is not None:
+            found.append(actual)
+        elif bare == name and name != absent:
+            missing.append(name)
+    if missing and not found and part.kind == "layer":
+        place = f" of {part.tower}" if part.tower else f" of {layers}"
+        raise CheckpointError(f"{row}: layer {part.index}{place} has no tensors (for example {missing[0]!r})")
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{row}: tensor {missing[0]!r} is missing{more}")
+    return replace(part, names=tuple(found))
+
+
+_OLD_NORM_NAMES = {".weight": ".gamma", ".bias": ".beta"}
+
+
+def _spelling(name: str, names: Collection[str]) -> str | None:
+    """The name as the checkpoint has it: old BERT files say LayerNorm.gamma and LayerNorm.beta."""
+    if name in names:
+        return name
+    stem, dot, kind = name.rpartition(".")
+    if stem.endswith("LayerNorm") and (old := stem + _OLD_NORM_NAMES[dot + kind]) in names:
+        return old
+    return None
+
+
+def _check_nothing_left(row: Architecture, prefix: str, layers: int, left: Iterable[str]) -> None:
+    unknown = sorted(left)
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise CheckpointError(
+            f"{row.name}: tensor {unknown[0]!r}{more} is not part of this model as config.json describes it "
+            f"({layers} layers, names starting with {prefix!r})"
+        )

@@ -1,0 +1,93 @@
+"""Manifests as JSON bytes: canonical encoding, bounded and validated decoding."""
+
+import hashlib
+import re
+from math import prod
+
+import msgspec
+
+from registry.errors import CorruptImage
+from registry.images.manifest import ALIGNMENT, MANIFEST_FORMAT, Manifest
+from registry.images.safetensors_file import DTYPE_BYTES
+from registry.images.verify import CHECKSUM_BYTES
+
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+MAX_TENSORS = 1_000_000
+KINDS = ("embed", "layer", "head")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON; equal manifests give equal bytes."""
+    return msgspec.json.encode(manifest)
+
+
+def manifest_digest(encoded: bytes) -> str:
+    """The SHA-256 (hex) under which an encoded manifest is stored."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def decode_manifest(encoded: bytes) -> Manifest:
+    """The manifest in `encoded`, every rule checked. Raises CorruptImage saying which one it breaks."""
+    if len(encoded) > MAX_MANIFEST_BYTES:
+        raise CorruptImage(f"manifest: {len(encoded)} bytes are over the limit of {MAX_MANIFEST_BYTES}")
+    try:
+        manifest = msgspec.json.decode(encoded, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptImage(f"manifest: {error}") from error
+    _check(manifest.format == MANIFEST_FORMAT, f"format {manifest.format}, this is format {MANIFEST_FORMAT}")
+    _check(_DIGEST.fullmatch(manifest.sha256) is not None, "sha256 must be 64 hex digits")
+    _check(0 <= manifest.nbytes < 1 << 62, "nbytes is out of range")
+    _check(
+        len(manifest.units) == manifest.unit_count * CHECKSUM_BYTES,
+        f"{len(manifest.units)} bytes of unit checksums, {manifest.unit_count} units need "
+        f"{manifest.unit_count * CHECKSUM_BYTES}",
+    )
+    _check_tensors(manifest)
+    _check_layers(manifest)
+    return manifest
+
+
+def _check_tensors(manifest: Manifest) -> None:
+    _check(len(manifest.tensors) <= MAX_TENSORS, f"over {MAX_TENSORS} tensors")
+    names: set[str] = set()
+    position = 0
+    for tensor in manifest.tensors:
+        where = f"tensor {tensor.name[:200]!r}"
+        _check(tensor.name not in names, f"{where} appears twice")
+        names.add(tensor.name)
+        _check(tensor.dtype in DTYPE_BYTES, f"{where}: unknown dtype {tensor.dtype[:40]!r}")
+        _check(
+            len(tensor.shape) <= 64 and all(0 <= size < 1 << 62 for size in tensor.shape),
+            f"{where}: bad shape",
+        )
+        _check(
+            tensor.nbytes == prod(tensor.shape) * DTYPE_BYTES[tensor.dtype],
+            f"{where}: nbytes does not match dtype and shape",
+        )
+        _check(tensor.offset % ALIGNMENT == 0, f"{where}: the offset is not aligned to {ALIGNMENT} bytes")
+        _check(tensor.offset >= position, f"{where} overlaps the tensor before it")
+        position = tensor.offset + tensor.nbytes
+        _check(position <= manifest.nbytes, f"{where} ends beyond the image")
+
+
+def _check_layers(manifest: Manifest) -> None:
+    position = 0
+    for span in manifest.layers:
+        where = f"span {span.kind[:20]} {span.index}"
+        _check(span.kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}")
+        _check(span.index >= 0, f"{where}: the index must be 0 or more")
+        _check(
+            span.start == position and span.end >= span.start, f"{where}: spans must be contiguous from 0 on"
+        )
+        position = span.end
+    _check(position == manifest.nbytes, "the spans do not cover the image")
+    layers = sum(span.kind == "layer" for span in manifest.layers)
+    _check(
+        layers == manifest.num_layers, f"num_layers is {manifest.num_layers}, there are {layers} layer spans"
+    )
+
+
+def _check(holds: bool, fault: str) -> None:
+    if not holds:
+        raise CorruptImage(f"manifest: {fault}")

@@ -1,0 +1,42 @@
+"""Element types: what the user may ask for, and how a run of elements is converted."""
+
+from collections.abc import Iterable, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from registry.errors import CheckpointError
+
+FLOATS: Mapping[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+BY_NAME: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+REQUESTS = ("auto", "float32", "bfloat16", "float16")
+
+
+def target_dtype(stored: str, requested: str) -> str:
+    """The dtype that a tensor has in the image; only floats are ever converted."""
+    if requested not in REQUESTS:
+        raise CheckpointError(f"unknown dtype {requested!r}: use one of {', '.join(REQUESTS)}")
+    return stored if requested == "auto" or stored not in FLOATS else BY_NAME[requested]
+
+
+def dominant_dtype(sizes: Iterable[tuple[str, int]]) -> str:
+    """The float dtype (`float32`, …) that most bytes of (dtype, bytes) pairs have; float32 if none."""
+    totals: dict[str, int] = {}
+    for dtype, nbytes in sizes:
+        if dtype in FLOATS:
+            totals[dtype] = totals.get(dtype, 0) + nbytes
+    most = max(totals, key=lambda dtype: totals[dtype], default="F32")
+    return next(name for name, dtype in BY_NAME.items() if dtype == most)
+
+
+def convert(raw: memoryview, stored: str, wanted: str) -> memoryview:
+    """The elements of `raw` in another float dtype, as bytes; rounds to nearest, ties to even."""
+    # Out-of-range values become infinities, as in torch; that is no reason to warn.
+    with np.errstate(all="ignore"):
+        converted = np.frombuffer(raw, dtype=FLOATS[stored]).astype(FLOATS[wanted])
+    return converted.view(np.uint8).data

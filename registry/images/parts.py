@@ -1,0 +1,306 @@
+"""What the tensors of each model family are called, step by step, in the order of execution.
+
+A step's names are listed so that q, k and v, and gate and up, follow each other, weights before
+biases: where their sizes are multiples of the alignment, each fused matrix is one view of the image.
+A name that ends in `?` may be absent.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from registry.errors import CheckpointError
+
+Config = Mapping[str, object]
+MAX_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One step of execution (see LayerSpan) and the names of its tensors, in order."""
+
+    kind: str
+    index: int
+    tower: str
+    names: tuple[str, ...]
+
+
+def embed(*names: str, tower: str = "") -> Part:
+    return Part(kind="embed", index=0, tower=tower, names=names)
+
+
+def layer(index: int, names: Iterable[str], tower: str = "") -> Part:
+    return Part(kind="layer", index=index, tower=tower, names=tuple(names))
+
+
+def head(*names: str, tower: str = "") -> Part:
+    return Part(kind="head", index=0, tower=tower, names=names)
+
+
+def count(config: Config, key: str, default: int) -> int:
+    """A count from config.json, bounded: it comes from outside."""
+    value = config.get(key, default)
+    if type(value) is not int or not 0 <= value <= MAX_LAYERS:
+        raise CheckpointError(f"config.json: {key} must be an integer of 0 to {MAX_LAYERS}, not {value!r}")
+    return value
+
+
+def counts(config: Config, key: str, default: list[int]) -> list[int]:
+    """A list of counts from config.json, bounded."""
+    value = config.get(key, default)
+    if (
+        not isinstance(value, list)
+        or len(value) > 64
+        or not all(type(item) is int and 0 <= item <= 1 << 20 for item in value)
+    ):
+        raise CheckpointError(f"config.json: {key} must be a short list of integers of 0 or more")
+    return value
+
+
+def section(config: Config, key: str) -> Config:
+    """A nested object of config.json, empty where absent."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json: {key} must be an object")
+    return value
+
+
+def _affine(*modules: str) -> tuple[str, ...]:
+    return tuple(f"{module}.{kind}" for module in modules for kind in ("weight", "bias"))
+
+
+def _grouped(prefix: str, *modules: str, bias: bool = True) -> tuple[str, ...]:
+    """Modules that fuse: all weights, then all biases."""
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return tuple(f"{prefix}{module}.{kind}" for kind in kinds for module in modules)
+
+
+# --- decoders -------------------------------------------------------------------------------------
+
+
+def llama_parts(config: Config, prefix: str) -> list[Part]:
+    """Llama and Mistral; biases where config.json says so."""
+    bias = bool(config.get("attention_bias", False))
+    return _llama_like(config, prefix, qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias")))
+
+
+def mistral_parts(config: Config, prefix: str) -> list[Part]:
+    return _llama_like(config, prefix)
+
+
+def qwen2_parts(config: Config, prefix: str) -> list[Part]:
+    return _llama_like(config, prefix, qkv_bias=True)
+
+
+def qwen3_parts(config: Config, prefix: str) -> list[Part]:
+    bias = bool(config.get("attention_bias", False))
+    return _llama_like(config, prefix, qkv_bias=bias, out_bias=bias, qk_norm=True)
+
+
+def _llama_like(
+    config: Config,
+    prefix: str,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> list[Part]:
+    names = (
+        "input_layernorm.weight",
+        *_grouped("self_attn.", "q_proj", "k_proj", "v_proj", bias=qkv_bias),
+        *(("self_attn.q_norm.weight", "self_attn.k_norm.weight") if qk_norm else ()),
+        *_grouped("self_attn.", "o_proj", bias=out_bias),
+        "post_attention_layernorm.weight",
+        *_grouped("mlp.", "gate_proj", "up_proj", bias=mlp_bias),
+        *_grouped("mlp.", "down_proj", bias=mlp_bias),
+    )
+    return _decoder(config, prefix, names)
+
+
+def phi3_parts(config: Config, prefix: str) -> list[Part]:
+    names = (
+        "input_layernorm.weight",
+        "self_attn.qkv_proj.weight",
+        "self_attn.o_proj.weight",
+        "post_attention_layernorm.weight",
+        "mlp.gate_up_proj.weight",
+        "mlp.down_proj.weight",
+    )
+    return _decoder(config, prefix, names)
+
+
+def _decoder(config: Config, prefix: str, names: tuple[str, ...]) -> list[Part]:
+    return [
+        embed(f"{prefix}embed_tokens.weight"),
+        *(
+            layer(i, (f"{prefix}layers.{i}.{name}" for name in names))
+            for i in range(count(config, "num_hidden_layers", 32))
+        ),
+        head(f"{prefix}norm.weight", "lm_head.weight"),
+    ]
+
+
+def gpt2_parts(config: Config, prefix: str) -> list[Part]:
+    names = _affine("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    return [
+        embed(f"{prefix}wte.weight", f"{prefix}wpe.weight"),
+        *(layer(i, (f"{prefix}h.{i}.{name}" for name in names)) for i in range(count(config, "n_layer", 12))),
+        head(*_affine(f"{prefix}ln_f"), "lm_head.weight"),
+    ]
+
+
+# --- text encoders --------------------------------------------------------------------------------
+
+
+def bert_parts(config: Config, prefix: str) -> list[Part]:
+    """BERT and RoBERTa; the pooler is optional."""
+    names = (
+        *_grouped("attention.self.", "query", "key", "value"),
+        *_affine("attention.output.dense", "attention.output.LayerNorm"),
+        *_affine("intermediate.dense", "output.dense", "output.LayerNorm"),
+    )
+    embeddings = (
+        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")),
+        *_affine(f"{prefix}embeddings.LayerNorm"),
+    )
+    return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
+
+
+def mpnet_parts(config: Config, prefix: str) -> list[Part]:
+    """MPNet: the relative attention bias serves all layers, so it lies with the embedding."""
+    names = (
+        *_grouped("attention.attn.", "q", "k", "v"),
+        *_affine("attention.attn.o", "attention.LayerNorm"),
+        *_affine("intermediate.dense", "output.dense", "output.LayerNorm"),
+    )
+    embeddings = (
+        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position")),
+        *_affine(f"{prefix}embeddings.LayerNorm"),
+        f"{prefix}encoder.relative_attention_bias.weight",
+    )
+    return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
+
+
+def distilbert_parts(config: Config, prefix: str) -> list[Part]:
+    names = (
+        *_grouped("attention.", "q_lin", "k_lin", "v_lin"),
+        *_affine("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    )
+    embeddings = (
+        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position")),
+        *_affine(f"{prefix}embeddings.LayerNorm"),
+    )
+    return _encoder(config, prefix, embeddings, names, "transformer.layer", "n_layers", 6)
+
+
+def _encoder(
+    config: Config,
+    prefix: str,
+    embeddings: tuple[str, ...],
+    names: tuple[str, ...],
+    stack: str,
+    layers_key: str,
+    default: int,
+) -> list[Part]:
+    return [
+        embed(*embeddings),
+        *(
+            layer(i, (f"{prefix}{stack}.{i}.{name}" for name in names))
+            for i in range(count(config, layers_key, default))
+        ),
+        head(f"{prefix}pooler.dense.weight?", f"{prefix}pooler.dense.bias?"),
+    ]
+
+
+# --- vision ---------------------------------------------------------------------------------------
+
+
+def vit_parts(config: Config, prefix: str) -> list[Part]:
+    bias = bool(config.get("qkv_bias", True))
+    names = (
+        *_affine("layernorm_before"),
+        *_grouped("attention.attention.", "query", "key", "value", bias=bias),
+        *_affine("attention.output.dense", "layernorm_after", "intermediate.dense", "output.dense"),
+    )
+    return [
+        embed(
+            f"{prefix}embeddings.cls_token",
+            f"{prefix}embeddings.position_embeddings",
+            *_affine(f"{prefix}embeddings.patch_embeddings.projection"),
+        ),
+        *(
+            layer(i, (f"{prefix}encoder.layer.{i}.{name}" for name in names))
+            for i in range(count(config, "num_hidden_layers", 12))
+        ),
+        head(*_affine(f"{prefix}layernorm", "classifier")),
+    ]
+
+
+def resnet_parts(config: Config, prefix: str) -> list[Part]:
+    """ResNet: `tower` is the stage, `index` the block within it."""
+    depths = counts(config, "depths", [3, 4, 6, 3])
+    widths = counts(config, "hidden_sizes", [256, 512, 1024, 2048])
+    if not depths or len(depths) != len(widths) or max(depths) > MAX_LAYERS:
+        raise CheckpointError("config.json: depths and hidden_sizes must name the same stages")
+    convolutions = 2 if config.get("layer_type", "bottleneck") == "basic" else 3
+    narrow = count(config, "embedding_size", 64) == widths[0] and not config.get("downsample_in_first_stage")
+    parts = [embed(*_normalised(f"{prefix}embedder.embedder"))]
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            base = f"{prefix}encoder.stages.{stage}.layers.{block}"
+            # Only a stage's first block changes the shape, and the first stage's only where it must.
+            shortcut = block == 0 and not (stage == 0 and narrow)
+            modules = [f"{base}.layer.{i}" for i in range(convolutions)]
+            if shortcut:
+                modules.insert(0, f"{base}.shortcut")
+            names = (name for module in modules for name in _normalised(module))
+            parts.append(layer(block, names, tower=f"stage{stage}"))
+    return [*parts, head("classifier.1.weight", "classifier.1.bias")]
+
+
+def _normalised(module: str) -> tuple[str, ...]:
+    """A convolution and its batch normalisation; the batch count matters to training alone."""
+    return (
+        f"{module}.convolution.weight",
+        *(f"{module}.normalization.{kind}" for kind in ("weight", "bias", "running_mean", "running_var")),
+        f"{module}.normalization.num_batches_tracked?",
+    )
+
+
+def clip_parts(config: Config, prefix: str) -> list[Part]:
+    """CLIP: the text tower, then the vision tower, each with its projection."""
+    names = (
+        *_affine("layer_norm1"),
+        *_grouped("self_attn.", "q_proj", "k_proj", "v_proj"),
+        *_affine("self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2"),
+    )
+
+    def layers(tower: str) -> list[Part]:
+        base = f"{prefix}{tower}_model.encoder.layers"
+        layer_count = count(section(config, f"{tower}_config"), "num_hidden_layers", 12)
+        return [layer(i, (f"{base}.{i}.{name}" for name in names), tower) for i in range(layer_count)]
+
+    text, vision = f"{prefix}text_model", f"{prefix}vision_model"
+    return [
+        embed(
+            f"{text}.embeddings.token_embedding.weight",
+            f"{text}.embeddings.position_embedding.weight",
+            tower="text",
+        ),
+        *layers("text"),
+        head(*_affine(f"{text}.final_layer_norm"), f"{prefix}text_projection.weight", tower="text"),
+        embed(
+            f"{vision}.embeddings.class_embedding",
+            f"{vision}.embeddings.patch_embedding.weight",
+            f"{vision}.embeddings.position_embedding.weight",
+            *_affine(f"{vision}.pre_layrnorm"),
+            tower="vision",
+        ),
+        *layers("vision"),
+        head(
+            *_affine(f"{vision}.post_layernorm"),
+            f"{prefix}visual_projection.weight",
+            f"{prefix}logit_scale",
+            tower="vision",
+        ),
+    ]

@@ -1,0 +1,215 @@
+"""A virtual image: which bytes of which files make it up, readable in any range without a copy on disk."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from registry.errors import CheckpointError
+from registry.images.architectures import Arrangement, arrange, read_config
+from registry.images.dtypes import convert, dominant_dtype
+from registry.images.layout import Layout, lay_out
+from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_checkpoint
+
+CHUNK_BYTES = 4 * 1024 * 1024
+CONVERT_ELEMENTS = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Bytes `[start, end)` of the image: one tensor, at `offset` of its file. Between segments is zero."""
+
+    start: int
+    end: int
+    file: SourceFile
+    offset: int
+    stored: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """An image before it exists. Plans hold no open files; every read opens what it needs.
+
+    A read raises CheckpointError if a file has changed since the plan was made. `dtype` is the
+    compute dtype (`float32`, `bfloat16`, `float16`); `dropped` names tensors that are left out.
+    """
+
+    config: dict[str, object]
+    architecture: str
+    model_type: str
+    dtype: str
+    tied_head: bool
+    num_layers: int
+    layout: Layout
+    segments: tuple[Segment, ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [segment.start for segment in self.segments]
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill `into` with `[offset, offset + len(into))` of the image."""
+        end = offset + len(into)
+        if not 0 <= offset <= end <= self.nbytes:
+            raise ValueError(f"[{offset}, {end}) is not within the image's {self.nbytes} bytes")
+        position = offset
+        with _Files() as files:
+            for segment in self.segments[max(0, bisect_right(self._starts, offset) - 1) :]:
+                if segment.start >= end:
+                    break
+                start, stop = max(segment.start, offset), min(segment.end, end)
+                if start >= stop:
+                    continue
+                _zero(into[position - offset : start - offset])
+                _read_segment(segment, start, into[start - offset : stop - offset], files)
+                position = stop
+        _zero(into[position - offset :])
+
+    def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
+        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        buffer = memoryview(bytearray(min(size, max(0, self.nbytes - offset))))
+        while offset < self.nbytes:
+            view = buffer[: min(size, self.nbytes - offset)]
+            self.read_into(offset, view)
+            yield view
+            offset += len(view)
+
+
+class _Files:
+    """The files of one read, opened once each and checked against what the plan saw."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, BinaryIO] = {}
+
+    def __enter__(self) -> "_Files":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def descriptor(self, source: SourceFile) -> int:
+        file = self._open.get(source.path)
+        if file is None:
+            try:
+                file = open(source.path, "rb", buffering=0)  # noqa: SIM115 (closed in __exit__)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {source.path}: {error.strerror}") from error
+            self._open[source.path] = file
+            status = os.fstat(file.fileno())
+            if (status.st_size, status.st_mtime_ns) != (source.size, source.mtime_ns):
+                raise CheckpointError(f"{source.path} has changed while it was being packed")
+        return file.fileno()
+
+
+def _zero(view: memoryview) -> None:
+    if view:
+        view[:] = bytes(len(view))
+
+
+def _read_segment(segment: Segment, start: int, into: memoryview, files: _Files) -> None:
+    """Fill `into` with the segment's bytes from image offset `start` on."""
+    descriptor = files.descriptor(segment.file)
+    skip = start - segment.start
+    if segment.stored == segment.dtype:
+        _read_exactly(descriptor, segment.file, segment.offset + skip, into)
+        return
+    # Conversion is element by element, so a range of the image maps to a range of the file; its
+    # ends may cut an element, hence whole elements are converted and the ends trimmed.
+    wide, narrow = DTYPE_BYTES[segment.stored], DTYPE_BYTES[segment.dtype]
+    first, last = skip // narrow, -(-(skip + len(into)) // narrow)
+    buffer = memoryview(bytearray(min(last - first, CONVERT_ELEMENTS) * wide))
+    filled = 0
+    for element in range(first, last, CONVERT_ELEMENTS):
+        raw = buffer[: min(CONVERT_ELEMENTS, last - element) * wide]
+        _read_exactly(descriptor, segment.file, segment.offset + element * wide, raw)
+        done = convert(raw, segment.stored, segment.dtype)[max(0, skip - element * narrow) :]
+        done = done[: len(into) - filled]
+        into[filled : filled + len(done)] = done
+        filled += len(done)
+
+
+def _read_exactly(descriptor: int, source: SourceFile, offset: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        try:
+            got = os.preadv(descriptor, [into[done:]], offset + done)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {source.path}: {error.strerror}") from error
+        if got == 0:
+            raise CheckpointError(f"{source.path} has become shorter while it was being packed")
+        done += got
+
+
+def plan_checkpoint(path: str | Path, dtype: str = "auto") -> PackPlan:
+    """Plan the image of a checkpoint folder: headers are read, weights are not. Raises CheckpointError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"no such checkpoint folder: {folder}")
+    config = read_config(folder)
+    sources = read_checkpoint(folder)
+    arrangement = arrange(config, sources.keys())
+    if arrangement.head_to_compare is not None:
+        pair = sources[arrangement.embedding], sources[arrangement.head_to_compare]
+        if _equal(*pair):
+            arrangement = arrangement.without_head()
+    return _plan(config, arrangement, sources, dtype)
+
+
+def _plan(
+    config: dict[str, object], arrangement: Arrangement, sources: dict[str, SourceTensor], dtype: str
+) -> PackPlan:
+    row = arrangement.architecture
+    layout = lay_out(arrangement.parts, sources, dtype)
+    for entry in layout.tensors:
+        if entry.dtype.startswith("F8"):
+            raise CheckpointError(
+                f"tensor {entry.name!r} is {entry.dtype}: quantized weights are not supported"
+            )
+    segments = tuple(
+        Segment(
+            start=entry.offset,
+            end=entry.offset + entry.nbytes,
+            file=sources[entry.name].file,
+            offset=sources[entry.name].offset,
+            stored=sources[entry.name].dtype,
+            dtype=entry.dtype,
+        )
+        for entry in layout.tensors
+        if entry.nbytes
+    )
+    return PackPlan(
+        config=config,
+        architecture=row.name,
+        model_type=row.model_type,
+        dtype=dominant_dtype((entry.dtype, entry.nbytes) for entry in layout.tensors),
+        tied_head=arrangement.tied_head,
+        num_layers=arrangement.num_layers,
+        layout=layout,
+        segments=segments,
+        dropped=arrangement.dropped,
+    )
+
+
+def _equal(one: SourceTensor, other: SourceTensor) -> bool:
+    """Whether two tensors hold the same bytes, read in bounded pieces."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    left, right = memoryview(bytearray(CHUNK_BYTES)), memoryview(bytearray(CHUNK_BYTES))
+    with _Files() as files:
+        for start in range(0, one.nbytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, one.nbytes - start)
+            _read_exactly(files.descriptor(one.file), one.file, one.offset + start, left[:size])
+            _read_exactly(files.descriptor(other.file), other.file, other.offset + start, right[:size])
+            if left[:size] != right[:size]:
+                return False
+    return True
