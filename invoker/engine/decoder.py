@@ -1,0 +1,248 @@
+"""The decoder engine: continuous batching of sequences over one stage that has all layers."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from invoker.engine.contract import (
+    DeviceRegion,
+    EngineError,
+    ModelSpec,
+    NewSequence,
+    OutOfKvCache,
+    TokenOutput,
+    UnsupportedModel,
+)
+from invoker.engine.device_memory import region_bytes
+from invoker.engine.kv_cache import PAGE_TOKENS, KvPool, KvShape
+from invoker.engine.layout import StepLayout, build_layout
+from invoker.engine.pages import PageAllocator
+from invoker.engine.sampling import Choice, Draw, sample
+from invoker.engine.scheduler import Limits, Scheduler, StepPlan
+from invoker.engine.stage import StageExecutor
+from invoker.engine.weights import bind
+
+logger = logging.getLogger(__name__)
+
+
+class BadSequence(EngineError):
+    """The sequence breaks a rule of the engine, whatever the load."""
+
+    code = "bad_request"
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence that has not finished. `tokens` are the prompt and all generated so far."""
+
+    request: NewSequence
+    tokens: list[int]
+    generated: int
+    stops: frozenset[int] = field(default_factory=frozenset)
+
+
+class DecoderEngine:
+    """A GenerateEngine for the families in `families.py`.
+
+    `kv` is the memory of the KV cache: a region of the arena, or a number of bytes to allocate.
+    `prefill_budget` is how many prompt tokens a step takes at most, beside the decoded ones.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        region: DeviceRegion,
+        kv: DeviceRegion | int,
+        *,
+        max_sequences: int = 64,
+        prefill_budget: int = 512,
+    ) -> None:
+        bound = bind(spec, region)
+        geometry = bound.geometry
+        if (bound.first, bound.last) != (0, geometry.layers):
+            raise UnsupportedModel(f"a decoder engine needs all layers, not {spec.layers}")
+        shape = KvShape(
+            layers=geometry.layers, heads=geometry.kv_heads, head_dim=geometry.head_dim, dtype=bound.dtype
+        )
+        memory = (
+            torch.empty(kv, dtype=torch.uint8, device=bound.device)
+            if isinstance(kv, int)
+            else region_bytes(kv)
+        )
+        pool = KvPool(shape, memory)
+        self._stage = StageExecutor(bound, pool)
+        self._allocator = PageAllocator(pool.pages)
+        limits = Limits(sequences=max_sequences, step_tokens=max_sequences + prefill_budget)
+        self._scheduler = Scheduler(limits, self._allocator)
+        self._sequences: dict[str, _Sequence] = {}
+        self._vocabulary = geometry.vocabulary
+        # The last token of a sequence needs no room: nothing follows it.
+        self._max_tokens = min(spec.context_length, geometry.longest, pool.pages * PAGE_TOKENS)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<DecoderEngine {len(self._sequences)} sequences, {self._scheduler!r}>"
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self._max_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def sequences(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: NewSequence) -> None:
+        """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense."""
+        tokens = [*sequence.prompt_ids, *sequence.generated_ids]
+        self._check(sequence, tokens)
+        sampling = sequence.sampling
+        stops = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops.update(sampling.eos_token_ids)
+        self._scheduler.add(sequence.request_id, len(tokens))
+        self._sequences[sequence.request_id] = _Sequence(
+            sequence, tokens, len(sequence.generated_ids), frozenset(stops)
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a sequence and free its pages; one that is not there (any more) is no error."""
+        if self._sequences.pop(request_id, None) is not None:
+            self._scheduler.remove(request_id)
+
+    def step(self) -> list[TokenOutput]:
+        """Run one batch. A sequence that only had a part of its prompt run comes with no token yet."""
+        if not self._sequences:
+            return []
+        started_ns = time.perf_counter_ns()
+        plan = self._scheduler.plan()
+        assert plan.chunks, f"{self!r} has sequences but runs none"
+        for request_id in plan.preempted:
+            logger.info("sequence %s gave up its KV pages and will be computed again", request_id)
+        try:
+            layout, choices = self._run(plan)
+        except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
+            logger.exception("a step with %d sequences failed", len(plan.chunks))
+            return self._fail(plan, f"the engine failed in this step: {error}")
+        self._scheduler.ran()
+        chosen = dict(zip(layout.sampled, choices, strict=True))
+        spent_us = (time.perf_counter_ns() - started_ns) // 1000
+        shares = split_time(spent_us, [chunk.count for chunk in plan.chunks])
+        return [
+            self._advance(chunk.request_id, chosen.get(chunk.request_id), share)
+            for chunk, share in zip(plan.chunks, shares, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let go of the regions: no view of them is left. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
+        del self._stage
+
+    def check_integrity(self) -> None:
+        """Assert that pages and queues are consistent, and that an idle engine holds no page."""
+        self._scheduler.check_integrity()
+        assert len(self._scheduler) == len(self._sequences), "scheduler and engine disagree"
+        assert self._sequences or self._allocator.used == 0, "an idle engine holds pages"
+
+    def _check(self, sequence: NewSequence, tokens: Sequence[int]) -> None:
+        request_id, sampling = sequence.request_id, sequence.sampling
+        if request_id in self._sequences:
+            raise BadSequence(f"sequence {request_id} is running already")
+        if not sequence.prompt_ids:
+            raise BadSequence("the prompt is empty")
+        if len(sequence.generated_ids) >= sampling.max_tokens:
+            raise BadSequence(
+                f"max_tokens is {sampling.max_tokens}, and {len(sequence.generated_ids)} are generated already"
+            )
+        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
+            raise BadSequence(f"a token id is outside of [0, {self._vocabulary})")
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            raise BadSequence("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
+        if len(tokens) >= self._max_tokens:
+            raise OutOfKvCache(
+                f"{len(tokens)} tokens leave no room for another within {self._max_tokens} tokens"
+            )
+
+    def _run(self, plan: StepPlan) -> tuple[StepLayout, list[Choice]]:
+        bound = self._stage.bound
+        layout = build_layout(plan.chunks, bound.dtype, bound.device)
+        ids = [
+            token
+            for chunk in layout.chunks
+            for token in self._sequences[chunk.request_id].tokens[chunk.start : chunk.start + chunk.count]
+        ]
+        with torch.inference_mode():
+            if plan.new_pages:
+                self._stage.pool.clear(torch.tensor(plan.new_pages, device=bound.device))
+            hidden = self._stage.forward(torch.tensor(ids, device=bound.device), layout)
+            if not layout.sampled:
+                return layout, []
+            logits = self._stage.finish(hidden)
+            draws = [
+                Draw(sampling=s.request.sampling, position=len(s.tokens))
+                for s in (self._sequences[request_id] for request_id in layout.sampled)
+            ]
+            return layout, sample(logits, draws)
+
+    def _advance(self, request_id: str, choice: Choice | None, gpu_us: int) -> TokenOutput:
+        """Take a sequence's choice in, and say what came of it."""
+        if choice is None:
+            return TokenOutput(
+                request_id=request_id, token_id=None, logprob=None, finish_reason="", gpu_us=gpu_us
+            )
+        if choice.token_id is None:
+            self.cancel(request_id)
+            return _error(request_id, "the model's output is not a number", gpu_us)
+        sequence = self._sequences[request_id]
+        sequence.tokens.append(choice.token_id)
+        sequence.generated += 1
+        reason = self._finish_reason(sequence)
+        if reason:
+            self.cancel(request_id)
+        else:
+            self._scheduler.append_token(request_id)
+        return TokenOutput(
+            request_id=request_id,
+            token_id=choice.token_id,
+            logprob=choice.logprob,
+            finish_reason=reason,
+            gpu_us=gpu_us,
+        )
+
+    def _finish_reason(self, sequence: _Sequence) -> str:
+        if sequence.tokens[-1] in sequence.stops:
+            return "stop"
+        full = len(sequence.tokens) >= self._max_tokens
+        return "length" if full or sequence.generated >= sequence.request.sampling.max_tokens else ""
+
+    def _fail(self, plan: StepPlan, error: str) -> list[TokenOutput]:
+        """Drop the sequences of a failed step: what their pages hold is unknown."""
+        for chunk in plan.chunks:
+            self.cancel(chunk.request_id)
+        return [_error(chunk.request_id, error, 0) for chunk in plan.chunks]
+
+
+def split_time(total_us: int, tokens: Sequence[int]) -> list[int]:
+    """Share a step's time by tokens, in integers that add up to it exactly."""
+    shares, before, whole = [], 0, sum(tokens)
+    for count in tokens:
+        after = before + count
+        shares.append(total_us * after // whole - total_us * before // whole)
+        before = after
+    return shares
+
+
+def _error(request_id: str, message: str, gpu_us: int) -> TokenOutput:
+    return TokenOutput(
+        request_id=request_id, token_id=None, logprob=None, finish_reason="", gpu_us=gpu_us, error=message
+    )

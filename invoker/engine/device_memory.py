@@ -1,0 +1,25 @@
+"""Torch views of memory that torch did not allocate."""
+
+import torch
+
+from invoker.engine.contract import DeviceRegion
+
+
+class _CudaBytes:
+    """What `torch.as_tensor` needs to view device memory without a copy (CUDA array interface, v3)."""
+
+    def __init__(self, region: DeviceRegion) -> None:
+        self.region = region  # keeps the region alive as long as the tensor
+        self.__cuda_array_interface__ = {
+            "shape": (region.nbytes,),
+            "typestr": "|u1",
+            "data": (region.pointer, False),
+            "version": 3,
+        }
+
+
+def region_bytes(region: DeviceRegion) -> torch.Tensor:
+    """The whole region as a flat uint8 tensor: a view, whoever owns the memory."""
+    if region.buffer is not None:
+        return torch.frombuffer(region.buffer, dtype=torch.uint8, count=region.nbytes)
+    return torch.as_tensor(_CudaBytes(region), device=torch.device(region.device))

@@ -1,0 +1,66 @@
+"""Making the engine that an architecture needs, and how much memory it takes."""
+
+from collections.abc import Mapping
+
+from invoker.engine.contract import ComputeEngine, DeviceRegion, GenerateEngine, ModelSpec
+from invoker.engine.decoder import DecoderEngine
+from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
+from invoker.engine.kv_cache import KvShape, pages_for
+from invoker.engine.weights import compute_dtype
+from registry.images.manifest import ALIGNMENT, Manifest
+
+
+def is_decoder(architecture: str) -> bool:
+    """Whether the architecture generates tokens, hence needs a KV cache."""
+    return architecture in FAMILIES
+
+
+def kv_page_bytes(architecture: str, config: Mapping[str, object], dtype: str) -> int:
+    """The KV cache's unit of allocation: what PAGE_TOKENS tokens take in all layers."""
+    shape, _ = _kv_shape(architecture, config, dtype)
+    return shape.page_bytes
+
+
+def kv_bytes_needed(
+    architecture: str, config: Mapping[str, object], dtype: str, context_length: int, sequences: int
+) -> int:
+    """The KV cache that lets `sequences` sequences be `context_length` tokens long at once; 0 for encoders."""
+    if not is_decoder(architecture):
+        return 0
+    shape, longest = _kv_shape(architecture, config, dtype)
+    return sequences * pages_for(min(context_length, longest)) * shape.page_bytes
+
+
+def arena_bytes_needed(
+    manifest: Manifest, config: Mapping[str, object], dtype: str, context_length: int, sequences: int
+) -> int:
+    """What an instance takes from the arena: its image, aligned, and its KV cache."""
+    image = -(-manifest.nbytes // ALIGNMENT) * ALIGNMENT
+    return image + kv_bytes_needed(manifest.architecture, config, dtype, context_length, sequences)
+
+
+def make_engine(
+    spec: ModelSpec,
+    region: DeviceRegion,
+    kv: DeviceRegion | int,
+    *,
+    max_sequences: int = 64,
+    prefill_budget: int = 512,
+) -> GenerateEngine | ComputeEngine:
+    """The engine for the spec's architecture, its weights bound to `region`. Raises UnsupportedModel.
+
+    `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none.
+    """
+    return DecoderEngine(spec, region, kv, max_sequences=max_sequences, prefill_budget=prefill_budget)
+
+
+def _kv_shape(architecture: str, config: Mapping[str, object], dtype: str) -> tuple[KvShape, int]:
+    """The shape of the KV cache, and how many tokens a sequence may have at most."""
+    geometry = geometry_of(parse_config(family_of(architecture), config))
+    shape = KvShape(
+        layers=geometry.layers,
+        heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        dtype=compute_dtype(dtype),
+    )
+    return shape, geometry.longest

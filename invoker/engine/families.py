@@ -1,0 +1,133 @@
+"""The decoder families: which Hugging Face classes a checkpoint's layers are built from, and its names."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import (
+    MistralDecoderLayer,
+    MistralRMSNorm,
+    MistralRotaryEmbedding,
+)
+from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer, Phi3RMSNorm, Phi3RotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from invoker.engine.contract import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Classes and tensor names of one architecture.
+
+    `rotary` is None where positions are a learned embedding (`positions` names it then). `prefix`
+    stands before every name but the head's; a checkpoint of the bare base model lacks it.
+    """
+
+    config: type[PreTrainedConfig]
+    layer: type[nn.Module]
+    norm: type[nn.Module]
+    rotary: type[nn.Module] | None
+    prefix: str = "model."
+    embedding: str = "embed_tokens"
+    positions: str = ""
+    layers: str = "layers"
+    final_norm: str = "norm"
+    head: str = "lm_head"
+    norm_eps: str = "rms_norm_eps"
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
+        config=LlamaConfig, layer=LlamaDecoderLayer, norm=LlamaRMSNorm, rotary=LlamaRotaryEmbedding
+    ),
+    "Qwen2ForCausalLM": Family(
+        config=Qwen2Config, layer=Qwen2DecoderLayer, norm=Qwen2RMSNorm, rotary=Qwen2RotaryEmbedding
+    ),
+    "Qwen3ForCausalLM": Family(
+        config=Qwen3Config, layer=Qwen3DecoderLayer, norm=Qwen3RMSNorm, rotary=Qwen3RotaryEmbedding
+    ),
+    "MistralForCausalLM": Family(
+        config=MistralConfig, layer=MistralDecoderLayer, norm=MistralRMSNorm, rotary=MistralRotaryEmbedding
+    ),
+    "Phi3ForCausalLM": Family(
+        config=Phi3Config, layer=Phi3DecoderLayer, norm=Phi3RMSNorm, rotary=Phi3RotaryEmbedding
+    ),
+    "GPT2LMHeadModel": Family(
+        config=GPT2Config,
+        layer=GPT2Block,
+        norm=nn.LayerNorm,
+        rotary=None,
+        prefix="transformer.",
+        embedding="wte",
+        positions="wpe",
+        layers="h",
+        final_norm="ln_f",
+        norm_eps="layer_norm_epsilon",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The sizes of a decoder that memory planning needs."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    longest: int  # positions that the model can tell apart
+
+
+def family_of(architecture: str) -> Family:
+    """The family, or UnsupportedModel."""
+    if architecture not in FAMILIES:
+        raise UnsupportedModel(
+            f"{architecture} is not a decoder that this engine runs; it runs {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[architecture]
+
+
+def parse_config(family: Family, raw: Mapping[str, object]) -> Any:
+    """A config object of our own from a parsed config.json. Raises UnsupportedModel."""
+    if raw.get("quantization_config") is not None:
+        raise UnsupportedModel("quantised checkpoints are not supported")
+    try:
+        # Copied deeply: configs are shared by reference and their classes rewrite nested dicts in place.
+        config = family.config.from_dict(copy.deepcopy(dict(raw)))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UnsupportedModel(f"config.json: {error}") from error
+    if getattr(config, "add_cross_attention", False):
+        raise UnsupportedModel("decoders with cross-attention are not supported")
+    return config
+
+
+def geometry_of(config: Any) -> Geometry:
+    """The sizes that a parsed config implies."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    longest = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") in ("longrope", "dynamic"):
+        # Beyond this length these change the frequencies of *all* positions, which cached keys cannot follow.
+        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+    return Geometry(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        vocabulary=config.vocab_size,
+        longest=longest,
+    )

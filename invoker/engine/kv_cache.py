@@ -1,0 +1,66 @@
+"""The paged KV cache: one pool of pages for all layers, in memory that somebody else reserved."""
+
+from dataclasses import dataclass
+
+import torch
+
+from invoker.engine.contract import OutOfKvCache
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """What one token costs: K and V of `layers` layers, `heads` heads of `head_dim` elements each."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        return 2 * self.layers * PAGE_TOKENS * self.heads * self.head_dim * self.dtype.itemsize
+
+
+class KvPool:
+    """K and V tensors per layer, `[pages, PAGE_TOKENS, heads, head_dim]`, as views of `memory`.
+
+    Page numbers mean the same in all layers. A page is cleared when it is handed out: attention reads
+    whole pages and masks what lies behind a sequence's end, and a mask does not stop a NaN.
+    """
+
+    def __init__(self, shape: KvShape, memory: torch.Tensor) -> None:
+        self.shape = shape
+        self.pages = memory.numel() // shape.page_bytes
+        if self.pages < 1:
+            raise OutOfKvCache(
+                f"the KV cache has {memory.numel()} bytes, but one page of {PAGE_TOKENS} tokens "
+                f"needs {shape.page_bytes}"
+            )
+        pool = memory[: self.pages * shape.page_bytes].view(shape.dtype)
+        self._pool = pool.view(shape.layers, 2, self.pages, PAGE_TOKENS, shape.heads, shape.head_dim)
+        self.layers = tuple((layer[0], layer[1]) for layer in self._pool)
+        self._slots = tuple((k.flatten(0, 1), v.flatten(0, 1)) for k, v in self.layers)
+
+    def __repr__(self) -> str:
+        return f"<KvPool {self.pages} pages of {PAGE_TOKENS} tokens, {len(self.layers)} layers>"
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * PAGE_TOKENS
+
+    def clear(self, pages: torch.Tensor) -> None:
+        """Zero whole pages in all layers."""
+        self._pool.index_fill_(2, pages, 0)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store `[tokens, heads, head_dim]` keys and values at `slots` (page * PAGE_TOKENS + offset)."""
+        k, v = self._slots[layer]
+        k.index_copy_(0, slots, keys)
+        v.index_copy_(0, slots, values)
+
+
+def pages_for(tokens: int) -> int:
+    """How many pages `tokens` tokens take."""
+    return -(-tokens // PAGE_TOKENS)

@@ -1,0 +1,191 @@
+"""The layout of one step: a ragged batch, flattened, and the index tensors that all layers share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from invoker.engine.kv_cache import PAGE_TOKENS
+from invoker.engine.scheduler import Chunk
+
+# Sequences decode together, padded to the longest of their group: none is padded to more than twice
+# its length, except within this many pages, where another call costs more than the padding.
+_SMALL_PAGES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One attention call: rows `[first, last)` of the batch, `queries` tokens of each of `sequences`.
+
+    The keys are those of `pages` (a flat index, sequence by sequence) or, where the pages happen to
+    lie side by side, of the run `[page_first, page_last)`; of these the tokens `[key_first, key_last)`.
+    With `fresh` the queries' own keys are all there are, so the cache need not be read. `mask` is
+    added to the scores; with None and more than one query the call is causal.
+    """
+
+    first: int
+    last: int
+    sequences: int
+    queries: int
+    pages: torch.Tensor | None
+    page_first: int
+    page_last: int
+    key_first: int
+    key_last: int
+    fresh: bool
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLayout:
+    """The chunks of a step in the order of the batch, and their index tensors.
+
+    Chunks of one token come first, in order of length; `logit_rows` are the rows that give a next
+    token, in the order of `sampled`. Attention calls depend on the layer's window, so they are made at
+    first use and kept.
+    """
+
+    chunks: tuple[Chunk, ...]
+    sampled: tuple[str, ...]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    logit_rows: torch.Tensor
+    dtype: torch.dtype
+    _calls: dict[int | None, tuple[AttentionCall, ...]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return self.positions.numel()
+
+    def calls(self, window: int | None) -> tuple[AttentionCall, ...]:
+        """The attention calls of a layer that sees the last `window` tokens (None: all)."""
+        if window not in self._calls:
+            self._calls[window] = _calls(self, window)
+        return self._calls[window]
+
+
+def build_layout(chunks: Sequence[Chunk], dtype: torch.dtype, device: torch.device) -> StepLayout:
+    """Lay the chunks out, and make the index tensors on `device`."""
+    ordered = sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.start if chunk.count == 1 else 0))
+    positions = np.concatenate([np.arange(c.start, c.start + c.count) for c in ordered])
+    slots = np.concatenate([_slots(c) for c in ordered])
+    ends = np.cumsum([c.count for c in ordered]) - 1
+    sampled = [i for i, c in enumerate(ordered) if c.last]
+    return StepLayout(
+        chunks=tuple(ordered),
+        sampled=tuple(ordered[i].request_id for i in sampled),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        logit_rows=torch.from_numpy(ends[sampled]).to(device),
+        dtype=dtype,
+    )
+
+
+def group_by_length(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut an ascending list of page counts into runs `[a, b)` that are worth padding to their longest."""
+    groups: list[tuple[int, int]] = []
+    start = 0
+    for i, count in enumerate(pages):
+        if count > max(_SMALL_PAGES, 2 * pages[start]):
+            groups.append((start, i))
+            start = i
+    if start < len(pages):
+        groups.append((start, len(pages)))
+    return groups
+
+
+def _slots(chunk: Chunk) -> np.ndarray:
+    positions = np.arange(chunk.start, chunk.start + chunk.count)
+    pages = np.asarray(chunk.pages, dtype=np.int64)
+    return pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+
+
+def _calls(layout: StepLayout, window: int | None) -> tuple[AttentionCall, ...]:
+    decoding = [c for c in layout.chunks if c.count == 1]
+    spans = [_page_span(c, window) for c in decoding]
+    # With a window the spans do not ascend strictly with the length; order matters only for padding.
+    groups = group_by_length([last - first for first, last in spans])
+    calls = [_decode_call(layout, decoding[a:b], spans[a:b], a, window) for a, b in groups]
+    row = len(decoding)
+    for chunk in layout.chunks[len(decoding) :]:
+        calls.append(_single_call(layout, chunk, row, window))
+        row += chunk.count
+    return tuple(calls)
+
+
+def _page_span(chunk: Chunk, window: int | None) -> tuple[int, int]:
+    """The pages `[first, last)` of a chunk's sequence that its queries see."""
+    first = 0 if window is None else max(0, chunk.start - window + 1) // PAGE_TOKENS
+    return first, (chunk.start + chunk.count - 1) // PAGE_TOKENS + 1
+
+
+def _decode_call(
+    layout: StepLayout,
+    chunks: Sequence[Chunk],
+    spans: Sequence[tuple[int, int]],
+    row: int,
+    window: int | None,
+) -> AttentionCall:
+    if len(chunks) == 1:
+        return _single_call(layout, chunks[0], row, window)
+    width = max(last - first for first, last in spans)
+    # Padding repeats a page of the sequence itself: masked, and never another sequence's numbers.
+    table = np.empty((len(chunks), width), dtype=np.int64)
+    for i, (chunk, (first, last)) in enumerate(zip(chunks, spans, strict=True)):
+        table[i] = chunk.pages[first]
+        table[i, : last - first] = chunk.pages[first:last]
+    keys = np.arange(width * PAGE_TOKENS)[None, :] + np.array([first for first, _ in spans])[:, None] * (
+        PAGE_TOKENS
+    )
+    queries = np.array([chunk.start for chunk in chunks])[:, None]
+    return AttentionCall(
+        first=row,
+        last=row + len(chunks),
+        sequences=len(chunks),
+        queries=1,
+        pages=torch.from_numpy(table.ravel()).to(layout.positions.device),
+        page_first=0,
+        page_last=0,
+        key_first=0,
+        key_last=width * PAGE_TOKENS,
+        fresh=False,
+        mask=_mask(layout, _visible(queries, keys, window))[:, None, None, :],
+    )
+
+
+def _single_call(layout: StepLayout, chunk: Chunk, row: int, window: int | None) -> AttentionCall:
+    first, last = _page_span(chunk, window)
+    end = chunk.start + chunk.count
+    begin = 0 if window is None else max(0, chunk.start - window + 1)
+    pages = chunk.pages[first:last]
+    contiguous = all(page == pages[0] + i for i, page in enumerate(pages))
+    mask = None
+    # One query sees all of [begin, end); a causal call starts where its keys start.
+    if chunk.count > 1 and (chunk.start > 0 or (window is not None and end > window)):
+        queries = np.arange(chunk.start, end)[:, None]
+        mask = _mask(layout, _visible(queries, np.arange(begin, end)[None, :], window))[None, None]
+    return AttentionCall(
+        first=row,
+        last=row + chunk.count,
+        sequences=1,
+        queries=chunk.count,
+        pages=None if contiguous else torch.tensor(pages, device=layout.positions.device),
+        page_first=pages[0],
+        page_last=pages[0] + len(pages),
+        key_first=begin - first * PAGE_TOKENS,
+        key_last=end - first * PAGE_TOKENS,
+        fresh=chunk.start == 0,
+        mask=mask,
+    )
+
+
+def _visible(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
+    visible = keys <= queries
+    return visible if window is None else visible & (keys > queries - window)
+
+
+def _mask(layout: StepLayout, visible: np.ndarray) -> torch.Tensor:
+    device = layout.positions.device
+    mask = torch.zeros(visible.shape, dtype=layout.dtype, device=device)
+    return mask.masked_fill_(torch.from_numpy(~visible).to(device), float("-inf"))

@@ -1,0 +1,66 @@
+"""A pipeline stage: runs a contiguous range of layers over a step's ragged batch."""
+
+import torch
+import torch.nn.functional as F
+
+from invoker.engine.attention import StepRun
+from invoker.engine.kv_cache import KvPool
+from invoker.engine.layout import StepLayout
+from invoker.engine.weights import BoundStage
+
+
+class StageExecutor:
+    """The layers of `bound`, with their KV cache in `pool`.
+
+    A step passes through the stages in order of layers: `forward` on each, fed with token ids on the
+    first and with the previous stage's output on the others. Then `finish`, on the stage where
+    `has_head` holds, turns the last stage's output into logits.
+    """
+
+    def __init__(self, bound: BoundStage, pool: KvPool) -> None:
+        self.bound = bound
+        self.pool = pool
+
+    def __repr__(self) -> str:
+        head = ", head" if self.has_head else ""
+        return f"<StageExecutor layers [{self.bound.first}, {self.bound.last}){head}>"
+
+    @property
+    def has_embedding(self) -> bool:
+        return self.bound.embedding is not None
+
+    @property
+    def has_head(self) -> bool:
+        return self.bound.head is not None
+
+    @torch.inference_mode()
+    def forward(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+        """Token ids `[tokens]` or hidden states `[tokens, hidden]` in, hidden states out.
+
+        The stage with the last layer returns only the rows that give a next token.
+        """
+        hidden = self._embed(inputs, layout).unsqueeze(0)
+        run = StepRun(layout=layout, pool=self.pool, first_layer=self.bound.first)
+        kwargs = {}
+        if self.bound.rotary is not None:
+            kwargs["position_embeddings"] = self.bound.rotary(hidden, position_ids=layout.positions[None])
+        for layer in self.bound.layers:
+            hidden = layer(hidden, attention_mask=None, run=run, **kwargs)
+        hidden = hidden[0]
+        if self.bound.last == self.bound.geometry.layers and len(layout.logit_rows) != layout.tokens:
+            hidden = hidden.index_select(0, layout.logit_rows)
+        return hidden
+
+    @torch.inference_mode()
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last stage's rows in, logits `[rows, vocabulary]` out."""
+        assert self.bound.norm is not None and self.bound.head is not None, f"{self!r} has no head"
+        return F.linear(self.bound.norm(hidden), self.bound.head)
+
+    def _embed(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+        if self.bound.embedding is None:
+            return inputs
+        hidden = F.embedding(inputs, self.bound.embedding)
+        if self.bound.positions is not None:
+            hidden = hidden + F.embedding(layout.positions, self.bound.positions)
+        return hidden
