@@ -1,0 +1,1 @@
+"""A user's own handler in a process of its own, with resource limits."""

@@ -1,0 +1,271 @@
+"""The program of a handler's process: `python -I -m invoker.handlers.child FD PARENT_PID`.
+
+It reads Load, confines itself, loads the handler and then serves calls until the node closes the
+socket. A plain function runs in a thread; an async one on the loop; whatever comes back may be a
+value, a generator or an async generator, whose values go out one by one.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from invoker.handlers import confine
+from invoker.handlers.protocol import (
+    LENGTH_BYTES,
+    MAX_BODY_BYTES,
+    OVERHEAD_BYTES,
+    BadFrame,
+    Cancel,
+    End,
+    Failed,
+    Invoke,
+    Load,
+    LoadFailed,
+    Output,
+    Ready,
+    ToNode,
+    encode,
+    read_body,
+    to_child,
+)
+
+_LAST_FRAMES = 20  # of a traceback
+_STACK_BYTES = 2 << 20
+
+
+class _TooLarge(Exception):
+    """The call's output is over its limit."""
+
+
+def main() -> None:
+    """Serve one node until it closes the socket."""
+    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    confine.die_with(parent_pid)
+    os.umask(0o077)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    load = _receive_load(sock)
+    scratch = Path.cwd()
+    confine.drop_privileges()
+    confined = confine.close_file_system(scratch) if load.sandbox else False
+    # A thread's stack is memory that the limit counts; the default of 8 MiB is far too much.
+    threading.stack_size(_STACK_BYTES)
+    confine.set_limits(memory_bytes=load.memory_bytes, file_bytes=load.file_bytes, open_files=load.open_files)
+    try:
+        handler = _load(scratch, load)
+    except BaseException:
+        sock.sendall(encode(LoadFailed(message=_short_traceback())))
+        raise SystemExit(1) from None
+    sock.sendall(encode(Ready(confined=confined)))
+    asyncio.run(_serve(sock, handler, load))
+
+
+def _exit(status: int) -> NoReturn:
+    """End at once: threads still in the handler's code would keep the interpreter from ending."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _receive_load(sock: socket.socket) -> Load:
+    """The first frame, read before any thread exists: Landlock and capabilities are per thread."""
+    stream = sock.makefile("rb", buffering=0)
+    length = int.from_bytes(stream.read(LENGTH_BYTES) or b"", "big")
+    frame = to_child.decode(stream.read(length) or b"")
+    if not isinstance(frame, Load):
+        raise SystemExit("the first frame must be Load")
+    return frame
+
+
+def _load(scratch: Path, load: Load) -> Callable[[Any], Any]:
+    """Import the handler's file; its neighbours are importable too."""
+    sys.path.insert(0, str(scratch))
+    path = scratch / load.file
+    if not path.is_file():
+        raise FileNotFoundError(f"the function has no file {load.file}")
+    spec = importlib.util.spec_from_file_location("handler" if path.stem == "handler" else path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{load.file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    handler = getattr(module, load.function, None)
+    if not callable(handler):
+        raise AttributeError(f"{load.file} has no function {load.function}")
+    return handler
+
+
+async def _serve(sock: socket.socket, handler: Callable[[Any], Any], load: Load) -> None:
+    reader, writer = await asyncio.open_connection(sock=sock)
+    pool = ThreadPoolExecutor(load.threads, thread_name_prefix="handler")
+    service = _Service(handler, writer, pool, load.output_bytes)
+    while (body := await read_body(reader, MAX_BODY_BYTES + OVERHEAD_BYTES)) is not None:
+        match to_child.decode(body):
+            case Invoke() as invoke:
+                service.begin(invoke)
+            case Cancel(call=call):
+                service.cancel(call)
+            case Load():
+                raise BadFrame("a second Load")
+    # The node has gone: whatever still runs is of no use to anyone.
+    _exit(0)
+
+
+class _Service:
+    """The calls under way."""
+
+    def __init__(
+        self,
+        handler: Callable[[Any], Any],
+        writer: asyncio.StreamWriter,
+        pool: ThreadPoolExecutor,
+        output_bytes: int,
+    ) -> None:
+        self._handler = handler
+        self._writer = writer
+        self._pool = pool
+        self._output_bytes = output_bytes
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: dict[int, threading.Event] = {}
+
+    def begin(self, invoke: Invoke) -> None:
+        self._cancelled[invoke.call] = threading.Event()
+        self._tasks[invoke.call] = asyncio.create_task(self._answer(invoke))
+
+    def cancel(self, call: int) -> None:
+        if call in self._tasks:
+            self._cancelled[call].set()
+            self._tasks[call].cancel()
+
+    async def _answer(self, invoke: Invoke) -> None:
+        """Run one call and send what comes of it; every call ends with End or Failed."""
+        call = invoke.call
+        last: ToNode
+        try:
+            await self._run(invoke)
+            last = End(call=call)
+        except _TooLarge:
+            message = f"the output is over the limit of {self._output_bytes} bytes"
+            last = Failed(call=call, kind="too_large", message=message)
+        except asyncio.CancelledError:
+            last = Failed(call=call, kind="cancelled", message="cancelled")
+        except MemoryError:
+            last = Failed(call=call, kind="out_of_memory", message=_short_traceback())
+        except BaseException:
+            last = Failed(call=call, kind="raised", message=_short_traceback())
+        del self._tasks[call], self._cancelled[call]
+        await self._send(last)
+        if isinstance(last, Failed) and last.kind == "out_of_memory":
+            # The heap may be full of what the handler left; a new process starts clean.
+            _exit(1)
+
+    async def _run(self, invoke: Invoke) -> None:
+        try:
+            request = json.loads(invoke.body) if invoke.body.strip() else None
+        except ValueError as error:
+            raise ValueError(f"the request's body is not JSON: {error}") from None
+        output = _CallOutput(self._send, invoke.call, self._output_bytes)
+        if inspect.iscoroutinefunction(self._handler) or inspect.isasyncgenfunction(self._handler):
+            result = self._handler(request)
+        else:
+            result = await self._in_thread(invoke.call, lambda: self._handler(request))
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterator):
+            try:
+                async for value in result:
+                    await output.send(value, stream=True)
+            finally:
+                await _close_async(result)
+        elif inspect.isgenerator(result):
+            await self._in_thread(invoke.call, lambda: self._drain(invoke.call, result, output))
+        else:
+            await output.send(result, stream=False)
+
+    def _drain(self, call: int, values: Iterator[Any], output: "_CallOutput") -> None:
+        """Send a plain generator's values from its thread, no faster than the node takes them."""
+        cancelled = self._cancelled[call]
+        loop = output.loop
+        try:
+            for value in values:
+                if cancelled.is_set():
+                    return
+                asyncio.run_coroutine_threadsafe(output.send(value, stream=True), loop).result()
+        finally:
+            values.close()  # type: ignore[attr-defined]
+
+    async def _in_thread(self, call: int, work: Callable[[], Any]) -> Any:
+        """Run `work` in the pool. A cancelled call still waits for its thread: that cannot be stopped,
+        and the node must not take the call for ended while it runs."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled() and future.exception() is None and inspect.isgenerator(future.result()):
+                future.result().close()
+            raise
+
+    async def _send(self, frame: ToNode) -> None:
+        self._writer.write(encode(frame))
+        await self._writer.drain()
+
+
+class _CallOutput:
+    """One call's way out: encodes values as JSON and holds them to the limit."""
+
+    def __init__(self, send: Callable[[ToNode], Any], call: int, limit_bytes: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._send = send
+        self._call = call
+        self._left = limit_bytes
+
+    async def send(self, value: Any, *, stream: bool) -> None:
+        try:
+            data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"the handler's result is not JSON: {error}") from None
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLarge
+        await self._send(Output(call=self._call, data=data, stream=stream))
+
+
+async def _close_async(values: AsyncIterator[Any]) -> None:
+    if inspect.isasyncgen(values):
+        await values.aclose()
+
+
+def _short_traceback() -> str:
+    """The current exception for the function's author: frames of their code only, the last ones."""
+    error = sys.exc_info()[1]
+    assert error is not None
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)
+    ]
+    lines = traceback.format_list([frame for frame in frames if "importlib" not in frame.filename])
+    text = "".join(lines[-_LAST_FRAMES:]) + "".join(traceback.format_exception_only(error))
+    return text.strip()[-8000:]
+
+
+_OWN = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), str(Path(os.__file__).parent))
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (msgspec.DecodeError, BadFrame) as error:
+        print(f"bad frame from the node: {error}", file=sys.stderr)
+        _exit(1)

@@ -1,0 +1,203 @@
+"""The node's face of a user's handler: start, invoke, stop; a process that died is started again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from invoker.handlers.errors import (
+    BadHandler,
+    HandlerError,
+    HandlerRaised,
+    HandlerStopped,
+    HandlerTimeout,
+)
+from invoker.handlers.files import make_folder, remove_folder
+from invoker.handlers.protocol import MAX_BODY_BYTES
+from invoker.handlers.running import HandlerOutput, RunningHandler
+from registry.errors import InvalidRecord
+from registry.function_yaml import FILE_NAME, HandlerSpec, parse_function_yaml
+
+LOAD_TIMEOUT_S = 60.0
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 10.0
+
+
+def handler_spec(files: Mapping[str, bytes]) -> HandlerSpec:
+    """The handler that the function.yaml among `files` declares. Raises BadHandler."""
+    if FILE_NAME not in files:
+        raise BadHandler(f"the function has no {FILE_NAME}")
+    try:
+        spec = parse_function_yaml(files[FILE_NAME]).handler
+    except InvalidRecord as error:
+        raise BadHandler(f"{FILE_NAME}: {error}") from error
+    if spec is None:
+        raise BadHandler(f"{FILE_NAME}: handler: missing")
+    return spec
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait before a start after `failures` deaths in a row."""
+    return min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)) if failures else 0.0
+
+
+class HandlerProcess:
+    """One handler in a process of its own.
+
+    Any number of calls may run at once: async handlers share the child's loop, plain ones its threads.
+    A call that fails leaves the others alone, unless the process itself dies or must be killed. A dead
+    process is started again by the next call, after a wait that doubles with each death in a row.
+    """
+
+    def __init__(
+        self,
+        on_log: Callable[[str], None],
+        *,
+        sandbox: bool = True,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+    ) -> None:
+        self._on_log = on_log
+        self._sandbox = sandbox
+        self._load_timeout_s = load_timeout_s
+        self._files: Mapping[str, bytes] = {}
+        self._spec: HandlerSpec | None = None
+        self._scratch_dir = Path()
+        self._folder: Path | None = None
+        self._running: RunningHandler | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else repr(self._running) if self._running else "idle"
+        return f"<HandlerProcess {state}, {self._failures} deaths in a row>"
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while it runs."""
+        return self._running.pid if self._running is not None and self._running.usable else None
+
+    async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None:
+        """Write `files` into a private folder under `scratch_dir` and load the handler.
+
+        Raises BadHandler with the handler's own error. After a failure nothing is left behind.
+        """
+        self._files = dict(files)
+        self._spec = spec
+        self._scratch_dir = scratch_dir
+        await self._started(spec)
+
+    async def invoke(self, request_id: str, body: bytes, timeout_s: float) -> AsyncIterator[HandlerOutput]:
+        """Call the handler with a JSON body; yields what it returns, as it comes.
+
+        Leaving the iterator early (use contextlib.aclosing) cancels the call. Raises HandlerError.
+        """
+        spec = self._spec
+        if spec is None:
+            raise HandlerStopped("the handler has not been started")
+        if len(body) > MAX_BODY_BYTES:
+            raise HandlerRaised(f"the request's body is over {MAX_BODY_BYTES} bytes")
+        timeout_s = min(timeout_s, spec.limits.timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        overdue = HandlerTimeout(f"the handler did not answer within {timeout_s:g} s")
+        try:
+            async with asyncio.timeout_at(deadline):
+                running = await self._usable(spec)
+        except TimeoutError:
+            raise overdue from None
+        call = running.begin(request_id, body, deadline)
+        timed_out = False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        item = await call.queue.get()
+                except TimeoutError:
+                    timed_out = True
+                    raise overdue from None
+                if isinstance(item, HandlerError):
+                    raise item
+                if item is None:
+                    self._failures = 0
+                    return
+                yield item
+        finally:
+            running.abandon(call, overdue=timed_out)
+
+    async def aclose(self) -> None:
+        """Stop the process and remove its folder; calls under way end with HandlerStopped. Idempotent."""
+        self._closed = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._running is not None:
+            await self._running.aclose()
+            self._running = None
+        await self._drop_folder()
+
+    async def _usable(self, spec: HandlerSpec) -> RunningHandler:
+        """The running process, or a new one after the backoff."""
+        while True:
+            running = self._running
+            if running is not None:
+                await running.settled()
+                if running.usable:
+                    return running
+            await self._started(spec)
+
+    async def _started(self, spec: HandlerSpec) -> None:
+        """Join the start under way, or begin one; a caller that gives up leaves it to the others."""
+        if self._closed:
+            raise HandlerStopped("the handler was stopped")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(spec))
+            self._starting.add_done_callback(self._start_over)
+        starting = self._starting
+        await asyncio.wait([starting])
+        if starting.cancelled():
+            raise HandlerStopped("the handler was stopped")
+        error = starting.exception()
+        if isinstance(error, BadHandler):
+            raise BadHandler(str(error)) from error
+        if error is not None:
+            raise error
+
+    def _start_over(self, task: asyncio.Task[None]) -> None:
+        self._starting = None
+        if not task.cancelled():
+            task.exception()  # marks it as seen: whoever waited may have given up
+
+    async def _start(self, spec: HandlerSpec) -> None:
+        loop = asyncio.get_running_loop()
+        if self._running is not None:
+            await self._running.ended.wait()
+            await self._running.aclose()
+            self._running = None
+            self._count_death(loop.time())
+        await asyncio.sleep(self._retry_at - loop.time())
+        try:
+            self._running = await self._spawn(spec)
+        except BadHandler:
+            self._count_death(loop.time())
+            raise
+
+    def _count_death(self, now: float) -> None:
+        self._failures += 1
+        self._retry_at = now + backoff_s(self._failures)
+
+    async def _spawn(self, spec: HandlerSpec) -> RunningHandler:
+        """A new process in a fresh folder; the old one may be full of what the last process left."""
+        await self._drop_folder()
+        self._folder = await asyncio.to_thread(make_folder, self._scratch_dir, self._files)
+        try:
+            return await RunningHandler.spawn(
+                spec, self._folder, self._on_log, sandbox=self._sandbox, timeout_s=self._load_timeout_s
+            )
+        except BaseException:
+            await asyncio.shield(self._drop_folder())
+            raise
+
+    async def _drop_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await asyncio.to_thread(remove_folder, folder)

@@ -1,0 +1,353 @@
+"""One running handler process: its socket, its calls, its output, its end."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from invoker.handlers import confine
+from invoker.handlers.errors import (
+    BadHandler,
+    HandlerCrashed,
+    HandlerError,
+    HandlerRaised,
+    HandlerStopped,
+    OutputTooLarge,
+)
+from invoker.handlers.log_lines import LogLines
+from invoker.handlers.protocol import (
+    OVERHEAD_BYTES,
+    BadFrame,
+    Cancel,
+    End,
+    Failed,
+    Invoke,
+    Load,
+    LoadFailed,
+    Output,
+    Ready,
+    encode,
+    read_body,
+    to_node,
+)
+from registry.function_yaml import HandlerSpec
+
+GRACE_S = 0.5  # between asking an overdue call to end and killing the process
+_DRAIN_S = 1.0  # for output that is still in the pipe after the process ended
+_ERROR_LINES = 10
+# What a handler may keep of the node's environment: where the machine's libraries and devices are.
+_INHERITED = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE", "TZ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOutput:
+    """One JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
+
+    data: bytes
+    stream: bool
+
+
+class Call:
+    """One call under way; its outputs, then None or an error, come through `queue`."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.queue: asyncio.Queue[HandlerOutput | HandlerError | None] = asyncio.Queue()
+        self.received_bytes = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def finish(self, outcome: HandlerError | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.queue.put_nowait(outcome)
+
+
+class RunningHandler:
+    """A process that has loaded the handler. `ended` is set when it is gone and all calls have failed.
+
+    `usable` is False once it is dying; then no call may begin.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        spec: HandlerSpec,
+        on_log: Callable[[str], None],
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._spec = spec
+        self._log = LogLines(on_log)
+        self._calls: dict[int, Call] = {}
+        self._next_call = 1
+        self._kill_reason: HandlerError | None = None
+        self._retired = False
+        self._overdue: set[int] = set()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.ended = asyncio.Event()
+        self._output_task = asyncio.create_task(self._read_output())
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended.is_set() else "usable" if self.usable else "dying"
+        return f"<RunningHandler pid {self._process.pid} {state}, {len(self._calls)} calls>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        return not self._retired and self._kill_reason is None and not self.ended.is_set()
+
+    @classmethod
+    async def spawn(
+        cls,
+        spec: HandlerSpec,
+        folder: Path,
+        on_log: Callable[[str], None],
+        *,
+        sandbox: bool,
+        timeout_s: float,
+    ) -> "RunningHandler":
+        """Start the process and load the handler. Raises BadHandler with what it said."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await _start_process(spec, folder, theirs, ours)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        running = cls(process, reader, writer, spec, on_log)
+        try:
+            await running._load(sandbox, timeout_s)
+        except BaseException as error:
+            await asyncio.shield(running._end())
+            if isinstance(error, BadHandler):
+                raise BadHandler(running._with_log(str(error))) from error
+            raise
+        running._task = asyncio.create_task(running._serve())
+        return running
+
+    async def settled(self) -> None:
+        """Return once no call is overdue: either it ended or the process did."""
+        await self._settled.wait()
+
+    def begin(self, request_id: str, body: bytes, deadline: float) -> Call:
+        """Send one call; at `deadline` (loop time) plus a grace the process is killed if it still runs."""
+        call = Call(self._next_call)
+        self._next_call += 1
+        self._calls[call.number] = call
+        self._renew_cpu_limit()
+        reason = HandlerCrashed("its process was stopped because another call ran out of time")
+        call.timer = asyncio.get_running_loop().call_at(deadline + GRACE_S, self.kill, reason)
+        self._writer.write(encode(Invoke(call=call.number, request_id=request_id, body=body)))
+        return call
+
+    def abandon(self, call: Call, *, overdue: bool) -> None:
+        """Nobody waits for the call any more: ask it to end. Its timer stays armed until it does."""
+        if call.number in self._calls and not self.ended.is_set():
+            if overdue:
+                self._overdue.add(call.number)
+                self._settled.clear()
+            self._writer.write(encode(Cancel(call=call.number)))
+
+    def kill(self, reason: HandlerError) -> None:
+        """Kill the process and what it started; calls under way end with `reason`."""
+        if self._kill_reason is None:
+            self._kill_reason = reason
+        _kill_tree(self._process)
+
+    async def aclose(self) -> None:
+        """Let the process end, or kill it; calls under way end with HandlerStopped."""
+        if self._kill_reason is None:
+            self._kill_reason = HandlerStopped("the handler was stopped")
+        self._writer.close()
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self.ended.wait()
+        except TimeoutError:
+            _kill_tree(self._process)
+        await self.ended.wait()
+        if self._task is not None:
+            await self._task
+
+    async def _load(self, sandbox: bool, timeout_s: float) -> None:
+        limits = self._spec.limits
+        load = Load(
+            file=self._spec.file,
+            function=self._spec.function,
+            memory_bytes=limits.memory_bytes,
+            file_bytes=limits.file_bytes,
+            open_files=limits.open_files,
+            output_bytes=limits.output_bytes,
+            threads=limits.threads,
+            sandbox=sandbox,
+        )
+        self._renew_cpu_limit()
+        self._writer.write(encode(load))
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await read_body(self._reader, 64 * 1024)
+        except TimeoutError:
+            raise BadHandler(f"the handler did not load within {timeout_s:g} s") from None
+        except BadFrame as error:
+            raise BadHandler(f"the handler broke the protocol: {error}") from error
+        if body is None:
+            raise BadHandler("the handler's process ended while loading")
+        try:
+            answer = to_node.decode(body)
+        except msgspec.DecodeError as error:
+            raise BadHandler(f"the handler broke the protocol: {error}") from error
+        if isinstance(answer, LoadFailed):
+            raise BadHandler(f"the handler cannot be loaded: {answer.message}")
+        if not isinstance(answer, Ready):
+            raise BadHandler("the handler broke the protocol while loading")
+
+    async def _serve(self) -> None:
+        """Take frames until the process ends."""
+        max_frame = self._spec.limits.output_bytes + OVERHEAD_BYTES + 16 * 1024
+        try:
+            while (body := await read_body(self._reader, max_frame)) is not None:
+                self._take(to_node.decode(body))
+        except (BadFrame, msgspec.DecodeError) as error:
+            self.kill(HandlerCrashed(f"the handler broke the protocol: {error}"))
+        finally:
+            await asyncio.shield(self._end())
+
+    def _take(self, frame: Ready | LoadFailed | Output | End | Failed) -> None:
+        match frame:
+            case Output():
+                call = self._calls.get(frame.call)
+                if call is None:
+                    raise BadFrame(f"output of an unknown call {frame.call}")
+                call.received_bytes += len(frame.data)
+                if call.received_bytes > self._spec.limits.output_bytes:
+                    raise BadFrame("more output than the limit allows")
+                call.queue.put_nowait(HandlerOutput(data=frame.data, stream=frame.stream))
+            case End():
+                self._finish(frame.call, None)
+            case Failed():
+                self._retired = self._retired or frame.kind == "out_of_memory"
+                self._finish(frame.call, _failure(frame))
+            case _:
+                raise BadFrame("a second answer to Load")
+
+    def _finish(self, number: int, outcome: HandlerError | None) -> None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            raise BadFrame(f"the end of an unknown call {number}")
+        call.finish(outcome)
+        self._overdue.discard(number)
+        if not self._overdue:
+            self._settled.set()
+
+    async def _end(self) -> None:
+        """Make sure that the process is gone, then fail the calls that it left."""
+        _kill_tree(self._process)
+        await self._process.wait()
+        await asyncio.wait([self._output_task], timeout=_DRAIN_S)
+        self._output_task.cancel()
+        await asyncio.gather(self._output_task, return_exceptions=True)
+        self._log.end()
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+        reason = self._kill_reason or HandlerCrashed(self._with_log(self._how_it_ended()))
+        self.ended.set()
+        for call in self._calls.values():
+            call.finish(reason)
+        self._calls.clear()
+        self._overdue.clear()
+        self._settled.set()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code == -signal.SIGXCPU:
+            return f"the handler used up its processor time ({self._spec.limits.cpu_s:g} s)"
+        if code is not None and code < 0:
+            return f"the handler's process was killed by {signal.Signals(-code).name}"
+        return f"the handler's process ended with status {code}"
+
+    def _with_log(self, message: str) -> str:
+        lines = self._log.tail(_ERROR_LINES)
+        return message if not lines else message + "\nlast log lines:\n" + "\n".join(lines)
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(16 * 1024):
+            self._log.feed(data)
+
+    def _renew_cpu_limit(self) -> None:
+        """Allow `cpu_s` more processor time from now. The node sets it, since the kernel counts for life."""
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            times = psutil.Process(self._process.pid).cpu_times()
+            soft = int(times.user + times.system + self._spec.limits.cpu_s) + 1
+            hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)[1]
+            if hard != resource.RLIM_INFINITY:
+                soft = min(soft, hard)
+            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (soft, hard))
+
+
+async def _start_process(
+    spec: HandlerSpec, folder: Path, theirs: socket.socket, ours: socket.socket
+) -> asyncio.subprocess.Process:
+    if confine.landlock_version() < 1:
+        # Without Landlock, only this keeps a process of the same user out of our memory.
+        confine.hide_memory()
+    environment = {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "MALLOC_ARENA_MAX": "2",
+        **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+        **spec.env,
+    }
+    arguments = ["-I", "-B", "-m", "invoker.handlers.child", str(theirs.fileno()), str(os.getpid())]
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            cwd=folder,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise BadHandler(f"the handler's process cannot be started: {error}") from error
+
+
+def _failure(frame: Failed) -> HandlerError:
+    match frame.kind:
+        case "too_large":
+            return OutputTooLarge(frame.message)
+        case "out_of_memory":
+            return HandlerRaised(f"the handler ran into its memory limit\n{frame.message}")
+        case _:
+            return HandlerRaised(frame.message)
+
+
+def _kill_tree(process: asyncio.subprocess.Process) -> None:
+    """Kill the process, its group, and those of its descendants that left the group."""
+    if process.returncode is None:  # else the number may be another's by now
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

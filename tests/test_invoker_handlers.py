@@ -1,0 +1,510 @@
+"""A user's handler in a process of its own: what it may do, and what happens when it misbehaves."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from invoker.handlers.confine import landlock_version
+from invoker.handlers.errors import (
+    BadHandler,
+    HandlerCrashed,
+    HandlerRaised,
+    HandlerStopped,
+    HandlerTimeout,
+    OutputTooLarge,
+)
+from invoker.handlers.files import make_folder, relative_path
+from invoker.handlers.log_lines import MAX_LINE_BYTES, LogLines
+from invoker.handlers.process import HandlerProcess, backoff_s, handler_spec
+from registry.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
+
+MIB = 1024**2
+FUNCTIONS = Path(__file__).parents[1] / "functions"
+
+Scenario = Callable[[HandlerProcess], Awaitable[None]]
+
+
+def run(
+    tmp_path: Path,
+    source: str,
+    scenario: Scenario,
+    *,
+    limits: HandlerLimits | None = None,
+    env: dict[str, str] | None = None,
+    files: dict[str, bytes] | None = None,
+    logs: list[str] | None = None,
+) -> None:
+    """Start a handler with `source`, play `scenario`, stop it, and see that nothing is left."""
+    spec = HandlerSpec(
+        file="handler.py", function="handle", env=env or {}, limits=limits or HandlerLimits(timeout_s=20)
+    )
+
+    async def play() -> None:
+        process = HandlerProcess((logs if logs is not None else []).append)
+        try:
+            await process.start({"handler.py": source.encode(), **(files or {})}, spec, tmp_path / "scratch")
+            pid = process.pid
+            await scenario(process)
+        finally:
+            await process.aclose()
+        assert list((tmp_path / "scratch").iterdir()) == []
+        assert pid is not None and not psutil.pid_exists(pid)
+
+    asyncio.run(play())
+
+
+async def call(process: HandlerProcess, body: object, timeout_s: float = 20.0) -> list[object]:
+    values: list[object] = []
+    async with aclosing(process.invoke("r1", json.dumps(body).encode(), timeout_s)) as outputs:
+        values.extend([json.loads(output.data) async for output in outputs])
+    return values
+
+
+def test_plain_async_and_generator_handlers(tmp_path: Path) -> None:
+    source = """
+import asyncio
+
+def plain(x): return {"plain": x}
+async def coroutine(x):
+    await asyncio.sleep(0)
+    return {"async": x}
+def generator(x):
+    yield from range(x)
+async def async_generator(x):
+    for i in range(x):
+        await asyncio.sleep(0)
+        yield i
+def handle(request):
+    return globals()[request["kind"]](request["x"])
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        assert await call(process, {"kind": "plain", "x": "ä"}) == [{"plain": "ä"}]
+        assert await call(process, {"kind": "coroutine", "x": 1}) == [{"async": 1}]
+        assert await call(process, {"kind": "generator", "x": 3}) == [0, 1, 2]
+        assert await call(process, {"kind": "async_generator", "x": 3}) == [0, 1, 2]
+        many = await asyncio.gather(*(call(process, {"kind": "plain", "x": i}) for i in range(50)))
+        assert many == [[{"plain": i}] for i in range(50)]
+
+    run(tmp_path, source, scenario)
+
+
+def test_echo_function_streams_when_asked(tmp_path: Path) -> None:
+    spec = load_function_yaml(FUNCTIONS / "echo").handler
+    assert spec is not None
+
+    async def play() -> None:
+        process = HandlerProcess(lambda line: None)
+        files = {path.name: path.read_bytes() for path in (FUNCTIONS / "echo").iterdir() if path.is_file()}
+        assert handler_spec(files) == spec
+        await process.start(files, spec, tmp_path)
+        try:
+            assert await call(process, {"a": [1, None]}) == [{"a": [1, None]}]
+            parts = []
+            body = json.dumps({"stream": True, "message": "to be or not"}).encode()
+            async for output in process.invoke("r", body, 10):
+                assert output.stream
+                parts.append(json.loads(output.data)["text"])
+            assert parts == ["to ", "be ", "or ", "not"]
+        finally:
+            await process.aclose()
+
+    asyncio.run(play())
+
+
+def test_a_stream_arrives_while_the_handler_still_runs(tmp_path: Path) -> None:
+    source = """
+import pathlib
+def handle(go):
+    yield "first"
+    while not pathlib.Path("go").exists():
+        pass
+    yield "second"
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        (folder,) = (tmp_path / "scratch").iterdir()
+        outputs = process.invoke("r", b"", 20)
+        assert json.loads((await anext(outputs)).data) == "first"
+        (folder / "go").touch()
+        assert json.loads((await anext(outputs)).data) == "second"
+        with pytest.raises(StopAsyncIteration):
+            await anext(outputs)
+
+    run(tmp_path, source, scenario)
+
+
+def test_secrets_of_the_node_stay_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERCAST_CLUSTER_SECRET", "do-not-tell")
+    secret = tmp_path / "cluster.secret"
+    secret.write_text("do-not-tell")
+    source = """
+import glob, os, pathlib
+def attempt(read):
+    try: return read()
+    except OSError as error: return type(error).__name__
+def descriptors():
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(path).split(":")[0] for path in paths if os.path.lexists(path)]
+def handle(request):
+    parent = f"/proc/{os.getppid()}"
+    status = open("/proc/self/status").readlines()
+    return {
+        "environment": dict(os.environ),
+        "parent": attempt(lambda: pathlib.Path(parent, "environ").read_text()),
+        "memory": attempt(lambda: open(parent + "/mem", "rb").read(1)),
+        "file": attempt(lambda: pathlib.Path(request["secret"]).read_text()),
+        "write": attempt(lambda: pathlib.Path(request["secret"]).write_text("x")),
+        "kill": attempt(lambda: os.kill(os.getppid(), 0)),
+        "descriptors": descriptors(),
+        "session": os.getsid(0) == os.getpid(),
+        "core": __import__("resource").getrlimit(__import__("resource").RLIMIT_CORE),
+        "privileges": [line for line in status if line.startswith(("CapEff", "NoNewPrivs"))],
+        "own": attempt(lambda: pathlib.Path("mine").write_text("x")),
+        "temporary": attempt(lambda: __import__("tempfile").mkdtemp()),
+    }
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        (answer,) = await call(process, {"secret": str(secret)})
+        assert isinstance(answer, dict)
+        environment = answer["environment"]
+        assert environment["GREETING"] == "hello"
+        assert not [name for name in environment if name.startswith("HYPERCAST")]
+        assert "do-not-tell" not in json.dumps(answer)
+        assert answer["parent"] == answer["memory"] == "PermissionError"
+        assert answer["own"] == 1 and str(tmp_path) in answer["temporary"]
+        assert answer["session"] and answer["core"] == [0, 0]
+        # standard streams, the loop's own, the one socket pair's end, and the folder being listed
+        assert answer["descriptors"].count("pipe") == 2
+        assert answer["descriptors"].count("socket") <= 3
+        values = dict(line.split() for line in answer["privileges"])
+        assert values["NoNewPrivs:"] == "1" and int(values["CapEff:"], 16) == 0
+        if landlock_version() >= 1:
+            assert answer["file"] == answer["write"] == "PermissionError"
+        if landlock_version() >= 6:
+            assert answer["kill"] == "PermissionError"
+
+    run(tmp_path, source, scenario, env={"GREETING": "hello"})
+    assert secret.read_text() == "do-not-tell"
+
+
+def test_a_memory_hog_is_stopped_and_the_next_call_works(tmp_path: Path) -> None:
+    source = """
+hoard = []
+def handle(mib):
+    for _ in range(mib):
+        hoard.append(bytearray(1 << 20))
+    return len(hoard)
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        pid = process.pid
+        with pytest.raises(HandlerRaised, match="memory limit"):
+            await call(process, 4000)
+        assert await call(process, 3) == [3]
+        assert process.pid != pid
+
+    run(tmp_path, source, scenario, limits=HandlerLimits(memory_bytes=64 * MIB, timeout_s=20))
+
+
+def test_an_infinite_loop_times_out_and_the_next_call_works(tmp_path: Path) -> None:
+    source = """
+def handle(forever):
+    while forever: pass
+    return "done"
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        pid = process.pid
+        with pytest.raises(HandlerTimeout, match=r"0\.3 s"):
+            await call(process, True, timeout_s=0.3)
+        assert await call(process, False) == ["done"]
+        assert process.pid != pid
+
+    run(tmp_path, source, scenario)
+
+
+def test_a_slow_async_call_times_out_alone(tmp_path: Path) -> None:
+    source = """
+import asyncio
+async def handle(seconds):
+    await asyncio.sleep(seconds)
+    return seconds
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        pid = process.pid
+        other = asyncio.create_task(call(process, 0.4))
+        with pytest.raises(HandlerTimeout):
+            await call(process, 100, timeout_s=0.1)
+        assert await other == [0.4]
+        assert process.pid == pid
+
+    run(tmp_path, source, scenario)
+
+
+def test_processor_time_is_limited(tmp_path: Path) -> None:
+    source = """
+def handle(request):
+    while True: pass
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerCrashed, match="processor time"):
+            await call(process, None)
+
+    run(tmp_path, source, scenario, limits=HandlerLimits(cpu_s=1, timeout_s=60))
+
+
+@pytest.mark.parametrize("big", ["return 'x' * 2_000_000", "return ('x' * 1000 for _ in range(2000))"])
+def test_huge_output_is_refused(tmp_path: Path, big: str) -> None:
+    source = f"def handle(request):\n    if request == 1: return 1\n    {big}\n"
+
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(OutputTooLarge, match="1048576"):
+            await call(process, 2)
+        assert await call(process, 1) == [1]
+
+    run(tmp_path, source, scenario, limits=HandlerLimits(output_bytes=MIB, timeout_s=20))
+
+
+def test_a_child_that_writes_its_own_frames_is_killed(tmp_path: Path) -> None:
+    source = """
+import os
+def handle(request):
+    for fd in range(3, 20):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket"):
+                os.write(fd, b"\\xff" * 64)
+        except OSError: pass
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerCrashed, match="protocol"):
+            await call(process, None)
+
+    run(tmp_path, source, scenario)
+
+
+def test_an_exception_comes_back_with_the_authors_frames(tmp_path: Path) -> None:
+    source = """
+def handle(request):
+    return inner(request)
+def inner(request):
+    raise KeyError("no such thing")
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        pid = process.pid
+        with pytest.raises(HandlerRaised) as raised:
+            await call(process, {})
+        assert "KeyError: 'no such thing'" in str(raised.value)
+        assert "in inner" in str(raised.value)
+        assert "child.py" not in str(raised.value)
+        assert raised.value.code == "handler_error"
+        assert process.pid == pid
+
+    run(tmp_path, source, scenario)
+
+
+@pytest.mark.parametrize("value", ["object()", "float('nan')", "b'bytes'"])
+def test_a_result_that_is_not_json_is_an_error(tmp_path: Path, value: str) -> None:
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerRaised, match="not JSON"):
+            await call(process, None)
+
+    run(tmp_path, f"def handle(request): return {value}", scenario)
+
+
+def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerRaised, match="body is not JSON"):
+            await anext(process.invoke("r", b"{", 10))
+
+    run(tmp_path, "def handle(request): return 1", scenario)
+
+
+def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
+    source = """
+import os
+def handle(request):
+    if request == "crash":
+        print("about to fall over")
+        os._exit(3)
+    return request
+"""
+    logs: list[str] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerCrashed) as raised:
+            await call(process, "crash")
+        assert "status 3" in str(raised.value)
+        assert "about to fall over" in str(raised.value)
+        assert await call(process, "fine") == ["fine"]
+
+    run(tmp_path, source, scenario, logs=logs)
+    assert "about to fall over" in logs
+
+
+def test_output_of_both_streams_is_logged_line_by_line(tmp_path: Path) -> None:
+    source = """
+import sys
+print("loaded")
+def handle(request):
+    print("out", request)
+    print("err", request, file=sys.stderr)
+    return 1
+"""
+    logs: list[str] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        await call(process, "é")
+
+    run(tmp_path, source, scenario, logs=logs)
+    assert logs == ["loaded", "out é", "err é"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def handle(request) return 1", "SyntaxError"),
+        ("def other(request): return 1", "no function handle"),
+        ("raise SystemExit(4)", "SystemExit: 4"),
+        ("print('bye')\nimport os\nos._exit(5)", "bye"),
+        ("while True: pass", "did not load within"),
+    ],
+)
+def test_a_handler_that_does_not_load_says_why(tmp_path: Path, source: str, message: str) -> None:
+    async def play() -> None:
+        limit = 0.5 if "while" in source else 20
+        process = HandlerProcess(lambda line: None, load_timeout_s=limit)
+        with pytest.raises(BadHandler, match=message) as raised:
+            await process.start(
+                {"handler.py": source.encode()}, HandlerSpec(file="handler.py", function="handle"), tmp_path
+            )
+        assert raised.value.code == "start_failed"
+        await process.aclose()
+
+    asyncio.run(play())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neighbouring_files_are_importable_and_readable(tmp_path: Path) -> None:
+    source = """
+import pathlib
+from parts.helper import double
+def handle(x):
+    return [double(x), pathlib.Path("data.txt").read_text()]
+"""
+    files = {"parts/helper.py": b"def double(x): return 2 * x", "data.txt": b"data"}
+
+    async def scenario(process: HandlerProcess) -> None:
+        assert await call(process, 4) == [[8, "data"]]
+
+    run(tmp_path, source, scenario, files=files)
+
+
+@pytest.mark.parametrize("name", ["../out.py", "/etc/x", "a/../../b", "", ".", "a\0b", "a\\..\\b"])
+def test_file_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadHandler, match="bad file name"):
+        relative_path(name)
+    with pytest.raises(BadHandler):
+        make_folder(tmp_path, {"good": b"", name: b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_caller_that_leaves_cancels_its_call(tmp_path: Path) -> None:
+    source = """
+import asyncio
+ended = []
+async def handle(request):
+    if request == "ended":
+        return ended
+    return stream()
+async def stream():
+    try:
+        while True:
+            yield 1
+            await asyncio.sleep(0.01)
+    finally:
+        ended.append("yes")
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        async with aclosing(process.invoke("r", b"1", 20)) as outputs:
+            await anext(outputs)
+        while await call(process, "ended") != [["yes"]]:
+            pass
+
+    run(tmp_path, source, scenario)
+
+
+def test_stopping_ends_calls_under_way_and_what_the_handler_started(tmp_path: Path) -> None:
+    source = """
+import subprocess
+def handle(request):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield child.pid
+    child.wait()
+"""
+    pids: list[int] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        outputs = process.invoke("r", b"", 20)
+        pids.append(int((await anext(outputs)).data))
+        rest = asyncio.ensure_future(anext(outputs))
+        await process.aclose()
+        with pytest.raises(HandlerStopped):
+            await rest
+        with pytest.raises(HandlerStopped):
+            await call(process, 1)
+
+    run(tmp_path, source, scenario)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
+    source = """
+import time
+def handle(request):
+    yield request
+    if request == "wait":
+        time.sleep(1000)
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        for _ in range(2):
+            async with aclosing(process.invoke("r", b'"wait"', 20)) as outputs:
+                await anext(outputs)
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                with pytest.raises(HandlerCrashed, match="SIGKILL"):
+                    await anext(outputs)
+            assert await call(process, "x") == ["x"]
+
+    run(tmp_path, source, scenario)
+
+
+def test_backoff_doubles_up_to_a_bound() -> None:
+    assert [backoff_s(n) for n in (0, 1, 2, 3, 40)] == [0, 0.1, 0.2, 0.4, 10]
+
+
+def test_log_lines_are_bounded() -> None:
+    seen: list[str] = []
+    lines = LogLines(seen.append)
+    lines.feed(b"one\ntw")
+    lines.feed(b"o\r\n" + b"x" * (2 * MAX_LINE_BYTES + 5))
+    lines.end()
+    assert seen[:2] == ["one", "two"]
+    assert [len(line) for line in seen[2:]] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 5]
+    assert lines.tail(1) == ["xxxxx"]
