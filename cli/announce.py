@@ -1,0 +1,14 @@
+"""What `up` says once all is ready."""
+
+from cli.progress import note
+from cli.up_settings import UpSettings
+
+
+def announce(settings: UpSettings, url: str) -> None:
+    """Say what runs and how to reach it."""
+    where = f" on {settings.hosts} virtual hosts" if settings.hosts else ""
+    note(f"Hypercast is ready at {url}: {settings.nodes} node(s){where}, device {settings.device}")
+    if settings.link_rate:
+        note(f"model transfers are capped at {settings.link_rate} a node (an experiment)")
+    note(f"  export HYPERCAST_URL={url}")
+    note(f"  export HYPERCAST_API_KEY=$(cat {settings.data_dir / 'admin.key'})")

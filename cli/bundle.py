@@ -1,0 +1,126 @@
+"""What a deploy sends: a function's blobs and the record that ties them together."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.errors import DeployError
+from cli.progress import byte_meter
+from registry.function import Task
+from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml
+from registry.images.architectures import context_length_of, task_of
+from registry.images.assets import collect_assets
+from registry.images.codec import encode_manifest, manifest_digest
+from registry.images.pack import hash_image
+from registry.images.plan import PackPlan, plan_checkpoint
+from registry.images.store import checkpoint_from
+
+MAX_HANDLER_BYTES = 64 << 20
+SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """`blobs` are small and in memory, by digest; the image is read from the plan as it is sent."""
+
+    task: Task
+    architecture: str
+    dtype: str
+    context_length: int
+    image: str | None
+    manifest: str | None
+    image_bytes: int
+    assets: dict[str, str]
+    description: str
+    plan: PackPlan | None = None
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+
+def is_handler(folder: Path) -> bool:
+    """Whether a folder is a handler's; raises InvalidRecord for a bad function.yaml."""
+    return (folder / FILE_NAME).is_file() and load_function_yaml(folder).handler is not None
+
+
+def read_spec(source: str) -> FunctionSpec | None:
+    """The folder's function.yaml, if it has one."""
+    folder = Path(source).expanduser()
+    return load_function_yaml(folder) if (folder / FILE_NAME).is_file() else None
+
+
+def model_source(source: str, spec: FunctionSpec | None) -> str:
+    """Where the checkpoint is: what function.yaml names, else `source` itself."""
+    if spec is None or spec.model is None:
+        return source
+    folder = spec.model_folder(Path(source).expanduser())
+    return str(folder) if folder is not None else spec.model
+
+
+def bundle_model(source: str, dtype: str, description: str, task: Task | None) -> Bundle:
+    """Plan and hash a checkpoint. Raises ImageError (what is wrong with it, and where)."""
+    folder = checkpoint_from(source)
+    plan = plan_checkpoint(folder, dtype)
+    found = task_of(plan.config)
+    if task is not None and task is not found:
+        raise DeployError(f"function.yaml says task {task}, but {plan.architecture} is for {found}")
+    with byte_meter("hashing", plan.nbytes) as meter:
+        manifest = hash_image(plan, meter.advance)
+    encoded = encode_manifest(manifest)
+    digest = manifest_digest(encoded)
+    assets, blobs = named_blobs(collect_assets(folder))
+    return Bundle(
+        task=found,
+        architecture=plan.architecture,
+        dtype=plan.dtype,
+        context_length=context_length_of(plan.config),
+        image=manifest.sha256,
+        manifest=digest,
+        image_bytes=manifest.nbytes,
+        assets=assets,
+        description=description,
+        plan=plan,
+        blobs={**blobs, digest: encoded},
+    )
+
+
+def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
+    """A handler's folder: every file in it, as it is."""
+    assert spec.handler is not None
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in handler_files(folder)}
+    if spec.handler.file not in files:
+        raise DeployError(f"{folder}: function.yaml names {spec.handler.file}, which is not there")
+    size = sum(map(len, files.values()))
+    if size > MAX_HANDLER_BYTES:
+        raise DeployError(f"{folder}: {size} bytes of files are over the limit of {MAX_HANDLER_BYTES}")
+    assets, blobs = named_blobs(files)
+    return Bundle(
+        task=Task.HANDLER,
+        architecture="handler",
+        dtype="",
+        context_length=0,
+        image=None,
+        manifest=None,
+        image_bytes=0,
+        assets=assets,
+        description=spec.description,
+        blobs=blobs,
+    )
+
+
+def handler_files(folder: Path) -> Iterator[Path]:
+    """Regular files below `folder`, sorted; hidden folders and caches are left out, links refused."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            path = Path(root) / name
+            if path.is_symlink():
+                raise DeployError(f"{path} is a link; a handler's files must be regular files")
+            if path.suffix != ".pyc":
+                yield path
+
+
+def named_blobs(files: dict[str, bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Files as {name: digest} and {digest: bytes}."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return digests, {digests[name]: content for name, content in files.items()}

@@ -1,0 +1,105 @@
+"""The gateway's HTTP interface, as the command line uses it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import httpx2
+
+from cli.errors import AuthError, CliError, MissingError, TimeoutExceeded, UsageError
+from cli.settings import ClientSettings
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Client:
+    """A synchronous client. Every failure is a CliError with the right exit code."""
+
+    def __init__(self, settings: ClientSettings, timeout_s: float = 600.0) -> None:
+        self.url = settings.url
+        headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._http = httpx2.Client(
+            base_url=settings.url,
+            headers=headers,
+            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """One exchange; raises for every status of 400 and more."""
+        with self._translated():
+            response = self._http.request(method, path, **options)
+            raise_for(response)
+            return response
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        return self.request(method, path, **options).json()
+
+    @contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
+        """A streamed response; the body of an error is read first."""
+        with self._translated(), self._http.stream(method, path, **options) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise_for(response)
+            yield response
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TimeoutException as exc:
+            raise TimeoutExceeded(f"{self.url} did not answer in time") from exc
+        except httpx2.ConnectError as exc:
+            raise CliError(
+                f"cannot reach {self.url}: {exc}. Is it running (`hypercast up`)? "
+                "Set the address with --url or HYPERCAST_URL."
+            ) from exc
+        except httpx2.InvalidURL as exc:
+            raise UsageError(f"bad address {self.url!r}: {exc}") from exc
+        except httpx2.HTTPError as exc:
+            raise CliError(f"{self.url}: {exc or type(exc).__name__}") from exc
+
+
+def raise_for(response: httpx2.Response) -> None:
+    """Translate an error response into a CliError."""
+    if response.status_code < 400:
+        return
+    message = error_message(response)
+    match response.status_code:
+        case 401 | 403:
+            raise AuthError(f"{message} (set a key with --api-key or HYPERCAST_API_KEY)")
+        case 404:
+            raise MissingError(message)
+        case 400 | 413 | 422:
+            raise UsageError(message)
+        case 504:
+            raise TimeoutExceeded(message)
+        case _:
+            raise CliError(f"{message} (HTTP {response.status_code})")
+
+
+def error_message(response: httpx2.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        return response.text[:500] or f"HTTP {response.status_code}"
+
+
+def server_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:
+    """SSE as (kind, text): kind is `data` or `comment`."""
+    for line in response.iter_lines():
+        if line.startswith("data:"):
+            yield "data", line[5:].strip()
+        elif line.startswith(":"):
+            yield "comment", line[1:].strip()

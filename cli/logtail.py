@@ -1,0 +1,16 @@
+"""The last lines of a log file, for error messages."""
+
+from pathlib import Path
+
+READ_BYTES = 16 * 1024
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The file's last lines, indented; a note if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - READ_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return f"  (no log at {path})"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or f"  ({path} is empty)"

@@ -1,0 +1,185 @@
+"""The process that `up` is: it starts the parts in order, starts again what dies, and stops all."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx2
+from registry.embedded_redis import EmbeddedRedis
+from registry.secrets import load_or_create_secret
+
+from cli import run_file
+from cli.announce import announce
+from cli.children import Child, Nodes
+from cli.errors import CliError
+from cli.logtail import tail
+from cli.ports import free_port
+from cli.progress import note
+from cli.up_settings import UpSettings
+
+READY_TIMEOUT_S = 120.0
+REDIS_TIMEOUT_S = 20.0
+
+
+class Supervisor:
+    """Runs the parts of one data directory until it is told to stop."""
+
+    def __init__(self, settings: UpSettings, ready_fd: int | None) -> None:
+        self._settings = settings
+        self._ready_fd = ready_fd
+        self._logs = settings.data_dir / "logs"
+
+    async def run(self) -> None:
+        """Start everything, say so, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
+        settings = self._settings
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with lock(settings.data_dir):
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.set)
+            async with AsyncExitStack() as parts:
+                url = await self._start(parts, stop)
+                if stop.is_set():
+                    return
+                run_file.write(settings.data_dir, url, settings.nodes)
+                parts.callback(run_file.path_in(settings.data_dir).unlink, missing_ok=True)
+                self._announce(url)
+                await stop.wait()
+                note("stopping")
+
+    async def _start(self, parts: AsyncExitStack, stop: asyncio.Event) -> str:
+        """Redis first, then the gateway and the nodes side by side. Returns the gateway's address.
+
+        Parts stop in the opposite order, so the nodes can still say good-bye to Redis.
+        """
+        settings = self._settings
+        secret_file = settings.data_dir / "cluster.secret"
+        load_or_create_secret(secret_file)
+        redis_url = settings.redis_url
+        if redis_url is None:
+            redis = EmbeddedRedis(settings.data_dir)
+            redis.prepare()
+            child = Child("redis", redis.command(), self._logs)
+            await parts.enter_async_context(child)
+            await self._redis_ready(redis, child)
+            redis_url = redis.url
+        port = settings.port or free_port(settings.host)
+        nodes = Nodes(invoker_arguments(settings, redis_url, secret_file), self._logs)
+        gateway = Child("gateway", gateway_command(settings, redis_url, secret_file, port), self._logs)
+        await parts.enter_async_context(nodes)
+        await parts.enter_async_context(gateway)
+        address = "127.0.0.1" if settings.host in ("0.0.0.0", "") else settings.host
+        url = f"http://{'[' + address + ']' if ':' in address else address}:{port}"
+        await self._answering(url, stop, gateway, nodes)
+        return url
+
+    async def _redis_ready(self, redis: EmbeddedRedis, child: Child) -> None:
+        ready = asyncio.ensure_future(redis.wait_ready(REDIS_TIMEOUT_S))
+        died = asyncio.ensure_future(child.died())
+        try:
+            await asyncio.wait({ready, died}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise CliError(f"Redis did not start:\n{tail(self._logs / 'redis.log')}")
+            await ready
+        finally:
+            for task in (ready, died):
+                task.cancel()
+            await asyncio.gather(ready, died, return_exceptions=True)
+
+    async def _answering(self, url: str, stop: asyncio.Event, gateway: Child, nodes: Nodes) -> None:
+        """Wait until /readyz answers 200, a part dies at its start, or the user stops it."""
+        failures = [asyncio.ensure_future(part.died()) for part in (gateway, nodes)]
+        waits = [
+            asyncio.ensure_future(ready(url)),
+            asyncio.ensure_future(stop.wait()),
+            *failures,
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            for failure in failures:
+                if failure in done and not stop.is_set():
+                    name = failure.result()
+                    raise CliError(f"{name} died at its start:\n{tail(self._logs / f'{name}.log')}")
+            if not done:
+                raise CliError(
+                    f"{url}/readyz has not answered within {READY_TIMEOUT_S:g} s:\n"
+                    f"{tail(self._logs / 'gateway.log')}"
+                )
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _announce(self, url: str) -> None:
+        if self._ready_fd is not None:
+            with os.fdopen(self._ready_fd, "w") as pipe:
+                pipe.write("ready\n")
+        else:
+            announce(self._settings, url)
+            note("Ctrl-C stops it.")
+
+
+async def ready(url: str) -> None:
+    """Return once the gateway says that it and its nodes are ready."""
+    wait_s = 0.02
+    async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):
+                if (await http.get(f"{url}/readyz")).status_code == 200:
+                    return
+            await asyncio.sleep(wait_s)
+            wait_s = min(0.1, wait_s * 1.5)
+
+
+@contextlib.contextmanager
+def lock(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory for this process."""
+    with (data_dir / "up.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise CliError(f"another `hypercast up` uses {data_dir}") from exc
+        yield
+
+
+def gateway_command(settings: UpSettings, redis_url: str, secret_file: Path, port: int) -> Sequence[str]:
+    data = settings.data_dir
+    return [
+        *(sys.executable, "-m", "gateway"),
+        *("--host", settings.host, "--port", str(port)),
+        *("--redis-url", redis_url, "--secret-file", str(secret_file)),
+        *("--store", str(data / "store"), "--data-dir", str(data)),
+        *("--admin-key-file", str(data / "admin.key")),
+        *("--expect-nodes", str(settings.nodes)),
+    ]
+
+
+def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -> dict[str, list[str]]:
+    """The flags of each node, by its id."""
+    shared = [
+        *("--redis-url", redis_url, "--secret-file", str(secret_file)),
+        *("--threads", str(settings.threads), "--nodes-hint", str(settings.nodes)),
+    ]
+    for flag, value in (
+        ("--gpu-memory", settings.gpu_memory),
+        ("--host-memory", settings.host_memory),
+        ("--link-rate", settings.link_rate),
+    ):
+        if value is not None:
+            shared += [flag, value]
+    if settings.allow_handlers:
+        shared.append("--allow-handlers")
+    nodes = {}
+    for index, (host, device) in enumerate(zip(settings.host_ids, settings.devices, strict=True)):
+        own = ["--node-id", f"node-{index}", "--device", device]
+        if host is not None:
+            own += ["--host-id", host]
+        nodes[f"node-{index}"] = [*own, *shared]
+    return nodes

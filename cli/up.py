@@ -1,0 +1,119 @@
+"""`up`: Redis, a gateway and nodes on this machine."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from cli import run_file
+from cli.announce import announce
+from cli.errors import CliError
+from cli.logtail import tail
+from cli.options import RATE, SIZE
+from cli.supervisor import Supervisor
+from cli.up_settings import UpSettings, count_gpus, default_data_dir, settle
+
+
+@click.command("up")
+@click.option("--nodes", type=int, help="How many nodes (default: one a GPU, else 2).")
+@click.option("--hosts", type=int, help="Spread the nodes over so many virtual hosts.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), default=default_data_dir, help="Where everything lives."
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--redis-url", help="Use this Redis instead of an embedded one.")
+@click.option("--link-rate", help="Cap each node's model transfers, e.g. 1mbit (experiments only).")
+@click.option("--gpu-memory", help="Accelerator arena a node, e.g. 2GiB.")
+@click.option("--host-memory", help="Host tier a host, e.g. 8GiB.")
+@click.option("--allow-handlers", is_flag=True, help="Let functions bring their own code.")
+@click.option("--detach", is_flag=True, help="Return when it answers.")
+@click.option("--ready-fd", type=int, hidden=True)
+def up_command(
+    nodes: int | None,
+    hosts: int | None,
+    host: str,
+    port: int,
+    data_dir: Path,
+    device: str,
+    redis_url: str | None,
+    link_rate: str | None,
+    gpu_memory: str | None,
+    host_memory: str | None,
+    allow_handlers: bool,
+    detach: bool,
+    ready_fd: int | None,
+) -> None:
+    """Start Redis, a gateway and nodes on this machine, and keep them running.
+
+    \b
+    Examples:
+      hypercast up
+      hypercast up --nodes 3 --hosts 3 --data-dir ./data --detach
+    """
+    for value, kind in ((link_rate, RATE), (gpu_memory, SIZE), (host_memory, SIZE)):
+        if value is not None:
+            kind.convert(value, None, None)
+    settings = settle(
+        nodes=nodes,
+        hosts=hosts,
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        device=device,
+        redis_url=redis_url,
+        link_rate=link_rate,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        allow_handlers=allow_handlers,
+        gpus=count_gpus(),
+        cores=len(os.sched_getaffinity(0)),
+    )
+    refuse_second(settings)
+    if detach:
+        start_detached(settings)
+    else:
+        asyncio.run(Supervisor(settings, ready_fd).run())
+
+
+def refuse_second(settings: UpSettings) -> None:
+    run = run_file.read(settings.data_dir)
+    if run and run.process():
+        raise CliError(f"already running at {run.url} from {settings.data_dir} (pid {run.pid})")
+
+
+def start_detached(settings: UpSettings) -> None:
+    """Run `up` again in a session of its own, and wait for its word that all is ready."""
+    logs = settings.data_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    reader, writer = os.pipe()
+    with (logs / "up.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli", *without_detach(sys.argv[1:]), "--ready-fd", str(writer)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(writer,),
+        )
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as pipe:
+            word = pipe.readline().strip()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    if word != "ready":
+        raise CliError(f"it did not start:\n{tail(logs / 'up.log')}")
+    run = run_file.read(settings.data_dir)
+    assert run is not None
+    announce(settings, run.url)
+
+
+def without_detach(arguments: list[str]) -> list[str]:
+    return [argument for argument in arguments if argument != "--detach"]

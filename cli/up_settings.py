@@ -1,0 +1,108 @@
+"""What `up` was asked to start, checked once."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.errors import UsageError
+
+MAX_NODES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """`hosts=None`: all nodes share this machine's host tier. Sizes are bytes, rates bytes a second."""
+
+    nodes: int
+    hosts: int | None
+    host: str
+    port: int
+    data_dir: Path
+    device: str
+    redis_url: str | None
+    link_rate: str | None
+    gpu_memory: str | None
+    host_memory: str | None
+    allow_handlers: bool
+    cores: int
+
+    @property
+    def host_ids(self) -> tuple[str | None, ...]:
+        """The virtual host of each node, None where it is this machine itself."""
+        if self.hosts is None:
+            return (None,) * self.nodes
+        return tuple(f"host-{index % self.hosts}" for index in range(self.nodes))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device flag of each node: one GPU each where GPUs are used."""
+        if self.device == "cuda":
+            return tuple(f"cuda:{index}" for index in range(self.nodes))
+        return (self.device,) * self.nodes
+
+    @property
+    def threads(self) -> int:
+        return max(1, self.cores // self.nodes)
+
+
+def count_gpus(proc: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """NVIDIA GPUs that the driver shows, without importing anything heavy."""
+    return len(list(proc.iterdir())) if proc.is_dir() else 0
+
+
+def default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "hypercast"
+
+
+def settle(
+    *,
+    nodes: int | None,
+    hosts: int | None,
+    host: str,
+    port: int,
+    data_dir: Path,
+    device: str,
+    redis_url: str | None,
+    link_rate: str | None,
+    gpu_memory: str | None,
+    host_memory: str | None,
+    allow_handlers: bool,
+    gpus: int,
+    cores: int,
+) -> UpSettings:
+    """Fill in defaults and refuse what cannot work. Raises UsageError."""
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device {device!r}: use auto, cpu or cuda")
+    if device == "cuda" and not gpus:
+        raise UsageError(
+            "no NVIDIA GPU is visible on this machine; use --device cpu, or see `hypercast doctor`"
+        )
+    if nodes is None:
+        nodes = gpus if device == "cuda" else 2
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"--nodes must be 1 to {MAX_NODES}, not {nodes}")
+    if device == "cuda" and nodes > gpus:
+        raise UsageError(f"--nodes {nodes} is more than the {gpus} GPUs of this machine")
+    if link_rate is not None and hosts is None:
+        hosts = nodes  # transfers between nodes of one host do not cross a link
+    if hosts is not None and not 1 <= hosts <= nodes:
+        raise UsageError(f"--hosts must be 1 to the number of nodes ({nodes}), not {hosts}")
+    if link_rate is not None and hosts != nodes:
+        raise UsageError("--link-rate implies one virtual host a node; leave --hosts out")
+    return UpSettings(
+        nodes=nodes,
+        hosts=hosts,
+        host=host,
+        port=port,
+        data_dir=data_dir.expanduser().resolve(),
+        device=device,
+        redis_url=redis_url,
+        link_rate=link_rate,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        allow_handlers=allow_handlers,
+        cores=cores,
+    )
