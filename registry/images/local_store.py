@@ -1,0 +1,276 @@
+"""A blob store in a local (or network-mounted) folder."""
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from registry.errors import Conflict, CorruptImage, NotFound, StoreError, StoreFull
+from registry.images.digests import (
+    MARKER_FILE,
+    MAX_MARKER_BYTES,
+    Hash,
+    RunningHashes,
+    check_digest,
+    decode_marker,
+    encode_marker,
+    in_thread,
+    write_batched,
+)
+
+WRITE_BYTES = 1024 * 1024
+READ_BYTES = 4 * 1024 * 1024
+
+
+class LocalStore:
+    """Blobs as files. Several processes may use one folder: an upload is held by a file lock."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._blobs = self._root / "blobs"
+        self._partial = self._root / "partial"
+        self._hashes = RunningHashes()
+        with _translated(self._root):
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(exist_ok=True)
+
+    def __repr__(self) -> str:
+        return f"<LocalStore {self._root}>"
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    async def size(self, digest: str) -> int | None:
+        return await asyncio.to_thread(_size, self._blobs / check_digest(digest))
+
+    async def read(self, digest: str, *, limit: int) -> bytes:
+        return await asyncio.to_thread(self._read, digest, limit)
+
+    def _read(self, digest: str, limit: int) -> bytes:
+        reader = self.open_blob(digest)
+        try:
+            if reader.size > limit:
+                raise StoreError(f"blob {digest} has {reader.size} bytes, over the limit of {limit}")
+            content = bytearray(reader.size)
+            reader.read_into(0, memoryview(content))
+        finally:
+            reader.close()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise CorruptImage(f"blob {digest} is damaged in the store {self._root}")
+        return bytes(content)
+
+    async def partial_size(self, digest: str) -> int:
+        return await asyncio.to_thread(_size, self._partial / check_digest(digest)) or 0
+
+    async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
+        if await self.size(digest) is not None:
+            return total
+        upload = _Upload(self._partial / digest, digest, total, self._hashes)
+        try:
+            await in_thread(upload.open, offset)
+            await write_batched(chunks, upload.write, WRITE_BYTES)
+            if upload.size == total:
+                await in_thread(upload.finish, self._blobs / digest)
+            return upload.size
+        finally:
+            upload.close()
+
+    async def delete(self, digest: str) -> None:
+        check_digest(digest)
+        self._hashes.forget(digest)
+        await asyncio.to_thread(self._delete, digest)
+
+    def _delete(self, digest: str) -> None:
+        with _translated(self._root):
+            (self._blobs / digest).unlink(missing_ok=True)
+            (self._partial / digest).unlink(missing_ok=True)
+
+    async def digests(self) -> list[str]:
+        return await asyncio.to_thread(self._list)
+
+    def _list(self) -> list[str]:
+        with _translated(self._root):
+            return sorted(entry.name for entry in self._blobs.iterdir() if len(entry.name) == 64)
+
+    async def claim(self, cluster: str) -> str:
+        return await asyncio.to_thread(self._claim, cluster)
+
+    def _claim(self, cluster: str) -> str:
+        with _translated(self._root):
+            draft = self._root / f".{MARKER_FILE}.{uuid.uuid4().hex}"
+            draft.write_bytes(encode_marker(cluster))
+            try:
+                # A link, unlike a rename, fails if another was first: nobody sees half a marker.
+                with suppress(FileExistsError):
+                    os.link(draft, self._root / MARKER_FILE)
+            finally:
+                draft.unlink()
+        return self._cluster() or cluster
+
+    async def cluster(self) -> str | None:
+        return await asyncio.to_thread(self._cluster)
+
+    def _cluster(self) -> str | None:
+        with _translated(self._root):
+            try:
+                with open(self._root / MARKER_FILE, "rb") as file:
+                    raw = file.read(MAX_MARKER_BYTES)
+            except FileNotFoundError:
+                return None
+        return decode_marker(raw, self.url)
+
+    def open_blob(self, digest: str) -> "LocalReader":
+        path = self._blobs / check_digest(digest)
+        with _translated(self._root):
+            try:
+                return LocalReader(path)
+            except FileNotFoundError as error:
+                raise NotFound(f"no blob {digest} in the store {self._root}") from error
+
+
+class LocalReader:
+    """An open blob; `read_into` goes from the page cache straight into the caller's buffer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed in close)
+        self._size = os.fstat(self._file.fileno()).st_size
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def __repr__(self) -> str:
+        return f"<LocalReader {self._path.name[:12]} {'closed' if self._file.closed else self._size}>"
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if not 0 <= offset <= offset + len(into) <= self._size:
+            raise ValueError(f"[{offset}, {offset + len(into)}) is not within {self._size} bytes")
+        done = 0
+        with _translated(self._path):
+            while done < len(into):
+                got = os.preadv(self._file.fileno(), [into[done:]], offset + done)
+                if got == 0:
+                    raise StoreError(f"{self._path} has become shorter")
+                done += got
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Upload:
+    """The partial file of one append, locked while open; all but `close` block and run in threads."""
+
+    def __init__(self, path: Path, digest: str, total: int, hashes: RunningHashes) -> None:
+        self._path = path
+        self._digest = digest
+        self._total = total
+        self._hashes = hashes
+        self._running: Hash = hashlib.sha256()
+        self._descriptor: int | None = None
+        self._ended = True
+        self.size = 0
+
+    def open(self, offset: int) -> None:
+        """Lock the partial file and check that the upload may go on. Raises Conflict, StoreFull."""
+        with _translated(self._path):
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Conflict(f"another upload of {self._digest} is under way") from error
+            status = os.fstat(self._descriptor)
+            # Between open and flock the file may have become the blob, or been deleted.
+            if not self._path.exists() or self._path.stat().st_ino != status.st_ino:
+                raise Conflict(f"the upload of {self._digest} has ended meanwhile")
+            self.size = status.st_size
+            if self.size > self._total:
+                self._path.unlink()
+                raise CorruptImage(f"the upload of {self._digest} was longer than {self._total} bytes")
+            if offset != self.size:
+                raise Conflict(f"the upload of {self._digest} stands at {self.size} bytes, not at {offset}")
+            room = os.fstatvfs(self._descriptor)
+            free, needed = room.f_bavail * room.f_frsize, self._total - self.size
+            if needed > free:
+                raise StoreFull(f"the store has {free} bytes free, the upload needs {needed}")
+            self._running = self._hashes.take(self._digest, _mark(status)) or self._hash_again()
+            self._ended = False
+
+    def _hash_again(self) -> Hash:
+        assert self._descriptor is not None
+        running = hashlib.sha256()
+        buffer = memoryview(bytearray(min(READ_BYTES, self.size)))
+        done = 0
+        while done < self.size:
+            got = os.preadv(self._descriptor, [buffer[: self.size - done]], done)
+            running.update(buffer[:got])
+            done += got
+        return running
+
+    def write(self, data: bytearray) -> None:
+        if self.size + len(data) > self._total:
+            raise Conflict(f"the upload of {self._digest} is longer than its {self._total} bytes")
+        assert self._descriptor is not None
+        view = memoryview(data)
+        with _translated(self._path):
+            while view:
+                written = os.pwrite(self._descriptor, view, self.size)
+                self._running.update(view[:written])
+                self.size += written
+                view = view[written:]
+
+    def finish(self, blob: Path) -> None:
+        """Check the digest and make the blob visible, on disk before it is."""
+        assert self._descriptor is not None
+        self._ended = True
+        with _translated(self._path):
+            if self._running.hexdigest() != self._digest:
+                self._path.unlink()
+                raise CorruptImage(f"the upload does not match its digest {self._digest}; start it again")
+            os.fsync(self._descriptor)
+            self._path.rename(blob)
+            for folder in (blob.parent, self._path.parent):
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def close(self) -> None:
+        """Unlock; what was written stays for the next append. Idempotent."""
+        if self._descriptor is None:
+            return
+        if not self._ended:
+            self._hashes.keep(self._digest, _mark(os.fstat(self._descriptor)), self._running)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+def _mark(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a partial file from one that another process has written since."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _size(path: Path) -> int | None:
+    with _translated(path):
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
+
+
+@contextmanager
+def _translated(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"no room in the store: {where}") from error
+        raise StoreError(f"{where}: {error.strerror or error}") from error

@@ -1,0 +1,31 @@
+"""Where a checkpoint comes from: a local folder, or a model hub."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from registry.errors import CheckpointError
+
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+def checkpoint_from(path_or_hub_id: str | Path) -> Path:
+    """The folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.is_dir():
+        return folder
+    name = str(path_or_hub_id)
+    if folder.exists():
+        raise CheckpointError(f"{name} is a file; give the checkpoint's folder")
+    if not _HUB_ID.fullmatch(name):
+        raise CheckpointError(f"no such checkpoint folder: {name}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{name!r} is neither a local folder nor could it be downloaded from the hub: {reason}"
+        ) from error

@@ -1,0 +1,104 @@
+"""The content-addressed store of images, manifests and assets: the seam, and `open_store`.
+
+A blob's name is the SHA-256 of its bytes. Layout below the store's root, the same for every backend:
+
+    hypercast-store.json      which cluster the store belongs to
+    blobs/<sha256>            complete, checked blobs
+    partial/<sha256>          unfinished uploads (a file locally, a folder of parts elsewhere)
+"""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from registry.errors import InvalidRecord, StoreError
+from registry.images.fsspec_store import FsspecStore
+from registry.images.local_store import LocalStore
+
+
+class BlobReader(Protocol):
+    """A complete blob, read synchronously and from any number of threads at once. Close it after use."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from `[offset, offset + len(into))`. Raises StoreError; ValueError out of range."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class BlobStore(Protocol):
+    """What gateway/contract.py's Blobs says, and more. Every digest is checked to be 64 hex digits
+    (InvalidRecord otherwise). A failure of the backend is a StoreError."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def size(self, digest: str) -> int | None:
+        """Bytes of a complete blob, None if the store lacks it."""
+        ...
+
+    async def read(self, digest: str, *, limit: int) -> bytes:
+        """A small blob whole, checked. Raises NotFound, StoreError (over `limit`), CorruptImage."""
+        ...
+
+    async def partial_size(self, digest: str) -> int:
+        """How much of an unfinished upload is there."""
+        ...
+
+    async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
+        """Add bytes to an upload at `offset` (must equal partial_size); returns the new partial size.
+
+        At `total` the SHA-256 is checked and the blob becomes visible, atomically. If `chunks` fails or
+        the call is cancelled, what has come so far is kept for the next append. A blob that is complete
+        already takes nothing and returns `total`. Raises Conflict (wrong offset, another append under
+        way, more than `total` bytes), CorruptImage (wrong digest: the partial is dropped), StoreFull.
+        """
+        ...
+
+    async def delete(self, digest: str) -> None:
+        """Remove a blob and what there is of its upload; nothing happens if there is neither."""
+        ...
+
+    async def digests(self) -> list[str]:
+        """The digests of all complete blobs, sorted."""
+        ...
+
+    async def claim(self, cluster: str) -> str:
+        """Mark the store as the cluster's unless it is marked already; returns the id it is marked with."""
+        ...
+
+    async def cluster(self) -> str | None:
+        """The id of the cluster that the store belongs to. A node that finds its own cluster's id here
+        reads the very same store as the gateway."""
+        ...
+
+    def open_blob(self, digest: str) -> BlobReader:
+        """Open a complete blob for reading (synchronous, for invokers). Raises NotFound, StoreError."""
+        ...
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def open_store(url: str) -> BlobStore:
+    """The store at a path, a `file://` URL or any fsspec URL. Raises StoreError, InvalidRecord."""
+    if not url:
+        raise InvalidRecord("the store's URL is empty")
+    if not _SCHEME.match(url):
+        return LocalStore(Path(url))
+    if url.startswith("file:"):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise InvalidRecord(f"a file URL is file:///absolute/path, not {url!r}")
+        return LocalStore(Path(unquote(parts.path)))
+    return FsspecStore(url)
+
+
+__all__ = ["BlobReader", "BlobStore", "FsspecStore", "LocalStore", "StoreError", "open_store"]
