@@ -6,6 +6,7 @@ RegistryError
 ├── Conflict             the record changed meanwhile, or exists already
 ├── StaleEpoch           a writer whose lease has passed to another
 ├── StateUnavailable     Redis does not answer
+├── KeyRefused           an API key that is malformed, unknown, revoked or expired
 ├── ChannelError         the gateway-invoker channel
 │   ├── ChannelClosed    the peer is gone; calls under way end with this
 │   └── RemoteError      the peer answered with an error (code, message)
@@ -38,6 +39,10 @@ class StaleEpoch(RegistryError):
 
 class StateUnavailable(RegistryError):
     """Redis does not answer."""
+
+
+class KeyRefused(RegistryError):
+    """An API key is malformed, unknown, revoked or expired."""
 
 
 class ChannelError(RegistryError):

@@ -1,0 +1,45 @@
+"""Durations as people write them: `90s`, `5m`, `1h`, `250ms`, `1h30m`."""
+
+import re
+
+from registry.errors import InvalidRecord
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
+_LARGEST_FIRST = tuple(reversed(_UNITS_S.items()))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds. Raises InvalidRecord naming what is wrong."""
+    compact = text.strip().lower()
+    if compact == "0":
+        return 0.0
+    if re.fullmatch(r"\d+(\.\d+)?", compact):
+        raise InvalidRecord(f"bad duration {text!r}: it has no unit (write {compact}s for seconds)")
+    total, position, last = 0.0, 0, float("inf")
+    for part in _PART.finditer(compact):
+        if part.start() != position:
+            break
+        unit_s = _UNITS_S.get(part[2])
+        if unit_s is None:
+            raise InvalidRecord(f"bad duration {text!r}: unknown unit {part[2]!r} (use us, ms, s, m, h, d)")
+        if unit_s >= last:
+            raise InvalidRecord(f"bad duration {text!r}: larger units come first, each once")
+        total += float(part[1]) * unit_s
+        position, last = part.end(), unit_s
+    if position == 0 or position != len(compact):
+        raise InvalidRecord(f"bad duration {text!r}: use numbers with units, as in 90s, 5m, 1h, 250ms")
+    return total
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact text down to microseconds, e.g. `1h30m`, `1.5s` as `1s500ms`."""
+    if seconds < 0:
+        raise InvalidRecord(f"a duration is not negative: {seconds} s")
+    left_us = round(seconds * 1e6)
+    parts = []
+    for unit, unit_s in _LARGEST_FIRST:
+        count, left_us = divmod(left_us, round(unit_s * 1e6))
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"

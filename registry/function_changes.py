@@ -1,0 +1,73 @@
+"""What becomes of a function when it is deployed, rolled back or scaled: pure decisions.
+
+Both states carry out what these return, by compare-and-set on the head that they started from.
+"""
+
+from dataclasses import dataclass, replace
+
+from registry.errors import NotFound
+from registry.function import Function, FunctionVersion, Scaling, check_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a function: `last` is the highest number that its name was ever given.
+
+    Numbers are not given twice, even after a deletion: an instance of the deleted function may
+    still be draining, and `name:2` must not mean two things.
+    """
+
+    head: Function | None = None
+    current: FunctionVersion | None = None
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The new head, its current version, and the version that the caller gets (new if `is_new`)."""
+
+    head: Function
+    current: FunctionVersion
+    result: FunctionVersion
+    is_new: bool
+
+
+def plan_version(
+    known: Known, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool
+) -> Planned:
+    """Give `draft` the next number, unless it equals the current version but for number and time."""
+    check_name(draft.function)
+    head, current = known.head, known.current
+    if head is None or current is None:
+        first = replace(draft, version=known.last + 1)
+        head = Function(
+            name=draft.function,
+            current=first.version,
+            versions=(first.version,),
+            scaling=scaling or Scaling(),
+            created_at=draft.created_at,
+        )
+        return Planned(head=head, current=first, result=first, is_new=True)
+    head = replace(head, scaling=scaling or head.scaling)
+    if replace(draft, version=current.version, created_at=current.created_at) == current:
+        return Planned(head=head, current=current, result=current, is_new=False)
+    new = replace(draft, version=known.last + 1)
+    head = replace(head, versions=(*head.versions, new.version))
+    if make_current:
+        head, current = replace(head, current=new.version), new
+    return Planned(head=head, current=current, result=new, is_new=True)
+
+
+def plan_current(head: Function, number: int) -> Function:
+    """The head with another current version. Raises NotFound."""
+    if number not in head.versions:
+        raise NotFound(f"function {head.name} has no version {number}")
+    return replace(head, current=number)
+
+
+def no_function(name: str) -> NotFound:
+    return NotFound(f"no function {name}")
+
+
+def no_version(name: str, number: int) -> NotFound:
+    return NotFound(f"function {name} has no version {number}")

@@ -1,0 +1,87 @@
+"""Every Redis key and time to live of the shared state, in one place.
+
+| key | type | holds |
+|---|---|---|
+| `hc:cluster` | string | ClusterConfig |
+| `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
+| `hc:functions` | hash | function name -> Function |
+| `hc:versions` | hash | `name:version` -> FunctionVersion |
+| `hc:last-versions` | hash | function name -> highest number ever given; outlives the function |
+| `hc:epochs` | hash | node id -> latest epoch; outlives the node |
+| `hc:nodes` | set | ids that may have a node record |
+| `hc:node:<id>` | hash | `epoch`, `record`; expires when heartbeats stop |
+| `hc:instances:<node>` | hash | instance id -> InstanceRecord; field "" = the epoch that they belong to |
+| `hc:gateways` | set | ids that may have a demand record |
+| `hc:demand:<gateway>` | string | DemandChanged; expires |
+| `hc:scale:<token>` | string | a wish that is in the feed already |
+| `hc:lease:<name>` | string | its holder; expires |
+| `hc:lease-epochs` | hash | lease name -> latest epoch |
+| `hc:keys` | hash | key id -> ApiKey |
+| `hc:requests` | hash | request id -> RequestRecord |
+| `hc:requests-by-end` | sorted set | request ids by `ended_at` |
+| `hc:usage:<day>` | hash | JSON [function, tenant, column] -> sum over the UTC day's records |
+| `hc:usage-days` | set | days that have sums |
+| `hc:intervals` | hash | JSON [instance id, state, from_at] -> InstanceInterval |
+| `hc:intervals-by-end` | sorted set | the same identities by `to_at` |
+| `hc:rates` | hash | rate id -> Rate |
+"""
+
+CLUSTER = "hc:cluster"
+FEED = "hc:feed"
+FUNCTIONS = "hc:functions"
+VERSIONS = "hc:versions"
+LAST_VERSIONS = "hc:last-versions"
+EPOCHS = "hc:epochs"
+NODES = "hc:nodes"
+NODE_PREFIX = "hc:node:"
+INSTANCES_PREFIX = "hc:instances:"
+GATEWAYS = "hc:gateways"
+DEMAND_PREFIX = "hc:demand:"
+SCALE_PREFIX = "hc:scale:"
+LEASE_PREFIX = "hc:lease:"
+LEASE_EPOCHS = "hc:lease-epochs"
+API_KEYS = "hc:keys"
+REQUESTS = "hc:requests"
+REQUESTS_BY_END = "hc:requests-by-end"
+USAGE_PREFIX = "hc:usage:"
+USAGE_DAYS = "hc:usage-days"
+INTERVALS = "hc:intervals"
+INTERVALS_BY_END = "hc:intervals-by-end"
+RATES = "hc:rates"
+
+# Entries that the feed keeps, about: a watcher further behind takes a new snapshot.
+FEED_LENGTH = 10_000
+# The instances of a node outlive its record by this, so that a node that lapsed for a moment gets
+# them back with its next heartbeat; renewed by each heartbeat.
+INSTANCES_TTL_S = 3600
+# For this long a repeated wish of one token is known as a repetition.
+SCALE_TOKEN_TTL_S = 3600
+
+
+def node(node_id: str) -> str:
+    return NODE_PREFIX + node_id
+
+
+def instances(node_id: str) -> str:
+    return INSTANCES_PREFIX + node_id
+
+
+def demand(gateway: str) -> str:
+    return DEMAND_PREFIX + gateway
+
+
+def scale(token: str) -> str:
+    return SCALE_PREFIX + token
+
+
+def lease(name: str) -> str:
+    return LEASE_PREFIX + name
+
+
+def usage(day: int) -> str:
+    return f"{USAGE_PREFIX}{day}"
+
+
+def version(function: str, number: int) -> str:
+    """The field of a version in VERSIONS; a function's name has no colon."""
+    return f"{function}:{number}"

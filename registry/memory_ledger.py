@@ -1,0 +1,69 @@
+"""The usage ledger in one process: what the ledger in Redis does, by the plainest means."""
+
+from bisect import bisect_right, insort
+
+from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.state import Ledger, UsageFilter, UsageRow
+from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage_report import bounded, matches, overlaps, row_of, total
+
+
+def _order(record: RequestRecord) -> tuple[float, str]:
+    return record.ended_at, record.request_id
+
+
+class MemoryLedger(Ledger):
+    def __init__(self) -> None:
+        self._requests: dict[str, RequestRecord] = {}
+        self._by_end: list[RequestRecord] = []
+        self._intervals: dict[tuple[str, str, float], InstanceInterval] = {}
+        self._rates: dict[str, Rate] = {}
+
+    async def add_request(self, record: RequestRecord) -> bool:
+        if record.request_id in self._requests:
+            return False
+        self._requests[record.request_id] = record
+        insort(self._by_end, record, key=_order)
+        return True
+
+    async def request(self, request_id: str) -> RequestRecord:
+        if request_id not in self._requests:
+            raise NotFound(f"no request {request_id}")
+        return self._requests[request_id]
+
+    async def requests(
+        self, where: UsageFilter, *, limit: int = 1000, cursor: str = ""
+    ) -> tuple[list[RequestRecord], str]:
+        start = 0
+        if cursor:
+            if cursor not in self._requests:
+                raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
+            start = bisect_right(self._by_end, _order(self._requests[cursor]), key=_order)
+        where = bounded(where)
+        found = [record for record in self._by_end[start:] if matches(where, record)]
+        page = found[:limit]
+        return page, page[-1].request_id if len(found) > limit else ""
+
+    async def report(self, where: UsageFilter) -> list[UsageRow]:
+        where = bounded(where)
+        return total(row_of(record) for record in self._by_end if matches(where, record))
+
+    async def add_interval(self, interval: InstanceInterval) -> bool:
+        identity = interval.instance_id, interval.state, interval.from_at
+        if identity in self._intervals:
+            return False
+        self._intervals[identity] = interval
+        return True
+
+    async def intervals(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> list[InstanceInterval]:
+        found = [interval for interval in self._intervals.values() if overlaps(interval, since, until)]
+        return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
+
+    async def rates(self) -> list[Rate]:
+        return sorted(self._rates.values(), key=lambda rate: rate.id)
+
+    async def put_rate(self, rate: Rate) -> None:
+        if self._rates.setdefault(rate.id, rate) != rate:
+            raise Conflict(f"rate {rate.id} exists with another price: give the new one a new id")

@@ -1,0 +1,295 @@
+"""The shared state in one process: the fake beside RedisState, held to the same contract suite."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from registry.api_key import ApiKey
+from registry.change import (
+    Change,
+    Demand,
+    DemandChanged,
+    FunctionChanged,
+    FunctionDeleted,
+    InstanceChanged,
+    NodeGone,
+    NodeUp,
+    ScaleAsked,
+    ScaleTarget,
+    Snapshot,
+)
+from registry.clock import Clock, SystemClock
+from registry.errors import NotFound, StaleEpoch
+from registry.function import Function, FunctionVersion, Scaling
+from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
+from registry.instance import TRANSITIONS, InstanceRecord
+from registry.keys import FEED_LENGTH
+from registry.memory_ledger import MemoryLedger
+from registry.node import NodeRecord
+from registry.state import ClusterConfig, State
+
+
+class MemoryFeed:
+    """The last changes, numbered; the entry 0 is none, so that a first cursor has one to name."""
+
+    def __init__(self, length: int) -> None:
+        self._entries: deque[Change | None] = deque([None], maxlen=length)
+        self._last = 0
+        self._grown = asyncio.Event()
+
+    @property
+    def cursor(self) -> str:
+        return str(self._last)
+
+    def publish(self, change: Change) -> None:
+        self._entries.append(change)
+        self._last += 1
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
+        position = int(cursor) if cursor.isdecimal() else -1
+        while True:
+            first = self._last - len(self._entries) + 1
+            if not first <= position <= self._last:
+                raise NotFound(f"the feed no longer reaches back to {cursor}")
+            if position == self._last:
+                await self._grown.wait()
+                continue
+            for change in list(islice(self._entries, position - first + 1, None)):
+                position += 1
+                if change is not None:
+                    yield str(position), change
+
+
+@dataclass(slots=True)
+class _Node:
+    """`record` is None before the node comes up and after it was removed.
+
+    `instances_epoch` is the epoch that `instances` belong to, 0 if there are none.
+    """
+
+    epoch: int = 0
+    record: NodeRecord | None = None
+    expires_at: float = 0.0
+    instances: dict[str, InstanceRecord] = field(default_factory=dict)
+    instances_epoch: int = 0
+
+    def forget_instances(self) -> None:
+        self.instances.clear()
+        self.instances_epoch = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    holder: str
+    epoch: int
+    expires_at: float
+
+
+class MemoryState(MemoryLedger, State):
+    """Time comes from `clock`, so that a test with a FakeClock lets leases run out by hand."""
+
+    def __init__(self, *, clock: Clock | None = None, feed_length: int = FEED_LENGTH) -> None:
+        super().__init__()
+        self._clock = clock or SystemClock()
+        self._feed = MemoryFeed(feed_length)
+        self._config: ClusterConfig | None = None
+        self._heads: dict[str, Function] = {}
+        self._versions: dict[tuple[str, int], FunctionVersion] = {}
+        self._last_versions: dict[str, int] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._demands: dict[str, tuple[DemandChanged, float]] = {}
+        self._scale_tokens: set[str] = set()
+        self._leases: dict[str, _Lease] = {}
+        self._keys: dict[str, ApiKey] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryState at {self._feed.cursor}>"
+
+    async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
+        self._config = self._config or default
+        if self._config is None:
+            raise NotFound("the cluster has no configuration yet: start a gateway first")
+        return self._config
+
+    async def create_version(
+        self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
+    ) -> FunctionVersion:
+        name = draft.function
+        head = self._heads.get(name)
+        current = self._versions[name, head.current] if head else None
+        known = Known(head=head, current=current, last=self._last_versions.get(name, 0))
+        planned = plan_version(known, draft, scaling, make_current=make_current)
+        if planned.is_new:
+            self._versions[name, planned.result.version] = planned.result
+            self._last_versions[name] = planned.result.version
+        if planned.head != head:
+            self._set_head(planned.head)
+        return planned.result
+
+    async def function(self, name: str) -> Function:
+        if name not in self._heads:
+            raise no_function(name)
+        return self._heads[name]
+
+    async def functions(self) -> list[Function]:
+        return [self._heads[name] for name in sorted(self._heads)]
+
+    async def version(self, name: str, version: int | None = None) -> FunctionVersion:
+        number = (await self.function(name)).current if version is None else version
+        await self.function(name)
+        if (name, number) not in self._versions:
+            raise no_version(name, number)
+        return self._versions[name, number]
+
+    async def versions(self, name: str | None = None) -> list[FunctionVersion]:
+        if name is not None:
+            await self.function(name)
+        return [version for (owner, _), version in sorted(self._versions.items()) if name in (None, owner)]
+
+    async def set_current(self, name: str, version: int) -> Function:
+        head = await self.function(name)
+        return self._update(head, plan_current(head, version))
+
+    async def set_scaling(self, name: str, scaling: Scaling) -> Function:
+        head = await self.function(name)
+        return self._update(head, replace(head, scaling=scaling))
+
+    async def delete_function(self, name: str) -> None:
+        head = await self.function(name)
+        del self._heads[name]
+        for number in head.versions:
+            del self._versions[name, number]
+        self._feed.publish(FunctionDeleted(name=name))
+
+    async def next_node_epoch(self, node: str) -> int:
+        known = self._nodes.setdefault(node, _Node())
+        known.epoch += 1
+        return known.epoch
+
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
+        node = self._fenced(record.id, record.epoch)
+        former = self._live(node)
+        if former is not None and former.epoch != record.epoch:
+            self._feed.publish(NodeGone(id=record.id, epoch=former.epoch))
+        if node.instances_epoch != record.epoch:
+            node.forget_instances()
+        node.record, node.expires_at = record, self._clock.monotonic_s() + ttl_s
+        self._feed.publish(NodeUp(record=record, ttl_s=ttl_s))
+        if former is None or former.epoch != record.epoch:
+            for instance in node.instances.values():
+                self._feed.publish(InstanceChanged(record=instance))
+
+    async def remove_node(self, node: str, epoch: int) -> None:
+        known = self._nodes.get(node)
+        if known is None or epoch < known.epoch:
+            return
+        if self._live(known) is not None or known.instances_epoch:
+            self._feed.publish(NodeGone(id=node, epoch=epoch))
+        known.record = None
+        known.forget_instances()
+
+    async def put_instance(self, record: InstanceRecord, node_epoch: int) -> None:
+        node = self._fenced(record.node, node_epoch)
+        if node.instances_epoch != node_epoch:
+            node.forget_instances()
+            node.instances_epoch = node_epoch
+        if TRANSITIONS[record.state]:
+            node.instances[record.instance_id] = record
+        else:
+            node.instances.pop(record.instance_id, None)
+        self._feed.publish(InstanceChanged(record=record))
+
+    async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None:
+        change = DemandChanged(gateway=gateway, demands=tuple(demands), ttl_s=ttl_s)
+        self._demands[gateway] = change, self._clock.monotonic_s() + ttl_s
+        self._feed.publish(change)
+
+    async def ask_scale(self, target: ScaleTarget) -> None:
+        if target.token and target.token in self._scale_tokens:
+            return
+        self._scale_tokens.add(target.token)
+        self._feed.publish(ScaleAsked(target=target))
+
+    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
+        now = self._clock.monotonic_s()
+        lease = self._leases.get(name, _Lease("", 0, 0.0))
+        free = lease.expires_at <= now
+        if not free and lease.holder != holder:
+            return None
+        self._leases[name] = _Lease(holder, lease.epoch + free, now + ttl_s)
+        return lease.epoch + free
+
+    async def release_lease(self, name: str, holder: str) -> None:
+        lease = self._leases.get(name)
+        if lease is not None and lease.holder == holder:
+            self._leases[name] = replace(lease, expires_at=0.0)
+
+    async def snapshot(self) -> Snapshot:
+        now = self._clock.monotonic_s()
+        nodes = [node for _, node in sorted(self._nodes.items()) if self._live(node) is not None]
+        instances = [
+            instance
+            for node in nodes
+            if node.record is not None and node.instances_epoch == node.record.epoch
+            for instance in node.instances.values()
+        ]
+        return Snapshot(
+            cursor=self._feed.cursor,
+            functions=tuple(await self.functions()),
+            versions=tuple(await self.versions()),
+            nodes=tuple(
+                NodeUp(record=node.record, ttl_s=node.expires_at - now)
+                for node in nodes
+                if node.record is not None
+            ),
+            instances=tuple(sorted(instances, key=lambda record: record.instance_id)),
+            demands=tuple(
+                replace(change, ttl_s=expires_at - now)
+                for _, (change, expires_at) in sorted(self._demands.items())
+                if expires_at > now
+            ),
+        )
+
+    def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
+        return self._feed.watch(cursor)
+
+    async def put_key(self, key: ApiKey) -> None:
+        self._keys[key.id] = key
+
+    async def key(self, key_id: str) -> ApiKey:
+        if key_id not in self._keys:
+            raise NotFound(f"no key {key_id}")
+        return self._keys[key_id]
+
+    async def keys(self) -> list[ApiKey]:
+        return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id))
+
+    async def ping(self) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+    def _update(self, old: Function, new: Function) -> Function:
+        if new != old:
+            self._set_head(new)
+        return new
+
+    def _set_head(self, head: Function) -> None:
+        self._heads[head.name] = head
+        current = self._versions[head.name, head.current]
+        self._feed.publish(FunctionChanged(function=head, version=current))
+
+    def _fenced(self, node: str, epoch: int) -> _Node:
+        known = self._nodes.setdefault(node, _Node())
+        if epoch < known.epoch:
+            raise StaleEpoch(f"node {node} has a later epoch than {epoch}")
+        known.epoch = epoch
+        return known
+
+    def _live(self, node: _Node) -> NodeRecord | None:
+        return node.record if node.expires_at > self._clock.monotonic_s() else None

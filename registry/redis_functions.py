@@ -1,0 +1,170 @@
+"""Functions and their versions in Redis, changed by compare-and-set on the function's head."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from registry import keys
+from registry.change import FunctionChanged, FunctionDeleted
+from registry.codec import decode, encode
+from registry.errors import InvalidRecord
+from registry.function import Function, FunctionVersion, Scaling
+from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
+from registry.redis_connections import Script
+from registry.redis_store import PUBLISH, RedisStore, published
+
+# Replace a function's head (and with it versions) if head and last number are still what the
+# caller read: the fence against a second writer. An empty head or version deletes.
+# KEYS feed functions versions last-versions
+# ARGV length name old-head old-last new-head new-last kind change (version-field version)*
+_SWAP = Script(
+    PUBLISH
+    + """
+if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
+if (redis.call('HGET', KEYS[4], ARGV[2]) or '0') ~= ARGV[4] then return 0 end
+if ARGV[5] == '' then
+  redis.call('HDEL', KEYS[2], ARGV[2])
+else
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[5])
+end
+redis.call('HSET', KEYS[4], ARGV[2], ARGV[6])
+for i = 9, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', KEYS[3], ARGV[i])
+  else
+    redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
+  end
+end
+publish(ARGV[7], ARGV[8])
+return 1
+"""
+)
+
+
+class RedisFunctions(RedisStore):
+    async def create_version(
+        self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
+    ) -> FunctionVersion:
+        name = draft.function
+        while True:
+            raw, known = await self._known(name)
+            planned = plan_version(known, draft, scaling, make_current=make_current)
+            if planned.head == known.head:
+                return planned.result
+            change = FunctionChanged(function=planned.head, version=planned.current)
+            new = {planned.result.version: encode(planned.result)} if planned.is_new else {}
+            if await self._swap(name, raw, known.last, planned.head, change, new):
+                return planned.result
+
+    async def function(self, name: str) -> Function:
+        raw = await self._redis.call("HGET", keys.FUNCTIONS, name)
+        if raw is None:
+            raise no_function(name)
+        return decode(Function, raw, f"{keys.FUNCTIONS}[{name}]")
+
+    async def functions(self) -> list[Function]:
+        raws = await self._redis.call("HVALS", keys.FUNCTIONS)
+        return sorted((decode(Function, raw, keys.FUNCTIONS) for raw in raws), key=lambda f: f.name)
+
+    async def version(self, name: str, version: int | None = None) -> FunctionVersion:
+        if version is None:
+            known = (await self._known(name))[1]
+            if known.current is None:
+                raise no_function(name)
+            return known.current
+        found = await self._version(name, version)
+        if found is None:
+            await self.function(name)  # says so if it is the function that is missing
+            raise no_version(name, version)
+        return found
+
+    async def versions(self, name: str | None = None) -> list[FunctionVersion]:
+        if name is not None:
+            await self.function(name)
+        raws = await self._redis.call("HVALS", keys.VERSIONS)
+        versions = [decode(FunctionVersion, raw, keys.VERSIONS) for raw in raws]
+        return sorted(
+            (version for version in versions if name in (None, version.function)),
+            key=lambda version: (version.function, version.version),
+        )
+
+    async def set_current(self, name: str, version: int) -> Function:
+        return await self._update(name, lambda head: plan_current(head, version))
+
+    async def set_scaling(self, name: str, scaling: Scaling) -> Function:
+        return await self._update(name, lambda head: replace(head, scaling=scaling))
+
+    async def delete_function(self, name: str) -> None:
+        attempted = False
+        while True:
+            raw, known = await self._known(name)
+            if known.head is None:
+                if attempted:  # gone by now, which is what was asked for
+                    return
+                raise no_function(name)
+            gone = dict.fromkeys(known.head.versions, b"")
+            if await self._swap(name, raw, known.last, None, FunctionDeleted(name=name), gone):
+                return
+            attempted = True
+
+    async def _update(self, name: str, step: Callable[[Function], Function]) -> Function:
+        while True:
+            raw, known = await self._known(name)
+            if known.head is None:
+                raise no_function(name)
+            head = step(known.head)
+            if head == known.head:
+                return head
+            current = await self._version(name, head.current)
+            if current is None:  # deleted meanwhile: the next look tells
+                continue
+            change = FunctionChanged(function=head, version=current)
+            if await self._swap(name, raw, known.last, head, change, {}):
+                return head
+
+    async def _known(self, name: str) -> tuple[bytes, Known]:
+        """What is known of a function, and its head as it stands in Redis."""
+        before = b""
+        while True:
+            raw, last = await self._redis.run(
+                ("HGET", keys.FUNCTIONS, name), ("HGET", keys.LAST_VERSIONS, name)
+            )
+            if raw is None:
+                return b"", Known(last=int(last or 0))
+            head = decode(Function, raw, f"{keys.FUNCTIONS}[{name}]")
+            current = await self._version(name, head.current)
+            if current is not None:
+                return raw, Known(head=head, current=current, last=int(last))
+            if raw == before:  # not deleted between the two reads, but truly amiss
+                raise InvalidRecord(f"{keys.VERSIONS} lacks {keys.version(name, head.current)}")
+            before = raw
+
+    async def _version(self, name: str, number: int) -> FunctionVersion | None:
+        field = keys.version(name, number)
+        raw = await self._redis.call("HGET", keys.VERSIONS, field)
+        return None if raw is None else decode(FunctionVersion, raw, f"{keys.VERSIONS}[{field}]")
+
+    async def _swap(
+        self,
+        name: str,
+        old: bytes,
+        last: int,
+        new: Function | None,
+        change: FunctionChanged | FunctionDeleted,
+        versions: Mapping[int, bytes],
+    ) -> bool:
+        fields = [part for number, raw in versions.items() for part in (keys.version(name, number), raw)]
+        done = await self._redis.script(
+            _SWAP,
+            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS],
+            [
+                self._feed_length,
+                name,
+                old,
+                last,
+                encode(new) if new is not None else b"",
+                max(last, *versions) if versions else last,
+                *published(change),
+                *fields,
+            ],
+        )
+        return bool(done)

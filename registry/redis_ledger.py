@@ -1,0 +1,174 @@
+"""The usage ledger in Redis: append-only, each record and its sums added together, once."""
+
+from collections.abc import AsyncIterator
+
+from registry import keys
+from registry.codec import decode, encode
+from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.redis_connections import Script
+from registry.redis_store import RedisStore
+from registry.state import UsageFilter, UsageRow
+from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage_report import (
+    COLUMNS,
+    bounded,
+    day_of,
+    matches,
+    overlaps,
+    row_from,
+    row_of,
+    split_days,
+    total,
+)
+
+# Add a record if its id is new, then count it: a repetition changes nothing.
+# KEYS records by-end sums days; ARGV id record ended-at day (field amount)*
+_ADD_REQUEST = Script(
+    """
+if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+redis.call('SADD', KEYS[4], ARGV[4])
+for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[3], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+)
+
+# KEYS intervals by-end; ARGV identity interval to-at
+_ADD_INTERVAL = Script(
+    """
+if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+return 1
+"""
+)
+
+# The next records in order: after the member ARGV[1], or from the score ARGV[2] on if that is "".
+# The rank makes a page start right after its cursor, also among equal scores. -1: no such cursor.
+# KEYS records index; ARGV cursor min-score count
+_PAGE = Script(
+    """
+local start
+if ARGV[1] ~= '' then
+  start = redis.call('ZRANK', KEYS[2], ARGV[1])
+  if not start then return -1 end
+  start = start + 1
+else
+  start = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
+end
+local ids = redis.call('ZRANGE', KEYS[2], start, start + ARGV[3] - 1)
+if #ids == 0 then return {} end
+return redis.call('HMGET', KEYS[1], unpack(ids))
+"""
+)
+
+# Records that one script call reads; Lua's unpack has a limit of some thousands.
+PAGE = 1000
+
+
+class RedisLedger(RedisStore):
+    async def add_request(self, record: RequestRecord) -> bool:
+        row = row_of(record)
+        amounts: list[str | bytes | int] = []
+        for column in COLUMNS:
+            amounts += (encode((record.function, record.tenant, column)), getattr(row, column))
+        day = day_of(record.ended_at)
+        added = await self._redis.script(
+            _ADD_REQUEST,
+            [keys.REQUESTS, keys.REQUESTS_BY_END, keys.usage(day), keys.USAGE_DAYS],
+            [record.request_id, encode(record), repr(record.ended_at), day, *amounts],
+        )
+        return bool(added)
+
+    async def request(self, request_id: str) -> RequestRecord:
+        raw = await self._redis.call("HGET", keys.REQUESTS, request_id)
+        if raw is None:
+            raise NotFound(f"no request {request_id}")
+        return decode(RequestRecord, raw, f"{keys.REQUESTS}[{request_id}]")
+
+    async def requests(
+        self, where: UsageFilter, *, limit: int = 1000, cursor: str = ""
+    ) -> tuple[list[RequestRecord], str]:
+        found: list[RequestRecord] = []
+        async for record in self._rows(bounded(where), cursor, page=min(PAGE, limit + 1)):
+            if len(found) == limit:
+                return found, found[-1].request_id
+            found.append(record)
+        return found, ""
+
+    async def report(self, where: UsageFilter) -> list[UsageRow]:
+        where = bounded(where)
+        split = split_days(where.since, where.until)
+        rows: list[UsageRow] = []
+        for day in await self._redis.call("SMEMBERS", keys.USAGE_DAYS):
+            if split.covers(int(day)):
+                rows += await self._day(int(day))
+        rows = [
+            row
+            for row in rows
+            if where.function in (None, row.function) and where.tenant in (None, row.tenant)
+        ]
+        for since, until in split.edges:
+            edge = UsageFilter(since=since, until=until, function=where.function, tenant=where.tenant)
+            rows += [row_of(record) async for record in self._rows(edge)]
+        return total(rows)
+
+    async def add_interval(self, interval: InstanceInterval) -> bool:
+        identity = encode((interval.instance_id, interval.state, interval.from_at))
+        added = await self._redis.script(
+            _ADD_INTERVAL,
+            [keys.INTERVALS, keys.INTERVALS_BY_END],
+            [identity, encode(interval), repr(interval.to_at)],
+        )
+        return bool(added)
+
+    async def intervals(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> list[InstanceInterval]:
+        found: list[InstanceInterval] = []
+        cursor: str | bytes = ""
+        while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, PAGE):
+            page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
+            found += [interval for interval in page if overlaps(interval, since, until)]
+            cursor = encode((page[-1].instance_id, page[-1].state, page[-1].from_at))
+        return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
+
+    async def rates(self) -> list[Rate]:
+        raws = await self._redis.call("HVALS", keys.RATES)
+        return sorted((decode(Rate, raw, keys.RATES) for raw in raws), key=lambda rate: rate.id)
+
+    async def put_rate(self, rate: Rate) -> None:
+        _, raw = await self._redis.run(
+            ("HSETNX", keys.RATES, rate.id, encode(rate)), ("HGET", keys.RATES, rate.id)
+        )
+        if decode(Rate, raw, f"{keys.RATES}[{rate.id}]") != rate:
+            raise Conflict(f"rate {rate.id} exists with another price: give the new one a new id")
+
+    async def _rows(
+        self, where: UsageFilter, cursor: str = "", *, page: int = PAGE
+    ) -> AsyncIterator[RequestRecord]:
+        """The records that match, in order of `ended_at`, after the one that `cursor` names."""
+        while raws := await self._page(keys.REQUESTS, keys.REQUESTS_BY_END, cursor, where.since, page):
+            for raw in raws:
+                record = decode(RequestRecord, raw, keys.REQUESTS)
+                if where.until is not None and record.ended_at >= where.until:
+                    return
+                if matches(where, record):
+                    yield record
+            cursor = record.request_id
+
+    async def _page(
+        self, records: str, index: str, cursor: str | bytes, since: float | None, count: int
+    ) -> list[bytes]:
+        lowest = "-inf" if since is None else repr(float(since))
+        page = await self._redis.script(_PAGE, [records, index], [cursor, lowest, count])
+        if page == -1:
+            raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
+        return list(page)
+
+    async def _day(self, day: int) -> list[UsageRow]:
+        flat = await self._redis.call("HGETALL", keys.usage(day))
+        sums: dict[tuple[str, str], dict[str, int]] = {}
+        for field, amount in zip(flat[::2], flat[1::2], strict=True):
+            function, tenant, column = decode(tuple[str, str, str], field, keys.usage(day))
+            sums.setdefault((function, tenant), {})[column] = int(amount)
+        return [row_from(function, tenant, columns) for (function, tenant), columns in sums.items()]

@@ -1,0 +1,256 @@
+"""Nodes, instances, demand and the snapshot of everything, in Redis."""
+
+from collections.abc import Sequence
+
+from registry import keys
+from registry.change import (
+    Demand,
+    DemandChanged,
+    InstanceChanged,
+    NodeUp,
+    ScaleAsked,
+    ScaleTarget,
+    Snapshot,
+)
+from registry.codec import decode, encode
+from registry.errors import StaleEpoch
+from registry.function import Function, FunctionVersion
+from registry.instance import TRANSITIONS, InstanceRecord
+from registry.node import NodeRecord
+from registry.redis_connections import Script
+from registry.redis_store import PUBLISH, RedisStore, milliseconds, published
+
+# Heartbeat, fenced by the node's latest epoch. A record of another epoch means a former process:
+# it is announced as gone and its instances are dropped. A node that is new or had lapsed gets its
+# instances announced again, since watchers forgot them with the node.
+# KEYS feed epochs nodes node instances
+# ARGV length id epoch record ttl-ms instances-ttl-s node-up node-gone-without-epoch
+_PUT_NODE = Script(
+    PUBLISH
+    + """
+local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
+if tonumber(ARGV[3]) < known then return 0 end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+local former = redis.call('HGET', KEYS[4], 'epoch')
+if former and former ~= ARGV[3] then publish('NodeGone', ARGV[8] .. former .. '}') end
+if redis.call('HGET', KEYS[5], '') ~= ARGV[3] then redis.call('DEL', KEYS[5]) end
+redis.call('HSET', KEYS[4], 'epoch', ARGV[3], 'record', ARGV[4])
+redis.call('PEXPIRE', KEYS[4], ARGV[5])
+redis.call('EXPIRE', KEYS[5], ARGV[6])
+redis.call('SADD', KEYS[3], ARGV[2])
+publish('NodeUp', ARGV[7])
+if former ~= ARGV[3] then
+  local owned = redis.call('HGETALL', KEYS[5])
+  for i = 1, #owned, 2 do
+    if owned[i] ~= '' then publish('InstanceChanged', '{"record":' .. owned[i + 1] .. '}') end
+  end
+end
+return 1
+"""
+)
+
+# Forget a node, fenced by its latest epoch.
+# KEYS feed epochs nodes node instances; ARGV length id epoch node-gone-without-epoch
+_REMOVE_NODE = Script(
+    PUBLISH
+    + """
+local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
+if tonumber(ARGV[3]) < known then return 0 end
+local there = redis.call('DEL', KEYS[4], KEYS[5])
+redis.call('SREM', KEYS[3], ARGV[2])
+if there > 0 then publish('NodeGone', ARGV[4] .. ARGV[3] .. '}') end
+return 1
+"""
+)
+
+# Publish an instance, fenced by its node's latest epoch. The field "" names the epoch that the
+# instances belong to: those of a former process are dropped.
+# KEYS feed epochs instances; ARGV length node epoch instance-id record is-final ttl-s change
+_PUT_INSTANCE = Script(
+    PUBLISH
+    + """
+local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
+if tonumber(ARGV[3]) < known then return 0 end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+if redis.call('HGET', KEYS[3], '') ~= ARGV[3] then
+  redis.call('DEL', KEYS[3])
+  redis.call('HSET', KEYS[3], '', ARGV[3])
+end
+if ARGV[6] == '1' then
+  redis.call('HDEL', KEYS[3], ARGV[4])
+else
+  redis.call('HSET', KEYS[3], ARGV[4], ARGV[5])
+end
+redis.call('EXPIRE', KEYS[3], ARGV[7])
+publish('InstanceChanged', ARGV[8])
+return 1
+"""
+)
+
+# KEYS feed demand gateways; ARGV length gateway change ttl-ms
+_PUT_DEMAND = Script(
+    PUBLISH
+    + """
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
+redis.call('SADD', KEYS[3], ARGV[2])
+publish('DemandChanged', ARGV[3])
+return 1
+"""
+)
+
+# A wish enters the feed once a token. KEYS feed scale; ARGV length change ttl-s
+_ASK_SCALE = Script(
+    PUBLISH
+    + """
+if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
+publish('ScaleAsked', ARGV[2])
+return 1
+"""
+)
+
+# Everything at one point of the feed. Names of expired nodes and gateways are dropped on the way.
+# An empty feed gets a first entry, of a kind that no watcher knows: a cursor must name an entry.
+# KEYS feed functions versions nodes gateways; ARGV node-prefix instances-prefix demand-prefix
+_SNAPSHOT = Script(
+    """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+local cursor = last[1] and last[1][1] or redis.call('XADD', KEYS[1], '*', 'Start', '')
+local nodes, instances, demands = {}, {}, {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  local row = redis.call('HMGET', ARGV[1] .. id, 'record', 'epoch')
+  if row[1] then
+    nodes[#nodes + 1] = {row[1], redis.call('PTTL', ARGV[1] .. id)}
+    if redis.call('HGET', ARGV[2] .. id, '') == row[2] then
+      local owned = redis.call('HGETALL', ARGV[2] .. id)
+      for i = 1, #owned, 2 do
+        if owned[i] ~= '' then instances[#instances + 1] = owned[i + 1] end
+      end
+    end
+  else
+    redis.call('SREM', KEYS[4], id)
+  end
+end
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
+  local demand = redis.call('GET', ARGV[3] .. id)
+  if demand then
+    demands[#demands + 1] = {demand, redis.call('PTTL', ARGV[3] .. id)}
+  else
+    redis.call('SREM', KEYS[5], id)
+  end
+end
+return {cursor, redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3]), nodes, instances, demands}
+"""
+)
+
+
+class RedisNodes(RedisStore):
+    async def next_node_epoch(self, node: str) -> int:
+        return int(await self._redis.call("HINCRBY", keys.EPOCHS, node, 1))
+
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
+        done = await self._redis.script(
+            _PUT_NODE,
+            [keys.FEED, keys.EPOCHS, keys.NODES, keys.node(record.id), keys.instances(record.id)],
+            [
+                self._feed_length,
+                record.id,
+                record.epoch,
+                encode(record),
+                milliseconds(ttl_s),
+                keys.INSTANCES_TTL_S,
+                encode(NodeUp(record=record, ttl_s=ttl_s)),
+                _gone_without_epoch(record.id),
+            ],
+        )
+        if not done:
+            raise _stale(record.id, record.epoch)
+
+    async def remove_node(self, node: str, epoch: int) -> None:
+        await self._redis.script(
+            _REMOVE_NODE,
+            [keys.FEED, keys.EPOCHS, keys.NODES, keys.node(node), keys.instances(node)],
+            [self._feed_length, node, epoch, _gone_without_epoch(node)],
+        )
+
+    async def put_instance(self, record: InstanceRecord, node_epoch: int) -> None:
+        done = await self._redis.script(
+            _PUT_INSTANCE,
+            [keys.FEED, keys.EPOCHS, keys.instances(record.node)],
+            [
+                self._feed_length,
+                record.node,
+                node_epoch,
+                record.instance_id,
+                encode(record),
+                int(not TRANSITIONS[record.state]),
+                keys.INSTANCES_TTL_S,
+                encode(InstanceChanged(record=record)),
+            ],
+        )
+        if not done:
+            raise _stale(record.node, node_epoch)
+
+    async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None:
+        _, change = published(DemandChanged(gateway=gateway, demands=tuple(demands), ttl_s=ttl_s))
+        await self._redis.script(
+            _PUT_DEMAND,
+            [keys.FEED, keys.demand(gateway), keys.GATEWAYS],
+            [self._feed_length, gateway, change, milliseconds(ttl_s)],
+        )
+
+    async def ask_scale(self, target: ScaleTarget) -> None:
+        kind, change = published(ScaleAsked(target=target))
+        if not target.token:
+            command = ("XADD", keys.FEED, "MAXLEN", "~", self._feed_length, "*", kind, change)
+            await self._redis.call(*command)
+            return
+        await self._redis.script(
+            _ASK_SCALE,
+            [keys.FEED, keys.scale(target.token)],
+            [self._feed_length, change, keys.SCALE_TOKEN_TTL_S],
+        )
+
+    async def snapshot(self) -> Snapshot:
+        cursor, heads, versions, nodes, instances, demands = await self._redis.script(
+            _SNAPSHOT,
+            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS],
+            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.DEMAND_PREFIX],
+        )
+        return Snapshot(
+            cursor=cursor.decode(),
+            functions=tuple(
+                sorted((decode(Function, raw, keys.FUNCTIONS) for raw in heads), key=lambda f: f.name)
+            ),
+            versions=tuple(
+                sorted(
+                    (decode(FunctionVersion, raw, keys.VERSIONS) for raw in versions),
+                    key=lambda version: (version.function, version.version),
+                )
+            ),
+            nodes=tuple(sorted((_node_up(raw, ttl) for raw, ttl in nodes), key=lambda up: up.record.id)),
+            instances=tuple(
+                sorted(
+                    (decode(InstanceRecord, raw, keys.INSTANCES_PREFIX) for raw in instances),
+                    key=lambda record: record.instance_id,
+                )
+            ),
+            demands=tuple(sorted((_demand(raw, ttl) for raw, ttl in demands), key=lambda d: d.gateway)),
+        )
+
+
+def _node_up(raw: bytes, ttl_ms: int) -> NodeUp:
+    return NodeUp(record=decode(NodeRecord, raw, keys.NODE_PREFIX), ttl_s=ttl_ms / 1000)
+
+
+def _demand(raw: bytes, ttl_ms: int) -> DemandChanged:
+    change = decode(DemandChanged, raw, keys.DEMAND_PREFIX)
+    return DemandChanged(gateway=change.gateway, demands=change.demands, ttl_s=ttl_ms / 1000)
+
+
+def _gone_without_epoch(node: str) -> bytes:
+    """A NodeGone's JSON up to the epoch, which a script completes: it alone knows the former one."""
+    return b'{"id":' + encode(node) + b',"epoch":'
+
+
+def _stale(node: str, epoch: int) -> StaleEpoch:
+    return StaleEpoch(f"node {node} has a later epoch than {epoch}")

@@ -1,0 +1,184 @@
+"""API keys and the cluster's secret: how they are made, read and checked.
+
+A key reads `hc_<id>_<secret>`: the id is public and finds the record, the secret carries 256 random
+bits of which only the SHA-256 is stored. A secret file has mode 0600 and appears complete or not at
+all: it is written beside its place and linked into it, so that of two first starts one wins.
+"""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from registry.api_key import ApiKey, Role
+from registry.clock import Clock, SystemClock
+from registry.errors import InvalidRecord, KeyRefused, NotFound
+from registry.state import KeyState
+
+SECRET_VARIABLE = "HYPERCAST_CLUSTER_SECRET"
+MIN_SECRET_BYTES = 16
+ADMIN_TENANT = "admin"
+
+_KEY = re.compile(r"hc_([a-z0-9]{4,64})_([A-Za-z0-9_-]{20,200})")
+
+
+class NewKey(NamedTuple):
+    """A key just made: its record, and the key itself, which is shown once."""
+
+    key: ApiKey
+    plaintext: str
+
+
+@dataclass(frozen=True, slots=True)
+class PresentedKey:
+    """What a caller presented, taken apart."""
+
+    id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"PresentedKey(id={self.id!r}, secret=…)"
+
+
+def new_api_key(
+    tenant: str,
+    role: Role,
+    name: str,
+    *,
+    functions: Sequence[str] = (),
+    expires_at: float | None = None,
+    clock: Clock | None = None,
+) -> NewKey:
+    """A fresh key for `tenant`; storing its record is the caller's part."""
+    if not tenant:
+        raise InvalidRecord("an API key needs a tenant")
+    key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    record = ApiKey(
+        id=key_id,
+        digest=_digest(secret),
+        tenant=tenant,
+        role=role,
+        name=name,
+        created_at=(clock or SystemClock()).wall_s(),
+        expires_at=expires_at,
+        functions=tuple(functions),
+    )
+    return NewKey(record, f"hc_{key_id}_{secret}")
+
+
+def parse_key(presented: str) -> PresentedKey:
+    """Take a presented key apart. Raises KeyRefused; the message never repeats the key."""
+    found = _KEY.fullmatch(presented.strip())
+    if found is None:
+        raise KeyRefused("not an API key: one looks like hc_<id>_<secret>")
+    return PresentedKey(found[1], found[2])
+
+
+def matches(key: ApiKey, presented: PresentedKey) -> bool:
+    """Whether the presented key is this one, in a time that tells nothing of the secret."""
+    return hmac.compare_digest(key.digest, _digest(presented.secret)) and key.id == presented.id
+
+
+def check_usable(key: ApiKey, now: float) -> ApiKey:
+    """Return the key, or raise KeyRefused if it is revoked or has expired."""
+    if key.revoked_at is not None and key.revoked_at <= now:
+        raise KeyRefused(f"API key {key.id} is revoked")
+    if key.expires_at is not None and key.expires_at <= now:
+        raise KeyRefused(f"API key {key.id} has expired")
+    return key
+
+
+async def verify(presented: str, lookup: Callable[[str], Awaitable[ApiKey]], now: float) -> ApiKey:
+    """The record of a presented key (`lookup` is KeyState.key). Raises KeyRefused for any bad one."""
+    parsed = parse_key(presented)
+    try:
+        key = await lookup(parsed.id)
+    except NotFound as error:
+        raise KeyRefused("unknown API key") from error
+    if not matches(key, parsed):
+        raise KeyRefused("unknown API key")
+    return check_usable(key, now)
+
+
+def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None = None) -> bytes:
+    """The cluster's secret: from HYPERCAST_CLUSTER_SECRET, else from the file, made if need be.
+
+    A secret given by the environment equals a file of the same text. Raises InvalidRecord if it is
+    too short to protect anything, or if there is neither.
+    """
+    given = (os.environ if environ is None else environ).get(SECRET_VARIABLE, "").strip()
+    if given:
+        return _long_enough(given, SECRET_VARIABLE)
+    if path is None:
+        raise InvalidRecord(f"no cluster secret: set {SECRET_VARIABLE} or name a secret file")
+    return _long_enough(_read_or_create(path, secrets.token_hex(32)), str(path))
+
+
+async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock | None = None) -> str:
+    """The admin key in the file (made at the first start), known to `state` afterwards.
+
+    A file that outlives its state (a new Redis) makes its key known again; a key revoked since
+    stays revoked.
+    """
+    fresh = new_api_key(ADMIN_TENANT, Role.ADMIN, "admin", clock=clock)
+    plaintext = _read_or_create(path, fresh.plaintext)
+    try:
+        presented = parse_key(plaintext)
+    except KeyRefused as error:
+        raise InvalidRecord(f"{path} does not hold an API key") from error
+    try:
+        known = await state.key(presented.id)
+    except NotFound:
+        await state.put_key(
+            ApiKey(
+                id=presented.id,
+                digest=_digest(presented.secret),
+                tenant=ADMIN_TENANT,
+                role=Role.ADMIN,
+                name="admin",
+                created_at=fresh.key.created_at,
+            )
+        )
+    else:
+        if not matches(known, presented):
+            raise InvalidRecord(f"{path} holds another secret than the key {presented.id} has")
+    return plaintext
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _long_enough(text: str, source: str) -> bytes:
+    secret = text.encode()
+    if len(secret) < MIN_SECRET_BYTES:
+        raise InvalidRecord(f"{source} is too short: a cluster secret has {MIN_SECRET_BYTES} bytes or more")
+    return secret
+
+
+def _read_or_create(path: Path, content: str) -> str:
+    """The stripped text of a secret file, which gets `content` if it does not exist."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # A link refuses an existing target, where a rename would replace it.
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+    return path.read_text().strip()

@@ -1,0 +1,67 @@
+"""Sizes and rates as people write them: `256MiB`, `4GB`; `200mbit`, `100MB/s`."""
+
+import re
+from decimal import Decimal
+
+from registry.errors import InvalidRecord
+
+_BINARY = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_SIZES = _BINARY | {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z/]*)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes; a bare number is bytes. Raises InvalidRecord naming what is wrong."""
+    number, unit = _split("size", text, "256MiB, 4GB or 1024")
+    factor = _SIZES.get(unit or "b")
+    if factor is None:
+        known = "B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
+        raise InvalidRecord(f"bad size {text!r}: unknown unit {unit!r} (use {known})")
+    return _whole("size", text, number * factor)
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second, from bits (`200mbit`) or bytes (`100MB/s`). Raises InvalidRecord."""
+    number, unit = _split("rate", text, "200mbit, 1gbit or 100MB/s")
+    if unit in _BITS:
+        rate = _whole("rate", text, number * _BITS[unit] / 8)
+    elif unit.endswith("/s") and unit[:-2] in _SIZES:
+        rate = _whole("rate", text, number * _SIZES[unit[:-2]])
+    else:
+        known = "bit, kbit, mbit, gbit or a size a second as in MB/s"
+        raise InvalidRecord(f"bad rate {text!r}: unknown unit {unit!r} (use {known})")
+    if rate < 1:
+        raise InvalidRecord(f"bad rate {text!r}: it must be at least 1 byte a second")
+    return rate
+
+
+def format_size(nbytes: int) -> str:
+    """For people, in binary units: `256 MiB`, `1.5 GiB`."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _BINARY[unit.lower()]
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{nbytes} B"
+
+
+def format_rate(bytes_s: int) -> str:
+    """For people, in bits: `200 Mbit/s`."""
+    bits_s = bytes_s * 8
+    for unit, factor in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
+        if bits_s >= factor:
+            return f"{bits_s / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{bits_s} bit/s"
+
+
+def _split(noun: str, text: str, examples: str) -> tuple[Decimal, str]:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None:
+        raise InvalidRecord(f"bad {noun} {text!r}: use a number and a unit, as in {examples}")
+    return Decimal(found[1]), found[2].lower()
+
+
+def _whole(noun: str, text: str, value: Decimal) -> int:
+    if value != int(value) and value < 1:
+        raise InvalidRecord(f"bad {noun} {text!r}: less than one byte")
+    return int(value)

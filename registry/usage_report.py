@@ -1,0 +1,97 @@
+"""Sums over request records: which days a filter covers whole, and what rows add up to. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from registry.state import UsageFilter, UsageRow
+from registry.usage import InstanceInterval, RequestRecord
+
+DAY_S = 86_400
+COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
+
+
+@dataclass(frozen=True, slots=True)
+class DaySplit:
+    """A span of time as whole UTC days `[first, end)` (None: unbounded) and the spans at its edges."""
+
+    first: int | None
+    end: int | None
+    edges: tuple[tuple[float | None, float | None], ...]
+
+    def covers(self, day: int) -> bool:
+        return (self.first is None or self.first <= day) and (self.end is None or day < self.end)
+
+
+def day_of(at: float) -> int:
+    """The UTC day that holds the moment (floor division of floats is exact, division is not)."""
+    return int(at // DAY_S)
+
+
+def bounded(where: UsageFilter) -> UsageFilter:
+    """The filter with infinite bounds as None."""
+    since = None if where.since == -math.inf else where.since
+    until = None if where.until == math.inf else where.until
+    return replace(where, since=since, until=until)
+
+
+def split_days(since: float | None, until: float | None) -> DaySplit:
+    """Cut `[since, until)` into whole days and what is left at its edges; no moment is in two parts."""
+    if since == math.inf or until == -math.inf:
+        return DaySplit(0, 0, ())
+    first = None if since is None else -int(-since // DAY_S)
+    end = None if until is None else day_of(until)
+    if first is not None and end is not None and first >= end:
+        return DaySplit(0, 0, ((since, until),))
+    edges: list[tuple[float | None, float | None]] = []
+    if since is not None and first is not None and since < first * DAY_S:
+        edges.append((since, float(first * DAY_S)))
+    if until is not None and end is not None and end * DAY_S < until:
+        edges.append((float(end * DAY_S), until))
+    return DaySplit(first, end, tuple(edges))
+
+
+def matches(where: UsageFilter, record: RequestRecord) -> bool:
+    return (
+        (where.since is None or where.since <= record.ended_at)
+        and (where.until is None or record.ended_at < where.until)
+        and where.function in (None, record.function)
+        and where.tenant in (None, record.tenant)
+    )
+
+
+def overlaps(interval: InstanceInterval, since: float | None, until: float | None) -> bool:
+    """Whether the interval has a moment in `[since, until)`; an empty one counts by its start."""
+    return (until is None or interval.from_at < until) and (
+        since is None or since < interval.to_at or since <= interval.from_at
+    )
+
+
+def row_of(record: RequestRecord) -> UsageRow:
+    return UsageRow(
+        function=record.function,
+        tenant=record.tenant,
+        requests=1,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        billed_gpu_ms=record.billed_gpu_ms,
+        cost_nanos=record.cost_nanos,
+    )
+
+
+def row_from(function: str, tenant: str, sums: Mapping[str, int]) -> UsageRow:
+    return UsageRow(function=function, tenant=tenant, **{column: sums.get(column, 0) for column in COLUMNS})
+
+
+def total(rows: Iterable[UsageRow]) -> list[UsageRow]:
+    """One row for each function and tenant, ordered by both."""
+    sums: dict[tuple[str, str], UsageRow] = {}
+    for row in rows:
+        known = sums.get((row.function, row.tenant))
+        sums[row.function, row.tenant] = row if known is None else _add(known, row)
+    return [sums[pair] for pair in sorted(sums)]
+
+
+def _add(one: UsageRow, other: UsageRow) -> UsageRow:
+    added = {column: getattr(one, column) + getattr(other, column) for column in COLUMNS}
+    return replace(one, **added)
