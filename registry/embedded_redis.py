@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from registry.errors import StateUnavailable
 
@@ -44,7 +45,7 @@ class EmbeddedRedis:
         self._appendfsync = appendfsync
         self._executable = executable or find_redis_server()
         self.socket_path = _socket_path(self._data_dir)
-        self.url = f"unix://{self.socket_path}"
+        self.url = f"unix://{quote(str(self.socket_path))}"
         self.log_path = self._data_dir / "logs" / "redis.log"
 
     def __repr__(self) -> str:

@@ -75,7 +75,7 @@ class RedisLedger(RedisStore):
         added = await self._redis.script(
             _ADD_REQUEST,
             [keys.REQUESTS, keys.REQUESTS_BY_END, keys.usage(day), keys.USAGE_DAYS],
-            [record.request_id, encode(record), repr(record.ended_at), day, *amounts],
+            [record.request_id, encode(record), repr(float(record.ended_at)), day, *amounts],
         )
         return bool(added)
 
@@ -113,11 +113,10 @@ class RedisLedger(RedisStore):
         return total(rows)
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
-        identity = encode((interval.instance_id, interval.state, interval.from_at))
         added = await self._redis.script(
             _ADD_INTERVAL,
             [keys.INTERVALS, keys.INTERVALS_BY_END],
-            [identity, encode(interval), repr(interval.to_at)],
+            [_identity(interval), encode(interval), repr(float(interval.to_at))],
         )
         return bool(added)
 
@@ -129,7 +128,7 @@ class RedisLedger(RedisStore):
         while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, PAGE):
             page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
             found += [interval for interval in page if overlaps(interval, since, until)]
-            cursor = encode((page[-1].instance_id, page[-1].state, page[-1].from_at))
+            cursor = _identity(page[-1])
         return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
 
     async def rates(self) -> list[Rate]:
@@ -172,3 +171,8 @@ class RedisLedger(RedisStore):
             function, tenant, column = decode(tuple[str, str, str], field, keys.usage(day))
             sums.setdefault((function, tenant), {})[column] = int(amount)
         return [row_from(function, tenant, columns) for (function, tenant), columns in sums.items()]
+
+
+def _identity(interval: InstanceInterval) -> bytes:
+    # A whole number of seconds may come as an int, and would read differently.
+    return encode((interval.instance_id, interval.state, float(interval.from_at)))

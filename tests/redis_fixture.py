@@ -1,12 +1,12 @@
 """A real Redis for tests, on a Unix socket in a folder of theirs.
 
-    with running_redis(tmp_path) as server:          # outside of an event loop
-        asyncio.run(something(server.url))
+with running_redis(tmp_path) as server:          # outside of an event loop
+    asyncio.run(something(server.url))
 
-    async with RedisServer(tmp_path) as server:      # inside of one
-        ...
-        await server.kill()                          # kill -9
-        await server.start()                         # again, on the same files
+async with RedisServer(tmp_path) as server:      # inside of one
+    ...
+    await server.kill()                          # kill -9
+    await server.start()                         # again, on the same files
 """
 
 import asyncio
@@ -33,8 +33,7 @@ class RedisServer:
 
     async def start(self) -> None:
         """Start it and return when it answers."""
-        assert self._process is None
-        self._process = subprocess.Popen(self.embedded.command())
+        self._spawn()
         try:
             await self.embedded.wait_ready(30.0)
         except BaseException:
@@ -62,6 +61,10 @@ class RedisServer:
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
+
+    def _spawn(self) -> None:
+        assert self._process is None
+        self._process = subprocess.Popen(self.embedded.command())
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -1,0 +1,218 @@
+"""The ledger: idempotent, in order, and its sums are the sums of its rows."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.memory_state import MemoryState
+from registry.prices import DEFAULT_RATES, ensure_default_rates
+from registry.redis_connections import Connections
+from registry.redis_state import RedisState
+from registry.state import Ledger, UsageFilter
+from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage_report import DAY_S, day_of, matches, row_of, split_days, total
+from tests.redis_fixture import running_redis
+from tests.registry_records import request
+
+Scenario = Callable[[Ledger], Awaitable[None]]
+DAY = 19_675
+MIDNIGHT = float(DAY * DAY_S)
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def run(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
+    """Runs a scenario against an empty ledger."""
+
+    async def in_redis(scenario: Scenario) -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with RedisState.connect(redis_url) as state:
+            await scenario(state)
+
+    async def in_memory(scenario: Scenario) -> None:
+        await scenario(MemoryState())
+
+    main = in_redis if request.param == "redis" else in_memory
+    return lambda scenario: asyncio.run(main(scenario))
+
+
+def test_of_fifty_equal_records_one_counts(run):
+    async def scenario(ledger: Ledger) -> None:
+        added = await asyncio.gather(*(ledger.add_request(request()) for _ in range(50)))
+        assert added.count(True) == 1
+        (row,) = await ledger.report(UsageFilter())
+        assert (row.requests, row.prompt_tokens, row.cost_nanos) == (1, 7, 45_200)
+        assert await ledger.request("r0") == request()
+        with pytest.raises(NotFound):
+            await ledger.request("r1")
+
+    run(scenario)
+
+
+def test_a_second_record_of_an_id_does_not_replace_the_first(run):
+    async def scenario(ledger: Ledger) -> None:
+        assert await ledger.add_request(request())
+        assert not await ledger.add_request(request(cost_nanos=1))
+        assert (await ledger.request("r0")).cost_nanos == 45_200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_pages_hold_every_record_once_in_order(run, limit):
+    async def scenario(ledger: Ledger) -> None:
+        # Many end at the same moment, and between them others come in late.
+        ends = [MIDNIGHT + index // 8 for index in range(30)]
+        for index in reversed(range(30)):
+            tenant = "acme" if index % 3 else "other"
+            await ledger.add_request(request(f"r{index:02}", ended_at=ends[index], tenant=tenant))
+        where = UsageFilter(since=MIDNIGHT + 1, until=MIDNIGHT + 3, tenant="acme")
+        found: list[RequestRecord] = []
+        cursor = ""
+        while True:
+            page, cursor = await ledger.requests(where, limit=limit, cursor=cursor)
+            assert len(page) <= limit
+            found += page
+            if not cursor:
+                break
+        expected = [f"r{index:02}" for index in range(8, 24) if index % 3]
+        assert [record.request_id for record in found] == expected
+        with pytest.raises(InvalidRecord):
+            await ledger.requests(where, cursor="never seen")
+
+    run(scenario)
+
+
+# Ends at the edges of days and just beside them, where a sum by days goes wrong first.
+moments = st.one_of(
+    st.builds(
+        lambda day, offset: (DAY + day) * DAY_S + offset,
+        st.integers(0, 3),
+        st.sampled_from([0.0, -0.001, 0.001, 1.5, 43_200.0]),
+    ),
+    st.floats(MIDNIGHT, MIDNIGHT + 4 * DAY_S),
+)
+bounds = st.one_of(st.none(), moments, st.sampled_from([math.inf, -math.inf]))
+records = st.builds(
+    lambda index, ended_at, function, tenant, tokens, cost: request(
+        f"r{index}",
+        ended_at=ended_at,
+        function=function,
+        tenant=tenant,
+        prompt_tokens=tokens,
+        completion_tokens=2 * tokens,
+        billed_gpu_ms=3 * tokens,
+        cost_nanos=cost,
+    ),
+    st.integers(0, 20),
+    moments,
+    st.sampled_from(["tiny", "big"]),
+    st.sampled_from(["acme", 'quo"te', "ümlaut:x"]),
+    st.integers(0, 10**6),
+    st.integers(0, 10**12),
+)
+filters = st.builds(
+    UsageFilter,
+    since=bounds,
+    until=bounds,
+    function=st.sampled_from([None, "tiny"]),
+    tenant=st.sampled_from([None, 'quo"te', "nobody"]),
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(rows=st.lists(records, max_size=25), wheres=st.lists(filters, min_size=1, max_size=6))
+def test_a_report_is_the_sum_of_the_rows(run, rows, wheres):
+    async def scenario(ledger: Ledger) -> None:
+        kept: dict[str, RequestRecord] = {}
+        for record in rows:
+            assert await ledger.add_request(record) == (record.request_id not in kept)
+            kept.setdefault(record.request_id, record)
+        for where in wheres:
+            chosen = [record for record in kept.values() if matches(where, record)]
+            assert await ledger.report(where) == total(map(row_of, chosen))
+            listed, cursor = await ledger.requests(where)
+            expected = sorted(chosen, key=lambda record: (record.ended_at, record.request_id))
+            assert (listed, cursor) == (expected, "")
+
+    run(scenario)
+
+
+@given(since=bounds, until=bounds, at=moments)
+def test_each_moment_of_a_span_is_in_one_part_of_its_split(since, until, at):
+    finite_since = None if since == -math.inf else since
+    finite_until = None if until == math.inf else until
+    split = split_days(finite_since, finite_until)
+    inside = (since is None or since <= at) and (until is None or at < until)
+    parts = int(split.covers(day_of(at))) + sum(
+        (low is None or low <= at) and (high is None or at < high) for low, high in split.edges
+    )
+    assert parts == int(inside)
+
+
+def test_intervals_are_added_once_and_found_by_overlap(run):
+    async def scenario(ledger: Ledger) -> None:
+        def interval(start: float, end: float, state: str = "ready") -> InstanceInterval:
+            return InstanceInterval(
+                instance_id="i0",
+                function="tiny",
+                version=1,
+                node="n0",
+                state=state,
+                from_at=start,
+                to_at=end,
+                gpu_count=1,
+            )
+
+        loading, ready, empty = interval(0, 5, "loading"), interval(5, 20), interval(20, 20, "draining")
+        added = await asyncio.gather(*(ledger.add_interval(loading) for _ in range(20)))
+        assert added.count(True) == 1
+        assert await ledger.add_interval(ready)
+        assert await ledger.add_interval(empty)
+        assert not await ledger.add_interval(interval(5, 99))
+        assert await ledger.intervals() == [loading, ready, empty]
+        assert await ledger.intervals(since=5) == [ready, empty]
+        assert await ledger.intervals(until=5) == [loading]
+        assert await ledger.intervals(since=4, until=6) == [loading, ready]
+        assert await ledger.intervals(since=20) == [empty]
+        assert await ledger.intervals(since=21) == []
+
+    run(scenario)
+
+
+def test_a_rate_never_changes(run):
+    async def scenario(ledger: Ledger) -> None:
+        assert await ensure_default_rates(ledger) == sorted(DEFAULT_RATES, key=lambda rate: rate.id)
+        await ensure_default_rates(ledger)
+        rate = Rate(
+            id="cpu-002",
+            gpu_type="cpu",
+            gpu_second_nanos=1,
+            request_nanos=2,
+            prompt_mtoken_nanos=3,
+            completion_mtoken_nanos=4,
+        )
+        await ledger.put_rate(rate)
+        await ledger.put_rate(rate)
+        with pytest.raises(Conflict):
+            await ledger.put_rate(replace(rate, gpu_second_nanos=9))
+        assert rate in await ledger.rates()
+
+    run(scenario)
