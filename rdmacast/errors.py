@@ -5,6 +5,8 @@ CastError
 ├── ProtocolError     the peer broke the wire format or a bound
 ├── LinkClosed        the connection is gone; reads under way end with this
 ├── RegionGone        the peer does not hold (or no longer holds) the region
+│   └── NotShared     the peer holds it, but not in a file that this process can open
+├── NoTransport       no transport can serve the pair of nodes (or not the required one)
 ├── ChecksumError     a unit arrived damaged from every holder (names the units)
 └── NoHolder          no holder is left for the missing bytes (names them)
 """
@@ -30,9 +32,25 @@ class RegionGone(CastError):
     """The peer does not hold the region."""
 
 
+class NotShared(RegionGone):
+    """The peer holds the region, but not in a file that this process can open."""
+
+
+class NoTransport(CastError):
+    """No transport can serve the pair of nodes."""
+
+
 class ChecksumError(CastError):
-    """A unit arrived damaged from every holder."""
+    """A unit arrived damaged from every holder. `units` are their indexes."""
+
+    def __init__(self, message: str, units: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.units = units
 
 
 class NoHolder(CastError):
-    """Nobody is left who holds the missing bytes."""
+    """Nobody is left who holds the missing bytes. `missing` are half-open byte ranges `[start, end)`."""
+
+    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing

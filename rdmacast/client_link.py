@@ -1,0 +1,218 @@
+"""The reading end of a link: requests go out pipelined, payload lands in the caller's buffer."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from rdmacast.connection import dial
+from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
+from rdmacast.framing import CastProtocol
+from rdmacast.pacer import Pacer
+from rdmacast.settings import LinkSettings
+from rdmacast.wire import (
+    SERVICE,
+    Cancel,
+    Data,
+    Error,
+    ErrorCode,
+    Frame,
+    Hello,
+    Locate,
+    Location,
+    Read,
+    Ready,
+    Wait,
+)
+
+Request = Read | Wait | Locate
+Answer = Data | Ready | Location
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request whose answer is due. `into` is None when its caller has left."""
+
+    request: Request
+    answer: "asyncio.Future[Answer]"
+    into: memoryview | None
+
+
+class ClientLink(CastProtocol):
+    """Asks one peer. A cancelled request's answer is still read, and dropped."""
+
+    def __init__(self, settings: LinkSettings, pacer: Pacer | None = None) -> None:
+        super().__init__(settings)
+        self._pacer = pacer
+        self._hello: asyncio.Future[Hello] = self._loop.create_future()
+        self._pending: dict[int, _Pending] = {}
+        self._next_id = 1
+        self._resume: asyncio.TimerHandle | None = None
+
+    async def hello(self) -> Hello:
+        """The server's greeting. Raises LinkClosed or ProtocolError."""
+        return await asyncio.shield(self._hello)
+
+    async def read(self, region: str, offset: int, into: memoryview) -> None:
+        """Fill `into` (at most the server's longest read) from the region."""
+        await self._ask(Read(self._new_id(), region, offset, len(into)), into)
+
+    async def locate(self, region: str) -> Location:
+        answer = await self._ask(Locate(self._new_id(), region), None)
+        assert isinstance(answer, Location)
+        return answer
+
+    @asynccontextmanager
+    async def granted(self, region: str, offset: int, nbytes: int) -> AsyncIterator[int]:
+        """Inside, the range is present and the server keeps the region's memory; yields its serial number."""
+        request = Wait(self._new_id(), region, offset, nbytes)
+        answer = await self._ask(request, None)
+        assert isinstance(answer, Ready)
+        try:
+            yield answer.serial
+        finally:
+            self.send(Cancel(request.id))
+
+    async def aclose(self) -> None:
+        self.abort(LinkClosed("the link was closed"))
+        await self.wait_closed()
+
+    async def _ask(self, request: Request, into: memoryview | None) -> Answer:
+        if self.reason is not None:
+            raise _renewed(self.reason)
+        pending = _Pending(request, self._loop.create_future(), into)
+        self._pending[request.id] = pending
+        self.send(request)
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            if request.id in self._pending:
+                self._abandon(pending)
+            raise
+
+    def _abandon(self, pending: _Pending) -> None:
+        pending.into = None
+        if self._assembler.payload_id == pending.request.id:
+            self._assembler.drop_payload()
+        else:
+            self.send(Cancel(pending.request.id))
+
+    def _new_id(self) -> int:
+        id_ = self._next_id
+        self._next_id = id_ % 0xFFFFFFFF + 1
+        return id_
+
+    # What CastProtocol calls.
+
+    def frame_received(self, frame: Frame) -> None:
+        match frame:
+            case Hello():
+                if self._hello.done():
+                    raise ProtocolError("a second HELLO came")
+                self._hello.set_result(frame)
+            case Ready() | Location():
+                self._answered(frame)
+            case Error():
+                pending = self._take(frame.id)
+                if not pending.answer.done():
+                    pending.answer.set_exception(_translate(frame))
+            case _:
+                raise ProtocolError(f"{type(frame).__name__} came from a server")
+
+    def payload_buffer(self, data: Data) -> memoryview | None:
+        pending = self._pending.get(data.id)
+        if pending is None or not isinstance(pending.request, Read):
+            raise ProtocolError(f"DATA came for {data.id}, which is no read of ours")
+        if data.length != pending.request.length:
+            raise ProtocolError(f"{data.length} bytes came, {pending.request.length} were asked for")
+        return pending.into
+
+    def payload_received(self, data: Data) -> None:
+        self._answered(data)
+
+    def payload_piece_bytes(self) -> int:
+        return self._pacer.piece_bytes if self._pacer else super().payload_piece_bytes()
+
+    def payload_moved(self, nbytes: int) -> None:
+        if self._pacer is None or self._resume is not None:
+            return
+        wait_s = self._pacer.reserve(self._loop.time(), nbytes)
+        if wait_s > 0 and self.reason is None:
+            self.transport.pause_reading()
+            self._resume = self._loop.call_later(wait_s, self._go_on)
+
+    def link_closed(self, reason: CastError) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.into = None
+            if not request.answer.done():
+                request.answer.set_exception(_renewed(reason))
+        if not self._hello.done():
+            self._hello.set_exception(_renewed(reason))
+            self._hello.exception()  # nobody may be waiting
+
+    def _go_on(self) -> None:
+        self._resume = None
+        if self.reason is None:
+            self.transport.resume_reading()
+
+    def _answered(self, frame: Answer) -> None:
+        pending = self._take(frame.id)
+        expected = {Read: Data, Wait: Ready, Locate: Location}[type(pending.request)]
+        if not isinstance(frame, expected):
+            raise ProtocolError(f"{type(frame).__name__} answered a {type(pending.request).__name__}")
+        if not pending.answer.done():
+            pending.answer.set_result(frame)
+
+    def _take(self, id_: int) -> _Pending:
+        pending = self._pending.pop(id_, None)
+        if pending is None:
+            raise ProtocolError(f"an answer came for {id_}, which is no request of ours")
+        pending.into = None
+        return pending
+
+
+@asynccontextmanager
+async def open_link(
+    url: str,
+    secret: bytes,
+    settings: LinkSettings,
+    *,
+    pacer: Pacer | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[ClientLink]:
+    """An authenticated link whose server has greeted. Raises AuthError, LinkClosed, ProtocolError."""
+    link = await dial(
+        url,
+        secret=secret,
+        service=SERVICE,
+        make_protocol=lambda: ClientLink(settings, pacer),
+        timeout_s=settings.handshake_timeout_s,
+        tls=tls,
+    )
+    try:
+        async with asyncio.timeout(settings.handshake_timeout_s):
+            await link.hello()
+        yield link
+    except TimeoutError as error:
+        raise LinkClosed(f"{url}: no greeting within {settings.handshake_timeout_s:g} s") from error
+    finally:
+        await link.aclose()
+
+
+def _translate(error: Error) -> CastError:
+    match error.code:
+        case ErrorCode.REGION_GONE:
+            return RegionGone(error.message)
+        case ErrorCode.BAD_RANGE:
+            return ProtocolError(error.message)
+        case ErrorCode.CANCELLED | ErrorCode.OVERLOADED | ErrorCode.INTERNAL:
+            return LinkClosed(f"the peer refused: {error.message or error.code.name.lower()}")
+
+
+def _renewed(reason: CastError) -> CastError:
+    """A fresh exception of a link's reason, since each raise adds to an exception's traceback."""
+    return type(reason)(str(reason))

@@ -1,0 +1,228 @@
+"""Authenticated TCP connections: dial or listen, shake hands, then hand the transport to a protocol."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from rdmacast.address import Endpoint, parse_url
+from rdmacast.errors import CastError, LinkClosed, ProtocolError
+from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+
+logger = logging.getLogger(__name__)
+
+MAX_HANDSHAKES = 256  # connections that have not shown yet that they know the secret
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class _Handshaking(asyncio.Protocol):
+    """Runs one handshake. `began` hears when it starts, `ended` once what went wrong, or None."""
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        make_next: Callable[[], asyncio.BaseProtocol],
+        timeout_s: float,
+        began: Callable[["_Handshaking"], None],
+        ended: Callable[["_Handshaking", CastError | None], None],
+    ) -> None:
+        self._handshake = handshake
+        self._make_next = make_next
+        self._ended = ended
+        self._timeout_s = timeout_s
+        self._received = bytearray()
+        self._over = False
+        self._began = began
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        _tune(transport)
+        loop = asyncio.get_running_loop()
+        late = LinkClosed(f"no handshake within {self._timeout_s:g} s")
+        self._timer = loop.call_later(self._timeout_s, self.abort, late)
+        self._transport.write(self._handshake.opening)
+        self._began(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        self._received += data
+        try:
+            while 0 < (needed := self._handshake.needed) <= len(self._received):
+                message = bytes(self._received[:needed])
+                del self._received[:needed]
+                self._transport.write(self._handshake.receive(message))
+        except CastError as error:
+            self.abort(error)
+            return
+        if not self._handshake.needed:
+            self._hand_over()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort(LinkClosed("the peer closed the connection during the handshake"))
+
+    def abort(self, error: CastError) -> None:
+        """End the handshake with `error`; nothing happens if it has ended."""
+        if not self._over:
+            self._end(error)
+            # What was written still goes out: a client of another version learns ours from it.
+            self._transport.close()
+
+    def _end(self, error: CastError | None) -> None:
+        self._over = True
+        self._timer.cancel()
+        self._ended(self, error)
+
+    def _hand_over(self) -> None:
+        successor = self._make_next()
+        # Paused, so that no event loop has a read under way with the old protocol's buffers.
+        self._transport.pause_reading()
+        self._transport.set_protocol(successor)
+        self._transport.resume_reading()
+        successor.connection_made(self._transport)
+        self._end(None)
+        if self._received:
+            _feed(successor, bytes(self._received))
+
+
+def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """Give a protocol bytes that came together with the end of the handshake."""
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        rest = memoryview(data)
+        while rest:
+            buffer = memoryview(protocol.get_buffer(len(rest)))
+            taken = min(len(buffer), len(rest))
+            buffer[:taken] = rest[:taken]
+            protocol.buffer_updated(taken)
+            rest = rest[taken:]
+    else:
+        cast(asyncio.Protocol, protocol).data_received(data)
+
+
+def _tune(transport: asyncio.BaseTransport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+async def dial(
+    url: str,
+    *,
+    secret: bytes,
+    service: Service,
+    make_protocol: Callable[[], P],
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+) -> P:
+    """Connect and authenticate; the protocol's `connection_made` has run when this returns.
+
+    Raises AuthError, ProtocolError or LinkClosed. Cancellation closes the connection.
+    """
+    endpoint = parse_url(url)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    made: list[P] = []
+
+    def make_next() -> P:
+        made.append(make_protocol())
+        return made[0]
+
+    def ended(_: _Handshaking, error: CastError | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def began(_: _Handshaking) -> None:
+        pass
+
+    handshake = ClientHandshake(secret, service)
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await loop.create_connection(
+                lambda: _Handshaking(handshake, make_next, timeout_s, began, ended),
+                endpoint.host,
+                endpoint.port,
+                ssl=tls,
+            )
+    except TimeoutError as error:
+        raise LinkClosed(f"cannot connect to {url} within {timeout_s:g} s") from error
+    except OSError as error:
+        raise LinkClosed(f"cannot connect to {url}: {error.strerror or error}") from error
+    try:
+        await done
+    except CastError as error:
+        transport.abort()
+        raise type(error)(f"{url}: {error}") from error
+    except asyncio.CancelledError:
+        transport.abort()
+        raise
+    return made[0]
+
+
+class Listener:
+    """A listening socket whose connections are authenticated before a protocol sees them."""
+
+    def __init__(self, server: asyncio.Server, handshaking: dict[_Handshaking, None]) -> None:
+        self._server = server
+        self._handshaking = handshaking
+        self._endpoint = Endpoint(*server.sockets[0].getsockname()[:2])
+
+    def __repr__(self) -> str:
+        return f"Listener({self._endpoint.url}, {len(self._handshaking)} in handshake)"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def close(self) -> None:
+        """Stop listening and drop handshakes under way; established connections are their owner's."""
+        self._server.close()
+        for handshaking in tuple(self._handshaking):
+            handshaking.abort(LinkClosed("the listener closed"))
+
+
+async def listen(
+    url: str,
+    *,
+    secret: bytes,
+    service: Service,
+    make_protocol: Callable[[], asyncio.BaseProtocol],
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+) -> Listener:
+    """Listen on `url`; each authenticated connection gets a protocol of its own. Raises OSError."""
+    endpoint = parse_url(url)
+    handshaking: dict[_Handshaking, None] = {}  # oldest first
+
+    def ended(finished: _Handshaking, error: CastError | None) -> None:
+        handshaking.pop(finished, None)
+        if error is not None:
+            logger.info("%s refused a connection: %s", service.name, error)
+
+    def began(accepted: _Handshaking) -> None:
+        if len(handshaking) >= MAX_HANDSHAKES:
+            oldest = next(iter(handshaking))
+            oldest.abort(ProtocolError("too many connections that have not authenticated"))
+        handshaking[accepted] = None
+
+    def accept() -> _Handshaking:
+        return _Handshaking(ServerHandshake(secret, service), make_protocol, timeout_s, began, ended)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        accept,
+        endpoint.host,
+        endpoint.port,
+        ssl=tls,
+        ssl_handshake_timeout=timeout_s if tls else None,
+        backlog=512,
+    )
+    return Listener(server, handshaking)

@@ -1,0 +1,261 @@
+"""Frames over a transport: payload goes straight into its buffer, and a silent peer is given up."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from rdmacast.errors import CastError, LinkClosed, ProtocolError
+from rdmacast.keepalive import Keepalive, Verdict
+from rdmacast.settings import LinkSettings
+from rdmacast.wire import HEADER_BYTES, Data, Frame, Header, Ping, Pong, decode, decode_header, encode
+
+logger = logging.getLogger(__name__)
+
+_SCRATCH_BYTES = 256 * 1024
+
+
+class FrameAssembler:
+    """Bytes in, frames out (pure): ask `buffer` where the next bytes go, then tell `advance` how many came.
+
+    After a DATA frame its owner calls `take_payload` with the buffer for its bytes; with None they
+    are dropped. `advance` returns that frame a second time when the last of them has come.
+    """
+
+    def __init__(self) -> None:
+        self._small = memoryview(bytearray(HEADER_BYTES + 8192))
+        self._scratch: memoryview | None = None
+        self._filled = 0
+        self._header: Header | None = None
+        self._payload: Data | None = None
+        self._into: memoryview | None = None
+        self._left = 0
+
+    def __repr__(self) -> str:
+        return f"FrameAssembler({self._payload or self._header or 'between frames'}, {self._left} left)"
+
+    @property
+    def in_payload(self) -> bool:
+        return self._payload is not None
+
+    @property
+    def payload_id(self) -> int | None:
+        """The id of the DATA frame whose payload is coming."""
+        return self._payload.id if self._payload is not None else None
+
+    def buffer(self, most: int) -> memoryview:
+        """Where the next bytes go; of a payload at most `most` bytes."""
+        if self._payload is None:
+            wanted = HEADER_BYTES if self._header is None else self._header.body_bytes
+            return self._small[self._filled : wanted]
+        count = min(self._left, most)
+        if self._into is not None:
+            start = len(self._into) - self._left
+            return self._into[start : start + count]
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch[: min(count, _SCRATCH_BYTES)]
+
+    def advance(self, nbytes: int) -> Frame | None:
+        """`nbytes` have come. Returns a frame if one is complete. Raises ProtocolError."""
+        if self._payload is not None:
+            return self._advance_payload(nbytes)
+        self._filled += nbytes
+        if self._header is None:
+            if self._filled < HEADER_BYTES:
+                return None
+            self._header = decode_header(self._small[:HEADER_BYTES])
+            self._filled = 0
+        header = self._header
+        if self._filled < header.body_bytes:
+            return None
+        body = bytes(self._small[: header.body_bytes])
+        self._header = None
+        self._filled = 0
+        return decode(header, body)
+
+    def take_payload(self, data: Data, into: memoryview | None) -> None:
+        self._payload = data
+        self._left = data.length
+        self._into = into
+
+    def drop_payload(self) -> None:
+        """What is left of the payload under way goes nowhere."""
+        self._into = None
+
+    def _advance_payload(self, nbytes: int) -> Frame | None:
+        self._left -= nbytes
+        if self._left:
+            return None
+        finished, self._payload, self._into = self._payload, None, None
+        return finished
+
+
+class CastProtocol(asyncio.BufferedProtocol):
+    """One end of a link. Subclasses handle frames; this end answers pings and closes on bad input."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._assembler = FrameAssembler()
+        self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._in_data = False
+        self._deferred: list[bytes] = []
+        self._reason: CastError | None = None
+        self._lost = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "open" if self._reason is None else f"closed: {self._reason}"
+        return f"{type(self).__name__}({state})"
+
+    # What subclasses define.
+
+    def frame_received(self, frame: Frame) -> None:
+        """Handle a frame other than DATA, PING and PONG. May raise ProtocolError."""
+        raise NotImplementedError
+
+    def payload_buffer(self, data: Data) -> memoryview | None:
+        """Where a DATA frame's bytes go. May raise ProtocolError."""
+        raise ProtocolError("DATA came from the wrong side")
+
+    def payload_moved(self, nbytes: int) -> None:
+        """Some bytes of a payload came."""
+
+    def payload_received(self, data: Data) -> None:
+        """All bytes of a payload came."""
+
+    def payload_piece_bytes(self) -> int:
+        """How much of a payload to receive at once."""
+        return 1 << 20
+
+    def link_closed(self, reason: CastError) -> None:
+        """The link is gone; called once."""
+
+    # What subclasses use.
+
+    @property
+    def reason(self) -> CastError | None:
+        """Why the link is closed; None while it is open."""
+        return self._reason
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        if self._transport is None or self._reason is not None:
+            raise LinkClosed(str(self._reason or "not connected"))
+        return self._transport
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame without payload; inside another frame's payload it waits for its end."""
+        data = encode(frame)
+        if self._in_data:
+            self._deferred.append(data)
+        elif self._reason is None and self._transport is not None:
+            self._transport.write(data)
+
+    @contextmanager
+    def sending_payload(self, data: Data) -> Iterator[asyncio.Transport]:
+        """Write the payload of `data` inside; a fault inside aborts the link, whose stream is then broken."""
+        transport = self.transport
+        transport.write(encode(data))
+        self._in_data = True
+        try:
+            yield transport
+        except BaseException:
+            self.abort(LinkClosed("a payload was cut short"))
+            raise
+        self._in_data = False
+        deferred, self._deferred = self._deferred, []
+        if deferred and self._reason is None:
+            transport.write(b"".join(deferred))
+
+    async def drained(self) -> None:
+        """Return once nothing waits in the transport's buffer. Raises LinkClosed."""
+        if not self._drained.is_set():
+            await self._drained.wait()
+        if self._reason is not None:
+            raise LinkClosed(str(self._reason))
+
+    def abort(self, reason: CastError) -> None:
+        """Close at once; nothing happens if the link is closed."""
+        if self._reason is None:
+            self._reason = reason
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._transport is not None:
+                self._transport.abort()
+            self._assembler.drop_payload()
+            self._drained.set()
+            self.link_closed(reason)
+
+    async def wait_closed(self) -> None:
+        await self._lost.wait()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # Any byte left over pauses us: then an empty buffer means that no memory of ours is in use.
+        self._transport.set_write_buffer_limits(high=0)
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
+
+    def pause_writing(self) -> None:
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        self._drained.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._reason is not None:
+            return memoryview(bytearray(4096))  # what a closed link still hears is dropped
+        return self._assembler.buffer(self.payload_piece_bytes())
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._reason is not None:
+            return
+        self._keepalive.heard(self._loop.time())
+        in_payload = self._assembler.in_payload
+        try:
+            frame = self._assembler.advance(nbytes)
+            if in_payload:
+                self.payload_moved(nbytes)
+            if frame is not None and self._reason is None:
+                self._dispatch(frame, in_payload)
+        except ProtocolError as error:
+            logger.warning("closing a link: %s", error)
+            self.abort(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
+        self.abort(LinkClosed(f"connection lost: {exc}" if exc else "the peer closed the connection"))
+
+    def _dispatch(self, frame: Frame, payload_ended: bool) -> None:
+        match frame:
+            case Data() if payload_ended:
+                self.payload_received(frame)
+            case Data():
+                self._assembler.take_payload(frame, self.payload_buffer(frame))
+            case Ping():
+                self.send(Pong())
+            case Pong():
+                pass
+            case _:
+                self.frame_received(frame)
+
+    def _check_peer(self) -> None:
+        match self._keepalive.check(self._loop.time()):
+            case Verdict.DEAD:
+                self.abort(LinkClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
+                return
+            case Verdict.PING:
+                self.send(Ping())
+            case Verdict.QUIET:
+                pass
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -1,0 +1,149 @@
+"""Mutual authentication by a shared secret, as a pure exchange of three messages of fixed size.
+
+    client → server   hello       magic, version, service, client nonce
+    server → client   challenge   magic, version, server nonce, proof by the server
+    client → server   proof       proof by the client
+
+A proof is HMAC-SHA256 by the secret over role, service, version and both nonces, so neither an old
+exchange nor the peer's own proof can be played back. It shows who is at the other end when the
+connection starts; it does not protect the bytes that follow: on a hostile network use TLS beneath.
+"""
+
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+from rdmacast.errors import AuthError, ProtocolError
+
+MAGIC = b"HCA1"
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAX_SERVICE_BYTES = 15
+
+_HELLO = struct.Struct(f">4sB{MAX_SERVICE_BYTES}s{NONCE_BYTES}s")
+_CHALLENGE = struct.Struct(f">4sB{NONCE_BYTES}s{PROOF_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What is spoken after the handshake: a short ASCII name and a version that both ends must share."""
+
+    name: str
+    version: int
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or not 1 <= len(self.name) <= MAX_SERVICE_BYTES:
+            raise ValueError(f"bad service name {self.name!r}: use 1 to {MAX_SERVICE_BYTES} ASCII characters")
+        if not 0 <= self.version <= 255:
+            raise ValueError(f"a service version is 0 to 255, not {self.version}")
+
+    @property
+    def padded_name(self) -> bytes:
+        return self.name.encode().ljust(MAX_SERVICE_BYTES, b"\0")
+
+
+class Handshake(Protocol):
+    """One end: send `opening`, then give each message of exactly `needed` bytes to `receive` and
+    send what it returns, until `needed` is 0."""
+
+    @property
+    def needed(self) -> int: ...
+
+    @property
+    def opening(self) -> bytes: ...
+
+    def receive(self, message: bytes) -> bytes:
+        """Raises AuthError or ProtocolError; the connection must then be closed."""
+        ...
+
+
+def _prove(secret: bytes, role: bytes, service: Service, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    covered = b"\0".join((b"hypercast handshake", role, service.padded_name, bytes([service.version])))
+    return hmac.digest(secret, covered + client_nonce + server_nonce, "sha256")
+
+
+def _checked_secret(secret: bytes) -> bytes:
+    if not secret:
+        raise ValueError("the cluster's secret is empty")
+    return bytes(secret)
+
+
+class ClientHandshake:
+    """The end that dialled."""
+
+    def __init__(self, secret: bytes, service: Service) -> None:
+        self._secret = _checked_secret(secret)
+        self._service = service
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._needed = _CHALLENGE.size
+
+    def __repr__(self) -> str:
+        return f"ClientHandshake({self._service.name}, {'waits' if self._needed else 'done'})"
+
+    @property
+    def needed(self) -> int:
+        return self._needed
+
+    @property
+    def opening(self) -> bytes:
+        return _HELLO.pack(MAGIC, self._service.version, self._service.padded_name, self._nonce)
+
+    def receive(self, message: bytes) -> bytes:
+        magic, version, server_nonce, proof = _CHALLENGE.unpack(message)
+        if magic != MAGIC:
+            raise ProtocolError("the peer does not speak Hypercast's handshake")
+        if version != self._service.version:
+            raise ProtocolError(
+                f"the peer speaks version {version} of {self._service.name}, we speak {self._service.version}"
+            )
+        expected = _prove(self._secret, b"server", self._service, self._nonce, server_nonce)
+        if not hmac.compare_digest(proof, expected):
+            raise AuthError("the peer does not know the cluster's secret")
+        self._needed = 0
+        return _prove(self._secret, b"client", self._service, self._nonce, server_nonce)
+
+
+class ServerHandshake:
+    """The end that was dialled."""
+
+    def __init__(self, secret: bytes, service: Service) -> None:
+        self._secret = _checked_secret(secret)
+        self._service = service
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._client_nonce = b""
+        self._needed = _HELLO.size
+
+    def __repr__(self) -> str:
+        return f"ServerHandshake({self._service.name}, {'waits' if self._needed else 'done'})"
+
+    @property
+    def needed(self) -> int:
+        return self._needed
+
+    @property
+    def opening(self) -> bytes:
+        return b""
+
+    def receive(self, message: bytes) -> bytes:
+        return self._verify(message) if self._client_nonce else self._challenge(message)
+
+    def _challenge(self, hello: bytes) -> bytes:
+        magic, _, name, client_nonce = _HELLO.unpack(hello)
+        if magic != MAGIC:
+            raise ProtocolError("the peer does not speak Hypercast's handshake")
+        if name != self._service.padded_name:
+            raise ProtocolError(f"the peer asked for another service than {self._service.name}")
+        # A client of another version gets our challenge too: it reads our version there and says so.
+        self._client_nonce = client_nonce
+        self._needed = PROOF_BYTES
+        proof = _prove(self._secret, b"server", self._service, client_nonce, self._nonce)
+        return _CHALLENGE.pack(MAGIC, self._service.version, self._nonce, proof)
+
+    def _verify(self, proof: bytes) -> bytes:
+        expected = _prove(self._secret, b"client", self._service, self._client_nonce, self._nonce)
+        if not hmac.compare_digest(proof, expected):
+            raise AuthError("the peer does not know the cluster's secret")
+        self._needed = 0
+        return b""

@@ -1,0 +1,146 @@
+"""The fake of the transport seam: nodes of one process, with faults on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from rdmacast.errors import LinkClosed, ProtocolError, RegionGone
+from rdmacast.tcp import writable_bytes
+from rdmacast.transport import Link, PeerAddress, RegionSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong with one peer. Counts are over all its links together.
+
+    `corrupt` are offsets whose byte arrives inverted, the first `corrupt_times` reads that cover them.
+    """
+
+    refuse: bool = False
+    die_after_bytes: int | None = None
+    stall_after_bytes: int | None = None
+    corrupt: frozenset[int] = frozenset()
+    corrupt_times: int = 1
+
+
+class MemoryNetwork:
+    """Peers by address, and the regions they publish."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, dict[str, RegionSource]] = {}
+        self._faults: dict[str, Faults] = {}
+        self._sent: dict[str, int] = {}
+        self._corrupted: dict[tuple[str, int], int] = {}
+        self.stalled = asyncio.Event()  # set when some read first stalls
+
+    def __repr__(self) -> str:
+        return f"MemoryNetwork({', '.join(self._regions)})"
+
+    def add(
+        self, peer: PeerAddress, regions: Mapping[str, RegionSource], faults: Faults | None = None
+    ) -> PeerAddress:
+        self._regions[peer.url] = dict(regions)
+        self._faults[peer.url] = faults or Faults()
+        self._sent[peer.url] = 0
+        return peer
+
+    def sent_bytes(self, peer: PeerAddress) -> int:
+        return self._sent[peer.url]
+
+    def check_alive(self, url: str) -> None:
+        """Raises LinkClosed if there is no such peer, or not any more."""
+        faults = self._faults.get(url)
+        if faults is None or faults.refuse:
+            raise LinkClosed(f"cannot connect to {url}")
+        if faults.die_after_bytes is not None and self._sent[url] >= faults.die_after_bytes:
+            raise LinkClosed(f"{url} died")
+
+    def region(self, url: str, name: str) -> RegionSource:
+        try:
+            return self._regions[url][name]
+        except KeyError:
+            raise RegionGone(f"no region {name} at {url}") from None
+
+    async def deliver(self, url: str, source: RegionSource, offset: int, into: memoryview) -> None:
+        faults = self._faults[url]
+        if faults.stall_after_bytes is not None and self._sent[url] >= faults.stall_after_bytes:
+            self.stalled.set()
+            await asyncio.get_running_loop().create_future()
+        into[:] = source.view(offset, len(into))
+        self._sent[url] += len(into)
+        for bad in faults.corrupt:
+            times = self._corrupted.get((url, bad), 0)
+            if offset <= bad < offset + len(into) and times < faults.corrupt_times:
+                self._corrupted[url, bad] = times + 1
+                into[bad - offset] ^= 0xFF
+
+
+class MemoryLink:
+    """A Link to a peer of the same MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, url: str, name: str) -> None:
+        self._network = network
+        self._url = url
+        self._name = name
+        self._reads: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"MemoryLink({self._url}, {'closed' if self._closed else 'open'})"
+
+    @property
+    def transport(self) -> str:
+        return self._name
+
+    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+        into = writable_bytes(into)
+        if self._closed:
+            raise LinkClosed("the link was closed")
+        reading = asyncio.create_task(self._read(region, offset, into))
+        self._reads.add(reading)
+        try:
+            await asyncio.wait({reading})
+        finally:
+            self._reads.discard(reading)
+            reading.cancel()
+        if self._closed:
+            raise LinkClosed("the link was closed")
+        reading.result()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for reading in self._reads:
+            reading.cancel()
+
+    async def _read(self, region: str, offset: int, into: memoryview) -> None:
+        self._network.check_alive(self._url)
+        source = self._network.region(self._url, region)
+        if offset < 0 or offset + len(into) > source.nbytes:
+            raise ProtocolError(f"[{offset}, {offset + len(into)}) is outside region {region}")
+        await source.wait_for(offset, len(into))
+        await self._network.deliver(self._url, source, offset, into)
+
+
+class MemoryTransport:
+    """Makes MemoryLinks; `name` lets it stand in for a transport that `choose` knows."""
+
+    def __init__(self, network: MemoryNetwork, name: str = "memory") -> None:
+        self._network = network
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"MemoryTransport({self._name})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
+        self._network.check_alive(peer.url)
+        link = MemoryLink(self._network, peer.url, self._name)
+        try:
+            yield link
+        finally:
+            await link.aclose()

@@ -1,0 +1,116 @@
+"""The bookkeeping of a pull: which blocks are missing, on their way or here, and whom to ask next (pure).
+
+A block is `missing` until it is assigned, `in flight` until its fetch ends, and `done` once its
+bytes were checked. It goes back to `missing` when its source is lost (no try is counted) or its
+bytes were damaged (one try is counted, and another source is preferred).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from rdmacast.errors import ChecksumError, NoHolder
+from rdmacast.intervals import IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read block `block`, bytes `[offset, offset + nbytes)`, from source `source` (an index)."""
+
+    block: int
+    offset: int
+    nbytes: int
+    source: int
+
+
+class Progress:
+    """A pull of `nbytes` in blocks of `block_bytes` from `sources` sources, the first preferred."""
+
+    def __init__(self, nbytes: int, block_bytes: int, sources: int, max_tries: int) -> None:
+        if nbytes < 0 or block_bytes <= 0 or max_tries <= 0:
+            raise ValueError("a pull needs nbytes of 0 or more, and block_bytes and max_tries above 0")
+        self._nbytes = nbytes
+        self._block_bytes = block_bytes
+        self._max_tries = max_tries
+        self._missing = list(range(-(-nbytes // block_bytes)))  # a heap: execution order first
+        self._in_flight: dict[int, int] = {}
+        self._done = IntervalSet()
+        self._tries: dict[int, int] = {}
+        self._damaged_by: dict[int, set[int]] = {}
+        self._lost: dict[int, str] = {}
+        self._sources = sources
+        self.retries = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Progress({len(self._missing)} missing, {len(self._in_flight)} in flight, "
+            f"{self._sources - len(self._lost)} of {self._sources} sources)"
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        return self._done.covers(0, self._nbytes)
+
+    @property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Byte ranges that are not here yet."""
+        return self._done.missing(0, self._nbytes)
+
+    def is_lost(self, source: int) -> bool:
+        return source in self._lost
+
+    def assign(self) -> Fetch | None:
+        """The next fetch to start; None if all is on its way or here. Raises NoHolder."""
+        if not self._missing:
+            return None
+        alive = [source for source in range(self._sources) if source not in self._lost]
+        if not alive:
+            raise NoHolder(self._describe_loss(), self.missing)
+        block = heappop(self._missing)
+        damaged_by = self._damaged_by.get(block, set())
+        # Where every source sent damage, the fault may lie on the way: ask the first again.
+        source = next((source for source in alive if source not in damaged_by), alive[0])
+        self._in_flight[block] = source
+        offset = block * self._block_bytes
+        return Fetch(block, offset, min(self._block_bytes, self._nbytes - offset), source)
+
+    def arrived(self, fetch: Fetch) -> None:
+        """The block is here and was checked."""
+        del self._in_flight[fetch.block]
+        self._done.add(fetch.offset, fetch.offset + fetch.nbytes)
+
+    def damaged(self, fetch: Fetch, units: Sequence[int]) -> None:
+        """The block came with damaged `units`. Raises ChecksumError when it has had its tries."""
+        del self._in_flight[fetch.block]
+        tries = self._tries[fetch.block] = self._tries.get(fetch.block, 0) + 1
+        if tries >= self._max_tries:
+            named = ", ".join(map(str, units[:8])) + (", …" if len(units) > 8 else "")
+            raise ChecksumError(
+                f"block {fetch.block} arrived damaged {tries} times (units {named})", tuple(units)
+            )
+        self._damaged_by.setdefault(fetch.block, set()).add(fetch.source)
+        self.retries += 1
+        heappush(self._missing, fetch.block)
+
+    def lost(self, fetch: Fetch, reason: str) -> None:
+        """The fetch failed since its source is gone; nothing is asked of that source any more."""
+        self._lost.setdefault(fetch.source, reason)
+        del self._in_flight[fetch.block]
+        self.retries += 1
+        heappush(self._missing, fetch.block)
+
+    def check_integrity(self) -> None:
+        """Every block is in exactly one state."""
+        blocks = -(-self._nbytes // self._block_bytes)
+        missing = set(self._missing)
+        assert len(missing) == len(self._missing) and not missing & set(self._in_flight)
+        for block in range(blocks):
+            start = block * self._block_bytes
+            done = self._done.covers(start, min(start + self._block_bytes, self._nbytes))
+            assert done != (block in missing or block in self._in_flight), block
+
+    def _describe_loss(self) -> str:
+        ranges = self.missing
+        shown = ", ".join(f"[{start}, {end})" for start, end in ranges[:4]) + (", …" if ranges[4:] else "")
+        reasons = "; ".join(f"source {source}: {reason}" for source, reason in sorted(self._lost.items()))
+        return f"no holder is left for bytes {shown} ({reasons or 'there was none'})"

@@ -1,0 +1,216 @@
+"""Pulls a whole region from the first of several holders that can give it, checking each block on arrival."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rdmacast.choose import choose
+from rdmacast.errors import CastError, NotShared
+from rdmacast.progress import Fetch, Progress
+from rdmacast.transport import Choice, Link, PeerAddress, Transport
+from rdmacast.waiting import run_in_thread, wait_to_end
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[int, memoryview], Sequence[int]]
+OnBlock = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullPlan:
+    """What to pull and from whom, best source first. `block_bytes` is a multiple of what is checked.
+
+    `window` blocks are read or checked at once. With `stall_timeout_s` a source from which no block
+    comes for so long is given up (leave it None where bytes may still be arriving at the source).
+    """
+
+    region: str
+    nbytes: int
+    block_bytes: int
+    sources: tuple[PeerAddress, ...]
+    window: int = 4
+    max_tries: int = 3
+    stall_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.window <= 0:
+            raise ValueError(f"a pull's window must be above 0, not {self.window}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullReport:
+    """What a pull did. Bytes of damaged blocks count too: they crossed the link."""
+
+    nbytes: int
+    seconds: float
+    retries: int
+    bytes_by_transport: Mapping[str, int]
+    bytes_by_source: Mapping[str, int]
+    choices: Mapping[str, Choice]  # by source: the transport that served it last, and why
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a fetch ended: `units` are damaged ones; with `error` nothing came."""
+
+    fetch: Fetch
+    transport: str = ""
+    units: Sequence[int] = ()
+    error: CastError | None = None
+
+
+class Connector:
+    """Opens the best link to a peer from the transports at hand. The choice is logged."""
+
+    def __init__(self, local_host: str, transports: Sequence[Transport], require: str | None = None) -> None:
+        self._local_host = local_host
+        self._transports = {transport.name: transport for transport in transports}
+        self._require = require
+
+    def __repr__(self) -> str:
+        return f"Connector({self._local_host}: {', '.join(self._transports)})"
+
+    def choose(self, peer: PeerAddress, without: frozenset[str] = frozenset()) -> Choice:
+        """Raises NoTransport."""
+        return choose(self._local_host, peer, self._transports.keys() - without, self._require)
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress, choice: Choice) -> AsyncIterator[Link]:
+        """Raises AuthError, LinkClosed, ProtocolError."""
+        logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
+        async with self._transports[choice.transport].connect(peer) as link:
+            yield link
+
+
+class _Links:
+    """The links of one pull: opened when first needed, once for all fetches that need them."""
+
+    def __init__(self, connector: Connector, sources: Sequence[PeerAddress], stack: AsyncExitStack) -> None:
+        self._connector = connector
+        self._sources = sources
+        self._stack = stack
+        self._locks = [asyncio.Lock() for _ in sources]
+        self._links: dict[int, Link] = {}
+        self._without: dict[int, frozenset[str]] = {}
+        self.choices: dict[str, Choice] = {}
+
+    async def get(self, source: int) -> Link:
+        async with self._locks[source]:
+            if source not in self._links:
+                peer = self._sources[source]
+                choice = self._connector.choose(peer, self._without.get(source, frozenset()))
+                link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
+                self._links[source] = link
+                self.choices[peer.url] = choice
+            return self._links[source]
+
+    def avoid(self, source: int, link: Link) -> None:
+        """That link cannot serve the region: connect by another transport next time."""
+        if self._links.get(source) is link:
+            del self._links[source]
+            self._without[source] = self._without.get(source, frozenset()) | {link.transport}
+
+
+class _Pull:
+    """One pull under way."""
+
+    def __init__(
+        self, plan: PullPlan, into: memoryview, links: _Links, check: Check, executor: Executor | None
+    ) -> None:
+        self._plan = plan
+        self._into = into
+        self._links = links
+        self._check = check
+        self._executor = executor
+        self.progress = Progress(plan.nbytes, plan.block_bytes, len(plan.sources), plan.max_tries)
+        self.by_transport: dict[str, int] = {}
+        self.by_source: dict[str, int] = {}
+
+    async def run(self, on_block: OnBlock) -> None:
+        in_flight: set[asyncio.Task[_Outcome]] = set()
+        try:
+            while not self.progress.is_complete:
+                while len(in_flight) < self._plan.window and (fetch := self.progress.assign()):
+                    in_flight.add(asyncio.create_task(self._fetch(fetch)))
+                ended, in_flight = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    self._settle(task.result(), on_block)
+        finally:
+            # The destination is the caller's again when this returns: nothing may write to it then.
+            for task in in_flight:
+                task.cancel()
+            await wait_to_end(in_flight)
+
+    async def _fetch(self, fetch: Fetch) -> _Outcome:
+        block = self._into[fetch.offset : fetch.offset + fetch.nbytes]
+        try:
+            async with asyncio.timeout(self._plan.stall_timeout_s):
+                link = await self._links.get(fetch.source)
+                try:
+                    await link.read_into(self._plan.region, fetch.offset, block)
+                except NotShared as error:
+                    logger.info("%s; trying another transport", error)
+                    self._links.avoid(fetch.source, link)
+                    link = await self._links.get(fetch.source)
+                    await link.read_into(self._plan.region, fetch.offset, block)
+        except CastError as error:
+            return _Outcome(fetch, error=error)
+        except TimeoutError:
+            stalled = CastError(f"no block came for {self._plan.stall_timeout_s:g} s")
+            return _Outcome(fetch, error=stalled)
+        units = await run_in_thread(self._executor, lambda: self._check(fetch.offset, block))
+        return _Outcome(fetch, link.transport, units)
+
+    def _settle(self, outcome: _Outcome, on_block: OnBlock) -> None:
+        fetch, source = outcome.fetch, self._plan.sources[outcome.fetch.source].url
+        if outcome.error is not None:
+            if not self.progress.is_lost(fetch.source):
+                logger.warning("region %s: giving up %s: %s", self._plan.region, source, outcome.error)
+            self.progress.lost(fetch, str(outcome.error) or type(outcome.error).__name__)
+            return
+        self.by_transport[outcome.transport] = self.by_transport.get(outcome.transport, 0) + fetch.nbytes
+        self.by_source[source] = self.by_source.get(source, 0) + fetch.nbytes
+        if outcome.units:
+            logger.warning("region %s: damaged units %s from %s", self._plan.region, outcome.units, source)
+            self.progress.damaged(fetch, outcome.units)
+        else:
+            self.progress.arrived(fetch)
+            on_block(fetch.offset, fetch.nbytes)
+
+
+async def pull(
+    plan: PullPlan,
+    into: memoryview,
+    *,
+    connector: Connector,
+    check: Check,
+    on_block: OnBlock,
+    executor: Executor | None = None,
+) -> PullReport:
+    """Fill `into` with the region.
+
+    `check(offset, view)` runs in a thread on each block that came and returns the indexes of its
+    damaged units; `on_block(offset, nbytes)` then runs on the event loop, in the order in which good
+    blocks come. Raises ChecksumError or NoHolder; what `on_block` heard of stays valid. When this
+    returns or raises, also by cancellation, nothing writes into `into` any more.
+    """
+    if into.readonly or into.nbytes != plan.nbytes:
+        raise ValueError(f"the destination must be {plan.nbytes} writable bytes, not {into.nbytes}")
+    started_s = time.monotonic()
+    async with AsyncExitStack() as stack:
+        links = _Links(connector, plan.sources, stack)
+        running = _Pull(plan, into.cast("B"), links, check, executor)
+        await running.run(on_block)
+        return PullReport(
+            nbytes=plan.nbytes,
+            seconds=time.monotonic() - started_s,
+            retries=running.progress.retries,
+            bytes_by_transport=MappingProxyType(running.by_transport),
+            bytes_by_source=MappingProxyType(running.by_source),
+            choices=MappingProxyType(links.choices),
+        )

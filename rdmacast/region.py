@@ -1,0 +1,101 @@
+"""A region of memory whose bytes may still be arriving, served to others as they come."""
+
+import asyncio
+from dataclasses import dataclass
+
+from rdmacast.errors import RegionGone
+from rdmacast.intervals import IntervalSet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    start: int
+    end: int
+    arrived: "asyncio.Future[None]"
+
+
+class GrowingRegion:
+    """A RegionSource over `buffer`. All methods belong to the event loop's thread.
+
+    Bytes once marked never change. With `shm_path`, `buffer` is that file's mapping: the file has
+    the region's size, is never shortened and never used for anything else; it may be renamed
+    (`move`) and removed.
+    """
+
+    def __init__(
+        self, buffer: memoryview | bytearray | bytes, *, shm_path: str | None = None, complete: bool = False
+    ) -> None:
+        self._view = memoryview(buffer).cast("B").toreadonly()
+        self._nbytes = len(self._view)
+        self._shm_path = shm_path
+        self._have = IntervalSet()
+        self._waiters: set[_Waiter] = set()
+        self._failure: BaseException | None = None
+        if complete:
+            self.complete()
+
+    def __repr__(self) -> str:
+        if self._failure is not None:
+            return f"GrowingRegion({self._nbytes} bytes, failed: {self._failure})"
+        have = sum(end - start for start, end in self._have.ranges)
+        return f"GrowingRegion({have} of {self._nbytes} bytes, {len(self._waiters)} waiting)"
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def shm_path(self) -> str | None:
+        return self._shm_path
+
+    @property
+    def is_complete(self) -> bool:
+        return self._failure is None and self._have.covers(0, self._nbytes)
+
+    def move(self, shm_path: str) -> None:
+        """The file was renamed."""
+        self._shm_path = shm_path
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return self._view[offset : offset + nbytes]
+
+    def mark(self, offset: int, nbytes: int) -> None:
+        """`[offset, offset + nbytes)` has arrived and was checked: wake who waits for it."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
+            raise ValueError(f"[{offset}, {offset + nbytes}) is outside the region of {self._nbytes} bytes")
+        self._have.add(offset, offset + nbytes)
+        for waiter in [w for w in self._waiters if self._have.covers(w.start, w.end)]:
+            self._waiters.discard(waiter)
+            if not waiter.arrived.done():
+                waiter.arrived.set_result(None)
+
+    def complete(self) -> None:
+        """All bytes are there."""
+        self.mark(0, self._nbytes)
+
+    def fail(self, reason: BaseException) -> None:
+        """What is missing will never come: who waits for it gets RegionGone."""
+        self._failure = reason
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.arrived.done():
+                waiter.arrived.set_exception(self._gone())
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        if self._have.covers(offset, offset + nbytes):
+            return
+        if offset < 0 or offset + nbytes > self._nbytes:
+            raise RegionGone(f"[{offset}, {offset + nbytes}) is outside the region of {self._nbytes} bytes")
+        if self._failure is not None:
+            raise self._gone()
+        waiter = _Waiter(offset, offset + nbytes, asyncio.get_running_loop().create_future())
+        self._waiters.add(waiter)
+        try:
+            await waiter.arrived
+        finally:
+            self._waiters.discard(waiter)
+
+    def _gone(self) -> RegionGone:
+        gone = RegionGone(f"the region will never be complete: {self._failure}")
+        gone.__cause__ = self._failure
+        return gone

@@ -1,0 +1,120 @@
+"""The regions that a node publishes, and the leases of those who read them."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rdmacast.errors import CastError, LinkClosed, RegionGone
+from rdmacast.transport import RegionSource
+
+logger = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """Who holds a lease; `abort` makes it give its leases back soon."""
+
+    def abort(self, reason: CastError) -> None: ...
+
+
+class Published:
+    """A region under its name. `serial` tells it from others that had or will have the same name."""
+
+    def __init__(self, name: str, serial: int, source: RegionSource) -> None:
+        self.name = name
+        self.serial = serial
+        self.source = source
+        self._withdrawn = False
+        self._leases: dict[Holder, int] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __repr__(self) -> str:
+        state = "withdrawn" if self._withdrawn else "published"
+        return f"Published({self.name}, {state}, {sum(self._leases.values())} leases)"
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        return tuple(self._leases)
+
+    @contextmanager
+    def lease(self, holder: Holder) -> Iterator[None]:
+        """While this is held the region's withdrawal does not end, so its memory stays."""
+        self._leases[holder] = self._leases.get(holder, 0) + 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._leases[holder] -= 1
+            if not self._leases[holder]:
+                del self._leases[holder]
+            if not self._leases:
+                self._idle.set()
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        """Wait until the bytes are there. Raises RegionGone, also when the region is withdrawn."""
+        waiter = asyncio.ensure_future(self.source.wait_for(offset, nbytes))
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait({waiter})
+        finally:
+            self._waiters.discard(waiter)
+            waiter.cancel()
+        if self._withdrawn:
+            raise RegionGone(f"region {self.name} was withdrawn")
+        waiter.result()
+
+    def withdraw(self) -> None:
+        self._withdrawn = True
+        for waiter in self._waiters:
+            waiter.cancel()
+
+    async def idle(self) -> None:
+        """Return once no lease is left."""
+        await self._idle.wait()
+
+
+class RegionTable:
+    """Regions by name."""
+
+    def __init__(self) -> None:
+        self._regions: dict[str, Published] = {}
+        self._serial = 0
+
+    def __repr__(self) -> str:
+        return f"RegionTable({', '.join(map(repr, self._regions.values()))})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._regions)
+
+    def find(self, name: str) -> Published:
+        """Raises RegionGone."""
+        try:
+            return self._regions[name]
+        except KeyError:
+            raise RegionGone(f"no region {name} here") from None
+
+    def publish(self, name: str, source: RegionSource) -> None:
+        """Raises ValueError if the name is taken."""
+        if name in self._regions:
+            raise ValueError(f"region {name} is published already")
+        self._serial += 1
+        self._regions[name] = Published(name, self._serial, source)
+
+    async def withdraw(self, name: str, drain_s: float) -> None:
+        """Forget `name`, return once nobody reads its memory; who does after `drain_s` is aborted."""
+        published = self._regions.pop(name, None)
+        if published is None:
+            return
+        published.withdraw()
+        try:
+            async with asyncio.timeout(drain_s):
+                await published.idle()
+        except TimeoutError:
+            for holder in published.holders:
+                logger.warning("closing a link that held region %s for %g s", name, drain_s)
+                holder.abort(LinkClosed(f"region {name} was held for too long after its withdrawal"))
+            await published.idle()

@@ -1,0 +1,270 @@
+"""The region protocol's frames, and their bounds (pure).
+
+Every frame is a header of 16 bytes (kind, a zero byte, body length, id, value; big-endian), then
+its body. After a DATA frame come `length` raw bytes. Every request is answered exactly once, by id.
+
+| frame | from | value | body | answer |
+|---|---|---|---|---|
+| HELLO | server | longest read | the server's host | |
+| READ | client | offset | length, region | DATA or ERROR |
+| WAIT | client | offset | length, region | READY or ERROR |
+| LOCATE | client | | region | LOCATION or ERROR |
+| CANCEL | client | | | (what it cancels is still answered; a READY is given back) |
+| DATA | server | length | | |
+| READY | server | the publication's serial number | | |
+| LOCATION | server | the region's size | path of its file, or nothing | |
+| ERROR | server | code | message | |
+| PING, PONG | both | | | |
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from rdmacast.errors import ProtocolError
+from rdmacast.handshake import Service
+
+SERVICE = Service("cast", 1)
+HEADER_BYTES = 16
+MAX_REGION_BYTES = 128
+MAX_READ_BYTES = 256 << 20
+MAX_MESSAGE_BYTES = 1024
+MAX_PATH_BYTES = 4096
+MAX_HOST_BYTES = 255
+MAX_OFFSET = 1 << 62
+
+_HEADER = struct.Struct(">BBHIQ")
+_LENGTH = struct.Struct(">Q")
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    READ = 2
+    WAIT = 3
+    LOCATE = 4
+    CANCEL = 5
+    DATA = 6
+    READY = 7
+    LOCATION = 8
+    ERROR = 9
+    PING = 10
+    PONG = 11
+
+
+class ErrorCode(IntEnum):
+    REGION_GONE = 1  # the server does not hold the region, or no longer
+    BAD_RANGE = 2  # outside the region
+    CANCELLED = 3  # the client asked for it
+    OVERLOADED = 4  # too many requests at once
+    INTERNAL = 5  # a fault in the server
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    max_read_bytes: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    id: int
+    region: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    id: int
+    region: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    id: int
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    id: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    id: int
+    nbytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    id: int
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    pass
+
+
+Frame = Hello | Read | Wait | Locate | Cancel | Data | Ready | Location | Error | Ping | Pong
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header: its body may be read, then given to `decode`."""
+
+    kind: Kind
+    body_bytes: int
+    id: int
+    value: int
+
+
+# Smallest and largest body of each kind.
+_BODY_BOUNDS = {
+    Kind.HELLO: (0, MAX_HOST_BYTES),
+    Kind.READ: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.WAIT: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.LOCATE: (1, MAX_REGION_BYTES),
+    Kind.CANCEL: (0, 0),
+    Kind.DATA: (0, 0),
+    Kind.READY: (0, 0),
+    Kind.LOCATION: (0, MAX_PATH_BYTES),
+    Kind.ERROR: (0, MAX_MESSAGE_BYTES),
+    Kind.PING: (0, 0),
+    Kind.PONG: (0, 0),
+}
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame (for DATA: of its header). Raises ProtocolError where it breaks a bound."""
+    kind, id_, value, body = _parts(frame)
+    smallest, largest = _BODY_BOUNDS[kind]
+    if not smallest <= len(body) <= largest:
+        raise ProtocolError(f"a {kind.name} frame cannot carry {len(body)} bytes")
+    return _HEADER.pack(kind, 0, len(body), id_, value) + body
+
+
+def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
+    match frame:
+        case Read(id_, region, offset, length) | Wait(id_, region, offset, length):
+            _check_range(offset, length)
+            kind = Kind.READ if isinstance(frame, Read) else Kind.WAIT
+            return kind, id_, offset, _LENGTH.pack(length) + _region_bytes(region)
+        case Data(id_, length):
+            return Kind.DATA, id_, length, b""
+        case Locate(id_, region):
+            return Kind.LOCATE, id_, 0, _region_bytes(region)
+        case Cancel(id_):
+            return Kind.CANCEL, id_, 0, b""
+        case Ready(id_, serial):
+            return Kind.READY, id_, serial, b""
+        case Location(id_, nbytes, path):
+            return Kind.LOCATION, id_, nbytes, path.encode()
+        case Error(id_, code, message):
+            return Kind.ERROR, id_, code, message.encode()[:MAX_MESSAGE_BYTES]
+        case Hello(max_read_bytes, host):
+            return Kind.HELLO, 0, max_read_bytes, host.encode()
+        case Ping():
+            return Kind.PING, 0, 0, b""
+        case Pong():
+            return Kind.PONG, 0, 0, b""
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> Header:
+    """Check a header of HEADER_BYTES. Raises ProtocolError."""
+    number, reserved, body_bytes, id_, value = _HEADER.unpack(data)
+    try:
+        kind = Kind(number)
+    except ValueError:
+        raise ProtocolError(f"unknown frame kind {number}") from None
+    smallest, largest = _BODY_BOUNDS[kind]
+    if reserved or not smallest <= body_bytes <= largest:
+        raise ProtocolError(f"a {kind.name} frame cannot carry {body_bytes} bytes")
+    if value > (MAX_READ_BYTES if kind is Kind.DATA else MAX_OFFSET):
+        raise ProtocolError(f"value {value} of a {kind.name} frame is out of bounds")
+    return Header(kind, body_bytes, id_, value)
+
+
+def decode(header: Header, body: bytes) -> Frame:
+    """The frame of a checked header and its body. Raises ProtocolError."""
+    id_, value = header.id, header.value
+    match header.kind:
+        case Kind.READ | Kind.WAIT:
+            (length,) = _LENGTH.unpack_from(body)
+            _check_range(value, length)
+            make = Read if header.kind is Kind.READ else Wait
+            return make(id_, _region(body[_LENGTH.size :]), value, length)
+        case Kind.DATA:
+            return Data(id_, value)
+        case Kind.LOCATE:
+            return Locate(id_, _region(body))
+        case Kind.CANCEL:
+            return Cancel(id_)
+        case Kind.READY:
+            return Ready(id_, value)
+        case Kind.LOCATION:
+            return Location(id_, value, _text(body))
+        case Kind.ERROR:
+            return Error(id_, _error_code(value), body.decode(errors="replace"))
+        case Kind.HELLO:
+            return Hello(value, _text(body))
+        case Kind.PING:
+            return Ping()
+        case Kind.PONG:
+            return Pong()
+
+
+def _check_range(offset: int, length: int) -> None:
+    if not (0 < length <= MAX_READ_BYTES and 0 <= offset <= MAX_OFFSET):
+        raise ProtocolError(f"a read of {length} bytes at {offset} is out of bounds")
+
+
+def _region_bytes(region: str) -> bytes:
+    if not region.isascii() or not region.isprintable() or not region or len(region) > MAX_REGION_BYTES:
+        raise ProtocolError(f"bad region name {region[:32]!r}: use 1 to {MAX_REGION_BYTES} printable ASCII")
+    return region.encode()
+
+
+def _region(data: bytes) -> str:
+    name = data.decode("ascii", errors="replace")
+    _region_bytes(name)
+    return name
+
+
+def _text(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ProtocolError("a frame's text is not UTF-8") from None
+    if "\0" in text:
+        raise ProtocolError("a frame's text holds a zero byte")
+    return text
+
+
+def _error_code(value: int) -> ErrorCode:
+    try:
+        return ErrorCode(value)
+    except ValueError:
+        raise ProtocolError(f"unknown error code {value}") from None

@@ -1,0 +1,228 @@
+"""rdmacast's pure parts: frames, intervals, pacing, keepalive, choice and the bookkeeping of a pull."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacast import wire
+from rdmacast.choose import choose
+from rdmacast.errors import ChecksumError, NoHolder, NoTransport, ProtocolError
+from rdmacast.framing import FrameAssembler
+from rdmacast.intervals import IntervalSet
+from rdmacast.keepalive import Keepalive, Verdict
+from rdmacast.pacer import Pacer
+from rdmacast.progress import Fetch, Progress
+from rdmacast.transport import PeerAddress
+
+ids = st.integers(0, 2**32 - 1)
+regions = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
+lengths = st.integers(1, wire.MAX_READ_BYTES)
+offsets = st.integers(0, wire.MAX_OFFSET)
+texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=60)
+frames = st.one_of(
+    st.builds(wire.Hello, offsets, texts),
+    st.builds(wire.Read, ids, regions, offsets, lengths),
+    st.builds(wire.Wait, ids, regions, offsets, lengths),
+    st.builds(wire.Locate, ids, regions),
+    st.builds(wire.Cancel, ids),
+    st.builds(wire.Ready, ids, offsets),
+    st.builds(wire.Location, ids, offsets, texts),
+    st.builds(wire.Error, ids, st.sampled_from(wire.ErrorCode), texts),
+    st.just(wire.Ping()),
+    st.just(wire.Pong()),
+)
+
+
+def _feed(assembler: FrameAssembler, data: bytes, cuts: random.Random) -> list[wire.Frame]:
+    """Give the assembler `data` in random pieces; payload goes to a buffer of its own."""
+    out: list[wire.Frame] = []
+    rest = memoryview(data)
+    while rest:
+        buffer = assembler.buffer(1 << 20)
+        count = min(len(buffer), len(rest), cuts.randint(1, 64))
+        buffer[:count] = rest[:count]
+        was_payload = assembler.in_payload
+        frame = assembler.advance(count)
+        if isinstance(frame, wire.Data) and not was_payload:
+            assembler.take_payload(frame, memoryview(bytearray(frame.length)))
+        elif frame is not None:
+            out.append(frame)
+        rest = rest[count:]
+    return out
+
+
+@given(st.lists(st.one_of(frames, st.builds(wire.Data, ids, st.integers(1, 300)))), st.randoms())
+def test_frames_survive_the_wire_however_it_is_cut(sent: list[wire.Frame], cuts: random.Random) -> None:
+    data = b"".join(
+        wire.encode(frame) + (bytes(frame.length) if isinstance(frame, wire.Data) else b"") for frame in sent
+    )
+    assert _feed(FrameAssembler(), data, cuts) == sent
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=400), st.randoms())
+def test_noise_only_ever_raises_protocol_error(noise: bytes, cuts: random.Random) -> None:
+    try:
+        _feed(FrameAssembler(), noise, cuts)
+    except ProtocolError:
+        pass
+
+
+@settings(max_examples=300)
+@given(st.lists(frames, min_size=1, max_size=4), st.data())
+def test_damaged_frames_only_ever_raise_protocol_error(sent: list[wire.Frame], data: st.DataObject) -> None:
+    stream = bytearray(b"".join(map(wire.encode, sent)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        _feed(FrameAssembler(), bytes(stream), random.Random(0))
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.Read(1, "", 0, 1),
+        wire.Read(1, "r" * 129, 0, 1),
+        wire.Read(1, "naïve", 0, 1),
+        wire.Read(1, "r", 0, 0),
+        wire.Read(1, "r", -1, 1),
+        wire.Read(1, "r", 0, wire.MAX_READ_BYTES + 1),
+        wire.Location(1, 1, "p" * 5000),
+    ],
+)
+def test_frames_out_of_bounds_are_not_sent(frame: wire.Frame) -> None:
+    with pytest.raises(ProtocolError):
+        wire.encode(frame)
+
+
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=20)
+
+
+@given(ranges, st.integers(0, 60), st.integers(0, 60))
+def test_an_interval_set_is_a_set_of_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
+    have, model = IntervalSet(), set[int]()
+    for low, high in added:
+        have.add(low, high)
+        model.update(range(low, high))
+    assert {byte for low, high in have.ranges for byte in range(low, high)} == model
+    assert all(a[1] < b[0] for a, b in zip(have.ranges, have.ranges[1:], strict=False))
+    assert have.covers(start, end) == (set(range(start, end)) <= model)
+    gaps = {byte for low, high in have.missing(start, end) for byte in range(low, high)}
+    assert gaps == set(range(start, end)) - model
+
+
+@given(st.floats(1e3, 1e9), st.integers(1, 6), st.randoms())
+def test_the_pacer_keeps_its_rate_and_is_fair(rate: float, links: int, jitter: random.Random) -> None:
+    pacer = Pacer(rate)
+    now_s = dict.fromkeys(range(links), 0.0)
+    moved = dict.fromkeys(now_s, 0)
+    log: list[tuple[float, int]] = []
+    for _ in range(60 * links):
+        link = min(now_s, key=lambda each: (now_s[each], moved[each]))
+        nbytes = jitter.randint(1, pacer.piece_bytes) if links == 1 else pacer.piece_bytes
+        now_s[link] += pacer.reserve(now_s[link], nbytes)
+        moved[link] += nbytes
+        log.append((now_s[link], nbytes))
+    log.sort()
+    for first in range(0, len(log), 7):
+        span_s = log[-1][0] - log[first][0]
+        total = sum(nbytes for _, nbytes in log[first:])
+        assert total <= rate * span_s * 1.001 + 4 * pacer.piece_bytes
+    assert max(moved.values()) - min(moved.values()) <= 2 * pacer.piece_bytes or links == 1
+
+
+def test_an_idle_pacer_saves_up_no_more_than_its_burst() -> None:
+    pacer = Pacer(1000.0, burst_bytes=500)
+    assert pacer.reserve(100.0, 500) == 0.0
+    assert pacer.reserve(100.0, 500) == 0.0
+    assert pacer.reserve(100.0, 500) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="link rate"):
+        Pacer(0)
+
+
+def test_keepalive_pings_then_gives_up_but_forgives_our_own_sleep() -> None:
+    keepalive = Keepalive(interval_s=5, timeout_s=15, now_s=0)
+    assert keepalive.check(5) is Verdict.PING
+    keepalive.heard(9)
+    assert keepalive.check(10) is Verdict.QUIET
+    assert [keepalive.check(t) for t in (15, 20, 24)] == [Verdict.PING, Verdict.PING, Verdict.DEAD]
+    late = Keepalive(interval_s=5, timeout_s=15, now_s=0)
+    assert late.check(60) is Verdict.QUIET  # we were stopped, not the peer
+
+
+@pytest.mark.parametrize(
+    ("local", "peer", "available", "require", "expected"),
+    [
+        ("a", "a", {"tcp", "shm"}, None, "shm"),
+        ("a", "b", {"tcp", "shm"}, None, "tcp"),
+        ("", "", {"tcp", "shm"}, None, "tcp"),
+        ("a", "a", {"tcp"}, None, "tcp"),
+        ("a", "a", {"tcp", "shm"}, "tcp", "tcp"),
+        ("a", "b", {"tcp", "shm"}, "shm", None),
+        ("a", "a", {"tcp"}, "shm", None),
+        ("a", "b", {"shm"}, None, None),
+    ],
+)
+def test_the_choice_and_its_reason(
+    local: str, peer: str, available: set[str], require: str | None, expected: str | None
+) -> None:
+    address = PeerAddress(url="tcp://h:1", host=peer)
+    if expected is None:
+        with pytest.raises(NoTransport):
+            choose(local, address, available, require)
+    else:
+        choice = choose(local, address, available, require)
+        assert choice.transport == expected and choice.reason
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 400), st.integers(1, 64), st.integers(0, 4), st.integers(1, 4), st.randoms())
+def test_a_pull_ends_complete_or_says_why(
+    nbytes: int, block_bytes: int, sources: int, tries: int, chance: random.Random
+) -> None:
+    progress = Progress(nbytes, block_bytes, sources, tries)
+    flying: list[Fetch] = []
+    arrived: list[Fetch] = []
+    try:
+        while not progress.is_complete:
+            while len(flying) < 3 and (fetch := progress.assign()):
+                assert not progress.is_lost(fetch.source)
+                flying.append(fetch)
+            fetch = flying.pop(chance.randrange(len(flying)))
+            match chance.randrange(8):
+                case 0:
+                    progress.damaged(fetch, [fetch.block])
+                case 1:
+                    progress.lost(fetch, "died")
+                case _:
+                    progress.arrived(fetch)
+                    arrived.append(fetch)
+            progress.check_integrity()
+    except ChecksumError as error:
+        assert error.units
+    except NoHolder as error:
+        assert all(progress.is_lost(source) for source in range(sources))
+        gone = {byte for start, end in error.missing for byte in range(start, end)}
+        assert gone == set(range(nbytes)) - {b for f in arrived for b in range(f.offset, f.offset + f.nbytes)}
+    else:
+        assert sum(fetch.nbytes for fetch in arrived) == nbytes
+        assert len({fetch.block for fetch in arrived}) == len(arrived)
+
+
+def test_a_damaged_block_is_asked_of_another_source_first() -> None:
+    progress = Progress(10, 10, sources=2, max_tries=3)
+    asked = []
+    for _ in range(3):
+        fetch = progress.assign()
+        assert fetch is not None
+        asked.append(fetch.source)
+        if len(asked) < 3:
+            progress.damaged(fetch, [0])
+    assert asked == [0, 1, 0]
+    with pytest.raises(ChecksumError, match="damaged 3 times") as caught:
+        progress.damaged(fetch, [0])
+    assert caught.value.units == (0,)
