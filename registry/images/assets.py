@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from registry.errors import CheckpointError
+from registry.images.safetensors_file import read_bounded
 
 MAX_ASSET_BYTES = 64 * 1024 * 1024
 ASSET_PATTERNS = (
@@ -33,18 +34,7 @@ def collect_assets(path: str | Path) -> dict[str, bytes]:
     for pattern in ASSET_PATTERNS:
         for file in folder.glob(pattern):
             if file.is_file():
-                assets[file.relative_to(folder).as_posix()] = _read(file)
+                assets[file.relative_to(folder).as_posix()] = read_bounded(file, MAX_ASSET_BYTES)
     if "config.json" not in assets:
         raise CheckpointError(f"{folder} has no config.json")
     return dict(sorted(assets.items()))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        with open(file, "rb") as stream:
-            content = stream.read(MAX_ASSET_BYTES + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
-    if len(content) > MAX_ASSET_BYTES:
-        raise CheckpointError(f"{file} is over {MAX_ASSET_BYTES} bytes, too large for an asset")
-    return content

@@ -76,7 +76,7 @@ def _check_layers(manifest: Manifest) -> None:
     for span in manifest.layers:
         where = f"span {span.kind[:20]} {span.index}"
         _check(span.kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}")
-        _check(span.index >= 0, f"{where}: the index must be 0 or more")
+        _check(0 <= span.index < 1 << 31, f"{where}: the index is out of range")
         _check(
             span.start == position and span.end >= span.start, f"{where}: spans must be contiguous from 0 on"
         )

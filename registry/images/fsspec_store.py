@@ -43,8 +43,11 @@ class FsspecStore:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        with _translated(url):
+        try:
             self._fs, root = fsspec.core.url_to_fs(self._url)
+        except (ImportError, ValueError, OSError) as error:
+            # An unknown scheme, or one whose package is not installed: fsspec's message says which.
+            raise StoreError(f"cannot use the store {url}: {error}") from error
         self._root = root.rstrip("/")
         self._hashes = RunningHashes()
         self._busy: set[str] = set()
@@ -292,10 +295,7 @@ class _PartWriter:
 
 @contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """Backends' failures as StoreError; ImportError and ValueError are fsspec's for an unusable URL."""
     try:
         yield
     except OSError as error:
         raise StoreError(f"{where}: {error}") from error
-    except (ImportError, ValueError) as error:
-        raise StoreError(f"cannot use the store {where}: {error}") from error

@@ -30,7 +30,7 @@ class Segment:
     dtype: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackPlan:
     """An image before it exists. Plans hold no open files; every read opens what it needs.
 
@@ -47,6 +47,9 @@ class PackPlan:
     layout: Layout
     segments: tuple[Segment, ...]
     dropped: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<PackPlan {self.architecture} {self.dtype}, {self.nbytes} bytes>"
 
     @property
     def nbytes(self) -> int:

@@ -203,14 +203,21 @@ def _check_shard_name(shard: str) -> None:
 
 def load_json_object(path: Path, limit: int) -> dict[str, object]:
     """The JSON object in a file of at most `limit` bytes. Raises CheckpointError."""
+    return _parse_json(read_bounded(path, limit), path.name)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """A file of at most `limit` bytes, whole. Raises CheckpointError."""
     try:
         with open(path, "rb") as file:
-            raw = file.read(limit + 1)
+            # The size first: read(n) allocates n bytes, however short the file is.
+            size = os.fstat(file.fileno()).st_size
+            raw = file.read(min(size, limit) + 1)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > limit:
-        raise CheckpointError(f"{path.name} is over {limit} bytes")
-    return _parse_json(raw, path.name)
+        raise CheckpointError(f"{path} is too large: over {limit} bytes")
+    return raw
 
 
 def _parse_json(raw: bytes, what: str) -> dict[str, object]:
