@@ -10,7 +10,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -91,18 +91,6 @@ def check_usable(key: ApiKey, now: float) -> ApiKey:
     if key.expires_at is not None and key.expires_at <= now:
         raise KeyRefused(f"API key {key.id} has expired")
     return key
-
-
-async def verify(presented: str, lookup: Callable[[str], Awaitable[ApiKey]], now: float) -> ApiKey:
-    """The record of a presented key (`lookup` is KeyState.key). Raises KeyRefused for any bad one."""
-    parsed = parse_key(presented)
-    try:
-        key = await lookup(parsed.id)
-    except NotFound as error:
-        raise KeyRefused("unknown API key") from error
-    if not matches(key, parsed):
-        raise KeyRefused("unknown API key")
-    return check_usable(key, now)
 
 
 def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None = None) -> bytes:

@@ -5,8 +5,17 @@ from decimal import Decimal
 
 from registry.errors import InvalidRecord
 
-_BINARY = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_SIZES = _BINARY | {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z/]*)")
 
@@ -34,24 +43,6 @@ def parse_rate(text: str) -> int:
     if rate < 1:
         raise InvalidRecord(f"bad rate {text!r}: it must be at least 1 byte a second")
     return rate
-
-
-def format_size(nbytes: int) -> str:
-    """For people, in binary units: `256 MiB`, `1.5 GiB`."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _BINARY[unit.lower()]
-        if nbytes >= factor:
-            return f"{nbytes / factor:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{nbytes} B"
-
-
-def format_rate(bytes_s: int) -> str:
-    """For people, in bits: `200 Mbit/s`."""
-    bits_s = bytes_s * 8
-    for unit, factor in (("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
-        if bits_s >= factor:
-            return f"{bits_s / factor:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{bits_s} bit/s"
 
 
 def _split(noun: str, text: str, examples: str) -> tuple[Decimal, str]:

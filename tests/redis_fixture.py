@@ -64,6 +64,7 @@ class RedisServer:
 
     def _spawn(self) -> None:
         assert self._process is None
+        self.embedded.prepare()
         self._process = subprocess.Popen(self.embedded.command())
 
     def _signal(self, number: signal.Signals) -> None:

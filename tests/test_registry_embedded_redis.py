@@ -33,6 +33,8 @@ def test_it_runs_on_a_private_socket_in_a_folder_of_any_name(tmp_path: Path):
             mode = server.embedded.socket_path.stat().st_mode
             assert stat.S_IMODE(mode) == 0o700
             assert server.embedded.answers()
+            with pytest.raises(StateUnavailable, match="already"):
+                EmbeddedRedis(folder / "state").prepare()
             assert "ready to accept connections" in server.embedded.log_path.read_text().lower()
         assert not server.embedded.answers()
 
@@ -46,16 +48,17 @@ def test_a_socket_path_too_long_moves_to_a_private_short_one(tmp_path: Path, mon
     deep = tmp_path / ("d" * 100)
 
     async def main() -> None:
-        async with RedisServer(deep) as server, RedisState.connect(server.url) as state:
-            await state.ping()
+        async with RedisServer(deep) as server:
+            async with RedisState.connect(server.url) as state:
+                await state.ping()
             path = server.embedded.socket_path
             assert path.parent.parent == runtime
             assert len(str(path)) <= MAX_SOCKET_PATH_BYTES
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
             assert EmbeddedRedis(deep / "state").socket_path == path
-            path.parent.chmod(0o755)
-            with pytest.raises(StateUnavailable, match="open to others"):
-                EmbeddedRedis(deep / "state").command()
+        path.parent.chmod(0o755)
+        with pytest.raises(StateUnavailable, match="open to others"):
+            EmbeddedRedis(deep / "state").prepare()
 
     asyncio.run(main())
 
@@ -83,7 +86,7 @@ def test_a_truncated_log_of_commands_loads_up_to_the_cut(tmp_path: Path):
 def test_a_redis_that_does_not_start_shows_its_log(tmp_path: Path):
     async def main() -> None:
         embedded = EmbeddedRedis(tmp_path)
-        embedded.command()
+        embedded.prepare()
         embedded.log_path.write_text("out of luck\n")
         with pytest.raises(StateUnavailable, match="out of luck"):
             await embedded.wait_ready(0.05)
@@ -108,7 +111,9 @@ def test_versions_are_read_from_what_the_program_tells(tmp_path: Path):
 
 
 def test_the_configuration_says_how_durable_it_is(tmp_path: Path):
-    _, config = EmbeddedRedis(tmp_path, appendfsync="always").command()
+    embedded = EmbeddedRedis(tmp_path, appendfsync="always")
+    embedded.prepare()
+    _, config = embedded.command()
     text = Path(config).read_text()
     for line in ("appendonly yes", "appendfsync always", "port 0", 'save ""', "unixsocketperm 700"):
         assert f"{line}\n" in text
