@@ -1,14 +1,22 @@
 """Images and engines for the engine tests: a packed checkpoint in an anonymous region."""
 
 import ctypes
+import functools
 import json
 import mmap
+import tempfile
 from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
 
 from invoker.engine.contract import ModelSpec, NewSequence
 from invoker.engine.decoder import DecoderEngine
 from registry.images.pack import hash_image, plan_checkpoint
 from registry.messages import Sampling
+from tests.checkpoints import write_checkpoint
+
+KV_BYTES = 2 << 20
 
 
 class MemoryRegion:
@@ -18,19 +26,45 @@ class MemoryRegion:
         self._map = mmap.mmap(-1, max(1, nbytes))
         self.nbytes = nbytes
         self.device = "cpu"
-        self.buffer: memoryview | None = memoryview(self._map)
+        self.buffer: memoryview = memoryview(self._map)
         self.pointer = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def copy(self) -> "MemoryRegion":
+        other = MemoryRegion(self.nbytes)
+        other.buffer[:] = self.buffer
+        return other
+
+    def close(self) -> None:
+        """Unmap; raises BufferError while somebody still holds a view."""
+        self.buffer.release()
+        self._map.close()
 
 
 def load_image(folder: Path, *, dtype: str = "float32") -> tuple[ModelSpec, MemoryRegion]:
     """Pack a checkpoint folder into a region."""
     plan = plan_checkpoint(folder, dtype)
     region = MemoryRegion(plan.nbytes)
-    assert region.buffer is not None
     plan.read_into(0, region.buffer)
     config = json.loads((folder / "config.json").read_text())
     spec = ModelSpec(manifest=hash_image(plan), config=config, dtype=dtype, context_length=512)
     return spec, region
+
+
+@functools.cache
+def cached_image(
+    kind: str, dtype: str = "float32", sharded: bool = False
+) -> tuple[ModelSpec, MemoryRegion, PreTrainedModel]:
+    """An image of one of checkpoints.DECODERS and its model, made once; copy the region to change it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(kind, Path(folder), dtype=getattr(torch, dtype), sharded=sharded)
+        spec, region = load_image(Path(folder), dtype=dtype)
+    return spec, region, model
+
+
+def make_decoder(kind: str, dtype: str = "float32", kv: int = KV_BYTES, **limits: int) -> DecoderEngine:
+    """An engine for one of checkpoints.DECODERS, by default with little prefill a step."""
+    spec, region, _ = cached_image(kind, dtype)
+    return DecoderEngine(spec, region, kv, **{"max_sequences": 8, "prefill_budget": 24, **limits})
 
 
 def sequence(

@@ -77,7 +77,8 @@ class NewSequence:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     """One step's outcome for one sequence. `finish_reason` is "" while it goes on. With `error` set
-    the sequence is gone and no token came. `gpu_us` is the step's share of this sequence."""
+    the sequence is gone and no token came. `gpu_us` is the step's share of this sequence. After a
+    step that ran only a part of a prompt, `token_id` is None too, with neither reason nor error."""
 
     request_id: str
     token_id: int | None

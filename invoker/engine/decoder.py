@@ -162,7 +162,7 @@ class DecoderEngine:
             raise BadSequence("the prompt is empty")
         if len(sequence.generated_ids) >= sampling.max_tokens:
             raise BadSequence(
-                f"max_tokens is {sampling.max_tokens}, and {len(sequence.generated_ids)} are generated already"
+                f"{len(sequence.generated_ids)} tokens of at most {sampling.max_tokens} are generated already"
             )
         if min(tokens) < 0 or max(tokens) >= self._vocabulary:
             raise BadSequence(f"a token id is outside of [0, {self._vocabulary})")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from invoker.engine.contract import ComputeEngine, DeviceRegion, GenerateEngine, ModelSpec
 from invoker.engine.decoder import DecoderEngine
+from invoker.engine.encoders import EncoderEngine, is_encoder
 from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
 from invoker.engine.kv_cache import KvShape, pages_for
 from invoker.engine.weights import compute_dtype
@@ -24,7 +25,7 @@ def kv_page_bytes(architecture: str, config: Mapping[str, object], dtype: str) -
 def kv_bytes_needed(
     architecture: str, config: Mapping[str, object], dtype: str, context_length: int, sequences: int
 ) -> int:
-    """The KV cache that lets `sequences` sequences be `context_length` tokens long at once; 0 for encoders."""
+    """The KV cache for `sequences` sequences of `context_length` tokens at once; 0 for encoders."""
     if not is_decoder(architecture):
         return 0
     shape, longest = _kv_shape(architecture, config, dtype)
@@ -51,6 +52,8 @@ def make_engine(
 
     `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none.
     """
+    if is_encoder(spec.manifest.architecture):
+        return EncoderEngine(spec, region, region.device)
     return DecoderEngine(spec, region, kv, max_sequences=max_sequences, prefill_budget=prefill_budget)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -108,7 +109,7 @@ def parse_config(family: Family, raw: Mapping[str, object]) -> Any:
     try:
         # Copied deeply: configs are shared by reference and their classes rewrite nested dicts in place.
         config = family.config.from_dict(copy.deepcopy(dict(raw)))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UnsupportedModel(f"config.json: {error}") from error
     if getattr(config, "add_cross_attention", False):
         raise UnsupportedModel("decoders with cross-attention are not supported")

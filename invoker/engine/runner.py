@@ -1,0 +1,253 @@
+"""The asyncio face of an engine: a thread that owns it, and streams that the loop reads."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from invoker.engine.contract import ComputeEngine, EngineError, GenerateEngine, NewSequence, TokenOutput
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClosed(EngineError):
+    """The runner is closed, or its engine failed for good."""
+
+
+class _Stream:
+    """One `generate` call: its request, and the outputs that the loop has not read yet."""
+
+    def __init__(self, sequence: NewSequence) -> None:
+        self.sequence = sequence
+        self.outputs: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
+        self.ended = False
+
+
+class EngineRunner:
+    """Owns `engine` and the thread that alone touches it. Made inside a running event loop.
+
+    The thread sleeps on a condition while there is nothing to do. Commands (add, cancel, compute) are
+    carried out between steps, and a step's outputs reach the loop in one call. If the engine raises
+    from a step, which it never does for a fault of one step alone, all its streams end with
+    EngineClosed and the runner closes itself: see `failure`.
+    """
+
+    def __init__(self, engine: GenerateEngine | ComputeEngine, *, name: str = "engine") -> None:
+        self._engine = engine
+        self._generator = cast(GenerateEngine, engine) if hasattr(engine, "step") else None
+        self._loop = asyncio.get_running_loop()
+        self._condition = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()  # guarded by the condition
+        self._closing = False  # guarded by the condition
+        self._live: dict[str, _Stream] = {}  # the thread's: what the engine holds
+        self._streams: set[_Stream] = set()  # the loop's
+        self._calls: set[asyncio.Future[dict[str, np.ndarray]]] = set()  # the loop's
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = asyncio.Event()
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "failed" if self.failure else "closed" if self._closing else "open"
+        return f"<EngineRunner {state}, {len(self._streams)} streams, {len(self._calls)} calls>"
+
+    @property
+    def active(self) -> int:
+        """Streams and calls under way."""
+        return len(self._streams) + len(self._calls)
+
+    async def generate(self, sequence: NewSequence) -> AsyncGenerator[TokenOutput, None]:
+        """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
+
+        Closing the generator early (see contextlib.aclosing) or cancelling its task cancels the
+        sequence before the engine's next step. Raises what the engine's `add` raises, or EngineClosed.
+        """
+        self._check_open()
+        stream = _Stream(sequence)
+        self._enter(self._streams, stream)
+        self._submit(partial(self._add, stream))
+        try:
+            while not stream.ended:
+                output = await stream.outputs.get()
+                if isinstance(output, EngineError):
+                    stream.ended = True
+                    raise output
+                stream.ended = bool(output.finish_reason or output.error)
+                yield output
+        finally:
+            self._leave(self._streams, stream)
+            if not stream.ended:
+                self._submit(partial(self._cancel, stream))
+
+    async def compute(
+        self,
+        kind: str,
+        token_ids: Sequence[Sequence[int]] = (),
+        pixels: np.ndarray | None = None,
+        pooling: str = "mean",
+        normalize: bool = True,
+    ) -> dict[str, np.ndarray]:
+        """One forward of a ComputeEngine, one at a time in order. Raises EngineError, EngineClosed."""
+        self._check_open()
+        call: asyncio.Future[dict[str, np.ndarray]] = self._loop.create_future()
+        self._enter(self._calls, call)
+        self._submit(partial(self._compute, call, kind, token_ids, pixels, pooling, normalize))
+        try:
+            return await call
+        finally:
+            self._leave(self._calls, call)
+
+    async def drain(self) -> None:
+        """Return once no stream and no call is under way."""
+        await self._idle.wait()
+
+    async def wait_closed(self) -> None:
+        """Return once the engine is closed, on purpose or by a failure."""
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        """End what is under way with EngineClosed, close the engine and end the thread. Idempotent."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        await self._closed.wait()
+        self._thread.join()  # it has nothing left to do: its last act was to tell us so
+
+    # The loop's side.
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineClosed(
+                f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
+            )
+
+    def _enter(self, members: set[Any], member: object) -> None:
+        members.add(member)
+        self._idle.clear()
+
+    def _leave(self, members: set[Any], member: object) -> None:
+        members.discard(member)
+        if not self.active:
+            self._idle.set()
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            self._commands.append(command)
+            self._condition.notify()
+
+    def _deliver(self, outputs: list[tuple[_Stream, TokenOutput]]) -> None:
+        for stream, output in outputs:
+            stream.outputs.put_nowait(output)
+
+    def _settle(
+        self,
+        call: asyncio.Future[dict[str, np.ndarray]],
+        result: dict[str, np.ndarray] | None,
+        error: EngineError | None,
+    ) -> None:
+        if call.done():  # cancelled meanwhile
+            return
+        if error is not None:
+            call.set_exception(error)
+        elif result is not None:
+            call.set_result(result)
+
+    def _ended(self) -> None:
+        error = EngineClosed(
+            f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
+        )
+        for stream in self._streams:
+            stream.outputs.put_nowait(error)
+        for call in self._calls:
+            self._settle(call, None, error)
+        self._closed.set()
+
+    # The thread's side.
+
+    def _main(self) -> None:
+        try:
+            while self._run_commands():
+                if self._generator is not None and self._generator.has_work:
+                    self._step(self._generator)
+        except Exception as error:
+            logger.exception("the engine failed and is closed")
+            # Without its frames, which would keep the engine's tensors and so the region's memory.
+            self.failure = error.with_traceback(None)
+        finally:
+            with self._condition:
+                self._closing = True
+            self._live.clear()
+            self._engine.close()
+            self._post(self._ended)
+
+    def _run_commands(self) -> bool:
+        """Carry out what was asked, after waiting for it if the engine is idle; False to end."""
+        with self._condition:
+            while not (self._commands or self._closing or self._has_work()):
+                self._condition.wait()
+            if self._closing:
+                return False
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+        return True
+
+    def _has_work(self) -> bool:
+        return self._generator is not None and self._generator.has_work
+
+    def _step(self, engine: GenerateEngine) -> None:
+        outputs = []
+        for output in engine.step():
+            stream = self._live[output.request_id]
+            if output.finish_reason or output.error:
+                del self._live[output.request_id]
+            outputs.append((stream, output))
+        if outputs:
+            self._post(self._deliver, outputs)
+
+    def _add(self, stream: _Stream) -> None:
+        request_id = stream.sequence.request_id
+        try:
+            if self._generator is None:
+                raise EngineError("this engine does not generate")
+            if request_id in self._live:
+                raise EngineError(f"sequence {request_id} is running already")
+            self._generator.add(stream.sequence)
+        except EngineError as error:
+            self._post(stream.outputs.put_nowait, error)
+        else:
+            self._live[request_id] = stream
+
+    def _cancel(self, stream: _Stream) -> None:
+        request_id = stream.sequence.request_id
+        if self._generator is not None and self._live.get(request_id) is stream:
+            del self._live[request_id]
+            self._generator.cancel(request_id)
+
+    def _compute(self, call: asyncio.Future[dict[str, np.ndarray]], *arguments: Any) -> None:
+        if call.cancelled():
+            return
+        try:
+            if self._generator is not None:
+                raise EngineError("this engine generates; it computes nothing else")
+            result = cast(ComputeEngine, self._engine).compute(*arguments)
+        except EngineError as error:
+            self._post(self._settle, call, None, error)
+        except Exception as error:
+            logger.exception("a forward failed")
+            self._post(self._settle, call, None, EngineError(f"the engine failed in this call: {error}"))
+        else:
+            self._post(self._settle, call, result, None)
+
+    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        # A loop that is closed already has nobody left who could read this.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)

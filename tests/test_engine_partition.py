@@ -1,0 +1,200 @@
+"""Weights are views of the image, and any cut into stages gives the same bits as the whole model."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from invoker.engine.contract import ModelSpec, OutOfKvCache, UnsupportedModel
+from invoker.engine.families import FAMILIES, geometry_of, parse_config
+from invoker.engine.kv_cache import KvPool, KvShape
+from invoker.engine.layout import StepLayout, build_layout, group_by_length
+from invoker.engine.scheduler import Chunk
+from invoker.engine.stage import StageExecutor
+from invoker.engine.weights import BoundStage, bind
+from tests.checkpoints import DECODERS, LAYERS, VOCABULARY
+from tests.engine_fixture import MemoryRegion, cached_image
+
+PAGES = 24
+
+
+def _tensors(bound: BoundStage) -> Iterator[torch.Tensor]:
+    for module in (*bound.layers, *filter(None, (bound.norm,))):
+        yield from module.parameters()
+    yield from (t for t in (bound.embedding, bound.positions, bound.head) if t is not None)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_weights_are_views_of_the_region(kind: str) -> None:
+    spec, region, model = cached_image(kind)
+    bound = bind(spec, region)
+    for tensor in _tensors(bound):
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        assert region.pointer <= tensor.data_ptr() < end <= region.pointer + region.nbytes
+    total = sum(t.numel() for t in {t.data_ptr(): t for t in _tensors(bound)}.values())
+    assert total == sum(p.numel() for p in model.parameters())
+    # Nothing was left on the meta device: frequencies are in no checkpoint.
+    if bound.rotary is not None:
+        assert torch.equal(bound.rotary.inv_freq, model.model.rotary_emb.inv_freq)
+    assert all(not b.is_meta for layer in bound.layers for b in layer.buffers())
+
+
+def test_binding_leaves_the_config_alone() -> None:
+    spec, region, _ = cached_image("llama3")
+    before = repr(spec.config)
+    bind(spec, region)
+    assert repr(spec.config) == before
+
+
+def _poison_all_but(spec: ModelSpec, region: MemoryRegion, first: int, last: int) -> MemoryRegion:
+    """A copy of the image in which every byte that the stage may not need is part of a NaN."""
+    manifest = spec.manifest
+    clean = MemoryRegion(region.nbytes)
+    clean.buffer[:] = b"\xff" * region.nbytes
+    for span in manifest.layers:
+        if span.kind == "layer":
+            needed = first <= span.index < last
+        elif span.kind == "embed" or manifest.tied_head:
+            needed = first == 0
+        else:
+            needed = last == manifest.num_layers
+        if needed:
+            clean.buffer[span.start : span.end] = region.buffer[span.start : span.end]
+    return clean
+
+
+@functools.cache
+def _stage(kind: str, first: int, last: int) -> StageExecutor:
+    spec, region, _ = cached_image(kind)
+    bound = bind(replace(spec, layers=(first, last)), _poison_all_but(spec, region, first, last))
+    shape = KvShape(
+        layers=last - first,
+        heads=bound.geometry.kv_heads,
+        head_dim=bound.geometry.head_dim,
+        dtype=bound.dtype,
+    )
+    return StageExecutor(bound, KvPool(shape, torch.zeros(PAGES * shape.page_bytes, dtype=torch.uint8)))
+
+
+def _run(stages: list[StageExecutor], steps: list[tuple[torch.Tensor, StepLayout]]) -> list[torch.Tensor]:
+    finishing = next(stage for stage in stages if stage.has_head)
+    results = []
+    for ids, layout in steps:
+        hidden = ids
+        for stage in stages:
+            hidden = stage.forward(hidden, layout)
+        results.append(finishing.finish(hidden))
+    return results
+
+
+@st.composite
+def step_sequences(draw: st.DrawFn) -> list[tuple[torch.Tensor, StepLayout]]:
+    """A few steps over up to three sequences, each in chunks of any length, on scattered pages."""
+    free = draw(st.permutations(range(PAGES)))
+    count = draw(st.integers(1, 3))
+    pages = [tuple(free[i::count])[:4] for i in range(count)]
+    starts = [0] * count
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    steps = []
+    for _ in range(draw(st.integers(1, 4))):
+        chunks = []
+        for i in range(count):
+            n = draw(st.sampled_from([0, 1, 1, 5, 17]))
+            n = min(n, len(pages[i]) * 16 - starts[i])
+            if n:
+                last = draw(st.booleans())
+                chunks.append(Chunk(request_id=str(i), start=starts[i], count=n, pages=pages[i], last=last))
+                starts[i] += n
+        if any(chunk.last for chunk in chunks):
+            layout = build_layout(chunks, torch.float32, torch.device("cpu"))
+            ids = torch.randint(0, VOCABULARY, (layout.tokens,), generator=generator)
+            steps.append((ids, layout))
+        else:
+            for chunk in chunks:  # left out, so it has not been computed
+                starts[int(chunk.request_id)] = chunk.start
+    return steps
+
+
+CUTS = st.sets(st.integers(1, LAYERS - 1)).map(lambda cuts: [0, *sorted(cuts), LAYERS])
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@settings(max_examples=12, deadline=None)
+@given(cuts=CUTS, steps=step_sequences())
+def test_any_partition_gives_the_same_bits(
+    kind: str, cuts: list[int], steps: list[tuple[torch.Tensor, StepLayout]]
+) -> None:
+    whole = _run([_stage(kind, 0, LAYERS)], steps)
+    stages = [_stage(kind, a, b) for a, b in pairwise(cuts)]
+    parts = _run(stages, steps)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.isfinite(one).all()
+        assert torch.equal(one, other)
+
+
+@given(st.lists(st.integers(1, 300), max_size=20).map(sorted))
+def test_groups_cover_all_and_pad_little(pages: list[int]) -> None:
+    groups = group_by_length(pages)
+    assert [i for a, b in groups for i in range(a, b)] == list(range(len(pages)))
+    for a, b in groups:
+        assert pages[b - 1] <= max(16, 2 * pages[a])
+
+
+def _without(spec: ModelSpec, name: str) -> ModelSpec:
+    tensors = tuple(e for e in spec.manifest.tensors if e.name != name)
+    return replace(spec, manifest=replace(spec.manifest, tensors=tensors))
+
+
+def _with_extra(spec: ModelSpec) -> ModelSpec:
+    extra = replace(spec.manifest.tensors[0], name="model.layers.0.mlp.experts.weight")
+    return replace(spec, manifest=replace(spec.manifest, tensors=(*spec.manifest.tensors, extra)))
+
+
+def _config(spec: ModelSpec, **values: object) -> ModelSpec:
+    return replace(spec, config={**spec.config, **values})
+
+
+def test_what_cannot_be_bound_is_named() -> None:
+    spec, region, _ = cached_image("llama")
+    refused = {
+        "lacks model.layers.2.mlp.up_proj.weight$": _without(spec, "model.layers.2.mlp.up_proj.weight"),
+        "lacks lm_head.weight$": _without(spec, "lm_head.weight"),
+        "architecture lacks: model.layers.0.mlp.experts.weight$": _with_extra(spec),
+        "stored as F32, but the model runs in torch.bfloat16": replace(spec, dtype="bfloat16"),
+        "dtype 'int3' is not supported": replace(spec, dtype="int3"),
+        "gate_proj.weight has shape": _config(spec, intermediate_size=256),
+        "lacks model.layers.4": _config(spec, num_hidden_layers=5),
+        "lacks tensors|architecture lacks": _config(spec, num_hidden_layers=3),
+        "quantised": _config(spec, quantization_config={"bits": 4}),
+        "config.json": _config(spec, hidden_size="big"),
+        "not a decoder": replace(spec, manifest=replace(spec.manifest, architecture="MambaForCausalLM")),
+        r"layers \[2, 2\)": replace(spec, layers=(2, 2)),
+        r"layers \[0, 9\)": replace(spec, layers=(0, 9)),
+    }
+    for message, broken in refused.items():
+        with pytest.raises(UnsupportedModel, match=message):
+            bind(broken, region)
+    with pytest.raises(UnsupportedModel, match="the region has 256 bytes"):
+        bind(spec, MemoryRegion(256))
+
+
+def test_a_cache_without_room_for_a_page_is_refused() -> None:
+    shape = KvShape(layers=2, heads=1, head_dim=8, dtype=torch.float32)
+    with pytest.raises(OutOfKvCache, match="needs 2048"):
+        KvPool(shape, torch.zeros(2047, dtype=torch.uint8))
+    assert repr(KvPool(shape, torch.zeros(5000, dtype=torch.uint8))) == (
+        "<KvPool 2 pages of 16 tokens, 2 layers>"
+    )
+
+
+def test_frequencies_that_depend_on_length_end_the_context() -> None:
+    spec, _, _ = cached_image("phi3")
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    raw = {**spec.config, "rope_parameters": rope, "original_max_position_embeddings": 128}
+    assert geometry_of(parse_config(FAMILIES["Phi3ForCausalLM"], raw)).longest == 128

@@ -1,0 +1,227 @@
+"""The runner: streams, cancellation, failures and closing, over a fake engine and a real one."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
+from invoker.engine.fake import STEP_US, FakeComputeEngine, FakeEngine, StepGate, continuation
+from invoker.engine.runner import EngineClosed, EngineRunner
+from tests.engine_fixture import make_decoder, run_all, sequence
+
+
+def _run(main: Coroutine[object, object, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 30))
+
+
+async def _tokens(runner: EngineRunner, request: NewSequence) -> list[int]:
+    async with aclosing(runner.generate(request)) as outputs:
+        return [output.token_id async for output in outputs if output.token_id is not None]
+
+
+def test_concurrent_streams_get_their_own_tokens() -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        runner = EngineRunner(engine)
+        requests = [sequence(str(i), [i, 1, 2], max_tokens=5 + i) for i in range(8)]
+        found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
+        assert found == [continuation([i, 1, 2], 5 + i) for i in range(8)]
+        await runner.drain()
+        await runner.aclose()
+        await runner.aclose()
+        assert engine.closed and runner.active == 0
+        assert repr(runner) == "<EngineRunner closed, 0 streams, 0 calls>"
+
+    _run(main())
+
+
+def test_a_real_engine_behind_the_runner() -> None:
+    requests = [sequence(str(i), [i + 1, 2, 3], max_tokens=6) for i in range(4)]
+    expected = run_all(make_decoder("llama"), requests)
+
+    async def main() -> None:
+        runner = EngineRunner(make_decoder("llama"))
+        found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
+        assert found == [expected[request.request_id] for request in requests]
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_a_stream_that_is_closed_frees_its_sequence_before_the_next_step() -> None:
+    async def main() -> None:
+        gate = StepGate()
+        engine = FakeEngine(gate=gate)
+        runner = EngineRunner(engine)
+        kept = asyncio.create_task(_tokens(runner, sequence("kept", [1], max_tokens=4)))
+        gate.release()
+        async with aclosing(runner.generate(sequence("left", [2]))) as outputs:
+            gate.release()
+            await anext(outputs)
+        # The name is free again, and the first stream's outputs do not reach the second.
+        again = asyncio.create_task(_tokens(runner, sequence("left", [3], max_tokens=3)))
+        gate.open()
+        assert await again == continuation([3], 3)
+        assert await kept == continuation([1], 4)
+        assert engine.sequences == 0
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_a_cancelled_task_frees_its_sequence() -> None:
+    async def main() -> None:
+        gate = StepGate()
+        engine = FakeEngine(gate=gate)
+        runner = EngineRunner(engine)
+        task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=1000)))
+        gate.release(3)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await runner.drain()
+        gate.open()
+        assert await _tokens(runner, sequence("b", [2], max_tokens=2)) == continuation([2], 2)
+        assert engine.sequences == 0
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_a_refused_sequence_raises_what_add_raises() -> None:
+    async def main() -> None:
+        gate = StepGate()
+        runner = EngineRunner(FakeEngine(max_sequence_tokens=8, gate=gate))
+        with pytest.raises(OutOfKvCache):
+            await _tokens(runner, sequence("a", [1] * 8))
+        first = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
+        gate.open()
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        # Either the first had finished already when the second came, or the second was refused.
+        assert results[0] == continuation([1], 2)
+        assert results[1] == results[0] or isinstance(results[1], EngineError)
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_an_engine_that_raises_ends_its_streams_and_closes() -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        engine.fail_next(ZeroDivisionError("a bug"))
+        runner = EngineRunner(engine)
+        results = await asyncio.gather(
+            *(_tokens(runner, sequence(str(i), [1])) for i in range(3)), return_exceptions=True
+        )
+        assert all(isinstance(r, EngineClosed) and "a bug" in str(r) for r in results)
+        await runner.wait_closed()
+        assert isinstance(runner.failure, ZeroDivisionError) and engine.closed
+        with pytest.raises(EngineClosed, match="a bug"):
+            await _tokens(runner, sequence("b", [1]))
+        assert repr(runner) == "<EngineRunner failed, 0 streams, 0 calls>"
+        await runner.aclose()
+
+    _run(main())
+
+
+class _OneErrorEngine(FakeEngine):
+    """An engine whose step fails for one sequence only."""
+
+    def step(self) -> list[TokenOutput]:
+        outputs = super().step()
+        if any(o.request_id == "bad" for o in outputs):
+            self.cancel("bad")
+        return [
+            TokenOutput(
+                request_id="bad", token_id=None, logprob=None, finish_reason="", gpu_us=0, error="broken"
+            )
+            if o.request_id == "bad"
+            else o
+            for o in outputs
+        ]
+
+
+def test_an_error_output_ends_its_stream_only() -> None:
+    async def main() -> None:
+        runner = EngineRunner(_OneErrorEngine())
+
+        async def errors() -> list[str]:
+            async with aclosing(runner.generate(sequence("bad", [1]))) as outputs:
+                return [output.error async for output in outputs]
+
+        good, bad = await asyncio.gather(_tokens(runner, sequence("good", [1], max_tokens=4)), errors())
+        assert good == continuation([1], 4)
+        assert bad == ["broken"]
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_closing_ends_streams_under_way() -> None:
+    async def main() -> None:
+        gate = StepGate()
+        runner = EngineRunner(FakeEngine(gate=gate))
+        task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=10_000)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(runner.aclose())
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(EngineClosed, match="closed"):
+            await task
+        await closing
+        with pytest.raises(EngineClosed):
+            await runner.compute("embed", [[1]])
+
+    _run(main())
+
+
+def test_compute_goes_one_at_a_time_in_order() -> None:
+    class Engine(FakeComputeEngine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.threads: set[int] = set()
+            self.order: list[int] = []
+
+        def compute(self, kind, token_ids, pixels, pooling, normalize):  # type: ignore[no-untyped-def]
+            self.threads.add(threading.get_ident())
+            self.order.append(token_ids[0][0])
+            if kind == "broken":
+                raise RuntimeError("no such kernel")
+            return super().compute(kind, token_ids, pixels, pooling, normalize)
+
+    async def main() -> None:
+        engine = Engine()
+        runner = EngineRunner(engine)
+        results = await asyncio.gather(*(runner.compute("embed", [[i, 1]]) for i in range(5)))
+        assert [float(r["embeddings"][0, 0]) for r in results] == [1, 2, 3, 4, 5]
+        assert engine.order == list(range(5)) and len(engine.threads) == 1
+        with pytest.raises(EngineError, match="no such kernel"):
+            await runner.compute("broken", [[9]])
+        pixels = np.ones((2, 3, 2, 2), dtype=np.float32)
+        assert (await runner.compute("classify", [[0]], pixels))["logits"].tolist() == [[12.0], [12.0]]
+        with pytest.raises(EngineError, match="does not generate"):
+            await _tokens(runner, sequence("a", [1]))
+        await runner.aclose()
+        assert engine.closed
+
+    _run(main())
+
+
+def test_the_fake_engine_keeps_the_contract() -> None:
+    engine = FakeEngine(max_sequence_tokens=6)
+    whole = continuation([4, 5], 4)
+    engine.add(sequence("a", [4, 5], whole[:2], max_tokens=100))
+    engine.add(sequence("b", [4, 5], stop_token_ids=(whole[0],), logprobs=1))
+    outputs = engine.step()
+    assert [(o.token_id, o.finish_reason) for o in outputs] == [(whole[2], ""), (whole[0], "stop")]
+    assert sum(o.gpu_us for o in outputs) == STEP_US
+    assert outputs[0].logprob is None and outputs[1].logprob is not None
+    assert [(o.token_id, o.finish_reason) for o in engine.step()] == [(whole[3], "length")]
+    assert engine.step() == [] and engine.steps == 2 and repr(engine) == "<FakeEngine [] after 2 steps>"

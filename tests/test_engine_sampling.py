@@ -1,0 +1,117 @@
+"""Sampling: a draw depends on seed and position alone, and follows the filtered distribution."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from invoker.engine.sampling import Draw, sample, uniforms
+from registry.messages import Sampling
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def _draw(position: int = 0, **values: object) -> Draw:
+    return Draw(sampling=Sampling(max_tokens=1, **values), position=position)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(SEEDS, st.integers(0, 1 << 40)), min_size=1, max_size=8))
+def test_uniforms_depend_on_their_own_pair_only(pairs: list[tuple[int, int]]) -> None:
+    together = uniforms([s for s, _ in pairs], [p for _, p in pairs])
+    alone = [uniforms([s], [p])[0] for s, p in pairs]
+    assert together.tolist() == alone
+    assert np.all((together >= 0) & (together < 1))
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_uniforms_are_uniform_and_uncorrelated(vary: str) -> None:
+    count = 50_000
+    fixed, moving = [7] * count, list(range(count))
+    drawn = uniforms(moving, fixed) if vary == "seed" else uniforms(fixed, moving)
+    assert abs(drawn.mean() - 0.5) < 0.01
+    assert abs(drawn.var() - 1 / 12) < 0.005
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.02
+
+
+def test_uniforms_take_any_seed() -> None:
+    assert uniforms([-1], [0])[0] == uniforms([2**64 - 1], [0])[0]
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(0, 1000), st.floats(0.01, 5), st.floats(0.05, 1), st.integers(0, 20))
+def test_a_row_is_drawn_alike_alone_and_in_a_batch(
+    seed: int, position: int, temperature: float, top_p: float, top_k: int
+) -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    draw = _draw(position, seed=seed, temperature=temperature, top_p=top_p, top_k=top_k)
+    other = _draw(position + 1, seed=seed ^ 1, temperature=1.0, logprobs=2)
+    greedy = _draw(temperature=0.0)
+    batch = sample(logits, [other, draw, greedy, draw])
+    assert batch[1].token_id == sample(logits[1:2], [draw])[0].token_id
+    assert batch[3].token_id == sample(logits[3:4], [draw])[0].token_id
+    assert batch[2].token_id == int(logits[2].argmax())
+
+
+@pytest.mark.parametrize(
+    ("settings_", "kept"),
+    [
+        ({"temperature": 1.0}, 6),
+        ({"temperature": 2.0, "top_k": 3}, 3),
+        ({"temperature": 1.0, "top_p": 0.6}, 2),
+        ({"temperature": 1.0, "top_k": 4, "top_p": 0.7}, 2),
+    ],
+)
+def test_draws_follow_the_filtered_distribution(settings_: dict[str, float], kept: int) -> None:
+    probabilities = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.15, 0.05])
+    scaled = torch.softmax(probabilities.log() / settings_["temperature"], 0)
+    order = scaled.argsort(descending=True, stable=True)[:kept]
+    expected = torch.zeros(6)
+    expected[order] = scaled[order] / scaled[order].sum()
+    count = 20_000
+    draws = [_draw(i, seed=3, **settings_) for i in range(count)]
+    choices = sample(probabilities.log().expand(count, 6), draws)
+    found = np.bincount([c.token_id for c in choices if c.token_id is not None], minlength=6) / count
+    assert np.abs(found - expected.numpy()).max() < 0.015
+    assert np.all(found[expected.numpy() == 0] == 0)
+
+
+def test_a_tiny_temperature_or_top_p_is_greedy() -> None:
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(2)) * 5
+    best = logits.argmax(-1).tolist()
+    for values in ({"temperature": 1e-6}, {"temperature": 1.0, "top_p": 1e-9}, {"top_k": 1}):
+        drawn = sample(logits, [_draw(i, seed=i, **values) for i in range(3)])
+        assert [c.token_id for c in drawn] == best
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).repeat(3, 1)
+    table = torch.log_softmax(logits[0], 0).tolist()
+    none, zero, two = sample(
+        logits,
+        [
+            _draw(temperature=0.0),
+            _draw(temperature=0.0, logprobs=0),
+            _draw(temperature=0.01, top_k=1, logprobs=2),
+        ],
+    )
+    assert none.logprob is None
+    assert zero.logprob is not None and zero.logprob.top == ()
+    assert two.logprob is not None and math.isclose(two.logprob.logprob, table[1], rel_tol=1e-5)
+    assert [token for token, _ in two.logprob.top] == [1, 2]
+    assert two.logprob.top[0][1] == two.logprob.logprob
+
+
+def test_a_row_that_is_not_a_number_gives_no_token() -> None:
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = math.nan
+    logits[2] = math.nan
+    draws = [_draw(temperature=0.0), _draw(temperature=0.0, logprobs=1), _draw(temperature=1.0)]
+    assert [c.token_id for c in sample(logits, draws)] == [0, None, None]
+
+
+def test_half_precision_logits_are_compared_in_single() -> None:
+    choice = sample(torch.tensor([[0.5, 1.5, 1.0]], dtype=torch.bfloat16), [_draw(temperature=0.0)])
+    assert choice[0].token_id == 1
