@@ -65,7 +65,7 @@ def bundle_model(source: str, dtype: str, description: str, task: Task | None) -
     if task is not None and task is not found:
         raise DeployError(f"function.yaml says task {task}, but {plan.architecture} is for {found}")
     with byte_meter("hashing", plan.nbytes) as meter:
-        manifest = hash_image(plan, meter.advance)
+        manifest = hash_image(plan, meter.reach)
     encoded = encode_manifest(manifest)
     digest = manifest_digest(encoded)
     assets, blobs = named_blobs(collect_assets(folder))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import click
 import psutil
-from registry.embedded_redis import find_redis_server
 
 from cli.output import emit_rows
 from cli.progress import human_bytes
 from cli.up_settings import count_gpus, default_data_dir
+from registry.embedded_redis import find_redis_server
 from registry.errors import RegistryError
 
 MIN_SHM_BYTES = 1 << 30

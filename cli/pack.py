@@ -29,7 +29,7 @@ def pack_command(source: str, out: Path, dtype: str, form: str) -> None:
     try:
         folder = checkpoint_from(source)
         with byte_meter("packing", plan_checkpoint(folder, dtype).nbytes) as meter:
-            packed = pack_to_folder(folder, out, dtype, meter.advance)
+            packed = pack_to_folder(folder, out, dtype, meter.reach)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     manifest = packed.manifest

@@ -24,6 +24,10 @@ class Meter(Protocol):
 
     def advance(self, amount: int) -> None: ...
 
+    def reach(self, done: int) -> None:
+        """Say how much is done in all."""
+        ...
+
 
 class _Bar:
     def __init__(self, progress: Progress, label: str, total: int) -> None:
@@ -33,6 +37,9 @@ class _Bar:
     def advance(self, amount: int) -> None:
         self._progress.advance(self._task, amount)
 
+    def reach(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
+
 
 class _Lines:
     def __init__(self, label: str, total: int) -> None:
@@ -40,7 +47,10 @@ class _Lines:
         self._next_s = time.monotonic() + LINE_EVERY_S
 
     def advance(self, amount: int) -> None:
-        self._done += amount
+        self.reach(self._done + amount)
+
+    def reach(self, done: int) -> None:
+        self._done = done
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + LINE_EVERY_S

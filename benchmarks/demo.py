@@ -1,0 +1,264 @@
+"""The demo: three nodes on one machine, two models, every kind of start, and the bill.
+
+    python -m benchmarks.demo [--keep]
+
+Everything it makes lies in `.demo/`; `--keep` leaves the platform running to play with.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import AsyncOpenAI
+
+from benchmarks.random_llama import write_random_llama
+from cli.output import table
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".demo"
+DATA = FOLDER / "data"
+TINY, BIG = "tiny-coder", "random-256mb"
+PROMPT = "def read_lines(path):\n    "
+SAMPLE_TOKENS = 120
+CALLS_AT_ONCE = 20
+
+
+class DemoFailed(Exception):
+    """A step of the demo did not do what it promises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One measured call."""
+
+    model: str
+    what: str
+    start_kind: str
+    node: str
+    ttft_s: float
+    tokens_per_s: float
+    text: str
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def hypercast(*arguments: str, quiet: bool = False) -> str:
+    """Run the command line as a user would; its notes go to this terminal."""
+    if not quiet:
+        say(f"\n$ hypercast {' '.join(arguments)}")
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else None,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise DemoFailed(f"hypercast {' '.join(arguments)} ended with {done.returncode}")
+    return done.stdout
+
+
+def listed(*arguments: str) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads(hypercast(*arguments, "-o", "json", quiet=True))
+    return rows
+
+
+async def call(
+    client: AsyncOpenAI,
+    model: str,
+    what: str,
+    *,
+    tokens: int = 16,
+    prompt: str = PROMPT,
+    temperature: float = 0.0,
+) -> Reading:
+    """One streamed completion, timed at the client."""
+    began = time.perf_counter()
+    first = 0.0
+    count = 0
+    pieces: list[str] = []
+    raw = await client.completions.with_raw_response.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=tokens,
+        temperature=temperature,
+        seed=7,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in raw.parse():
+        if chunk.choices and not first:
+            first = time.perf_counter()
+        pieces += [choice.text for choice in chunk.choices]
+        if chunk.usage:
+            count = chunk.usage.completion_tokens
+    ended = time.perf_counter()
+    if count != tokens:
+        raise DemoFailed(f"{model}: asked for {tokens} tokens, got {count}")
+    record = json.loads(
+        await asyncio.to_thread(
+            hypercast, "usage", "show", raw.headers["x-request-id"], "-o", "json", quiet=True
+        )
+    )
+    return Reading(
+        model=model,
+        what=what,
+        start_kind=record["start_kind"],
+        node=record["node"],
+        ttft_s=first - began,
+        tokens_per_s=(count - 1) / max(1e-9, ended - first),
+        text="".join(pieces),
+    )
+
+
+async def until(what: str, holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Ask the command line again until something holds."""
+    deadline = time.monotonic() + timeout_s
+    while not await asyncio.to_thread(holds):
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"waited {timeout_s:g} s in vain until {what}")
+        await asyncio.sleep(0.1)
+
+
+def running(model: str) -> list[dict[str, object]]:
+    """Instances of a model and the nodes they are on."""
+    return [
+        {**instance, "node": node["id"], "pid": node["pid"]}
+        for node in listed("nodes")
+        for instance in node["instances"]  # type: ignore[attr-defined]
+        if instance["function"] == model
+    ]
+
+
+def holders(model: str) -> set[str]:
+    image = next(row["image"] for row in listed("list") if row["name"] == model)
+    return {
+        str(node["id"])
+        for node in listed("nodes")
+        if "host" in node["tiers"].get(image, ())  # type: ignore[attr-defined]
+    }
+
+
+async def starts(client: AsyncOpenAI, model: str) -> list[Reading]:
+    """The same call from every tier."""
+    readings = []
+    have = await asyncio.to_thread(holders, model)
+    elsewhere = next(f"node-{index}" for index in range(3) if f"node-{index}" not in have)
+    await asyncio.to_thread(hypercast, "scale", model, "--instances", "1", "--on", elsewhere, "--no-wait")
+    readings.append(await call(client, model, "first call, on a node without it"))
+    readings.append(await call(client, model, "again"))
+    await asyncio.to_thread(hypercast, "scale", model, "--instances", "0")
+    await until(f"{model} is asleep", lambda: not running(model))
+    readings.append(await call(client, model, "after its instance was evicted"))
+    victim = (await asyncio.to_thread(running, model))[0]
+    say(f"\n$ kill -9 {victim['pid']}   # {victim['node']}, which serves {model}")
+    os.kill(int(str(victim["pid"])), 9)
+    readings.append(await call(client, model, f"after {victim['node']} was killed"))
+    if readings[-1].node == victim["node"]:
+        raise DemoFailed(f"{model} was served by {victim['node']} again")
+    return readings
+
+
+async def session(url: str, key: str) -> None:
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120.0)
+    async with client:
+        readings = []
+        for model in (BIG, TINY):
+            readings += await starts(client, model)
+        began = time.perf_counter()
+        many = await asyncio.gather(
+            *(
+                call(client, TINY, "at once", tokens=32, prompt=f"def step_{index}(", temperature=0.8)
+                for index in range(CALLS_AT_ONCE)
+            )
+        )
+        took = time.perf_counter() - began
+        sample = await call(client, TINY, "sampled", tokens=SAMPLE_TOKENS, temperature=0.6)
+    say("\nStarts, timed at the client:")
+    say(
+        table(
+            [
+                {
+                    "model": reading.model,
+                    "call": reading.what,
+                    "start kind": reading.start_kind,
+                    "node": reading.node,
+                    "TTFT s": f"{reading.ttft_s:.3f}",
+                    "tokens/s": f"{reading.tokens_per_s:.1f}",
+                }
+                for reading in readings
+            ],
+            ("model", "call", "start kind", "node", "TTFT s", "tokens/s"),
+        )
+    )
+    check_order([reading for reading in readings if reading.model == BIG])
+    tokens = 32 * CALLS_AT_ONCE
+    slowest = max(reading.ttft_s for reading in many)
+    say(
+        f"{CALLS_AT_ONCE} streams at once: {tokens} tokens in {took:.2f} s ({tokens / took:.0f} tokens/s), "
+        f"on {len({reading.node for reading in many})} node(s), slowest TTFT {slowest:.2f} s\n"
+    )
+    say("tiny-coder writes (temperature 0.6):")
+    say("    " + (PROMPT + sample.text).replace("\n", "\n    ") + "\n")
+
+
+def check_order(readings: Sequence[Reading]) -> None:
+    """The big model's starts are what they should be, and cost what they should."""
+    cold, hot, warm = readings[:3]
+    kinds = [reading.start_kind for reading in (cold, warm, hot)]
+    if kinds != ["cold", "warm", "hot"]:
+        raise DemoFailed(f"expected starts cold, warm and hot, got {kinds}")
+    if not cold.ttft_s > warm.ttft_s > hot.ttft_s:
+        raise DemoFailed("expected TTFT cold > warm > hot")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keep", action="store_true", help="leave it running at the end")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "cli", "down", "--data-dir", str(DATA)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    shutil.rmtree(DATA, ignore_errors=True)
+    checkpoint = FOLDER / BIG
+    write_random_llama(checkpoint, ROOT / "functions" / TINY / "model")
+    try:
+        hypercast(
+            *("up", "--nodes", "3", "--hosts", "3", "--port", "0", "--detach"), *("--data-dir", str(DATA))
+        )
+        url = json.loads((DATA / "up.json").read_text())["url"]
+        key = (DATA / "admin.key").read_text().strip()
+        os.environ |= {"HYPERCAST_URL": url, "HYPERCAST_API_KEY": key}
+        say(f"(up after {time.perf_counter() - began:.1f} s)")
+        say(hypercast("deploy", str(ROOT / "functions" / TINY), "--keep-alive", "5m"))
+        say(hypercast("deploy", str(checkpoint), "--name", BIG, "--keep-alive", "5m"))
+        asyncio.run(session(url, key))
+        say("The bill:" + hypercast("usage", "report"))
+    except DemoFailed as failure:
+        sys.exit(f"demo failed: {failure}\nlogs are in {DATA / 'logs'}")
+    finally:
+        if not options.keep:
+            hypercast("down", "--data-dir", str(DATA), quiet=True)
+    say(f"\nThe demo took {time.perf_counter() - began:.1f} s.")
+
+
+if __name__ == "__main__":
+    main()

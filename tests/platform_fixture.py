@@ -1,0 +1,105 @@
+"""A running platform for integration tests: `hypercast up` in a temporary folder, as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 90.0
+
+
+@dataclass
+class Platform:
+    """One data directory, started and stopped by the command line."""
+
+    data: Path
+    flags: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    key: str = ""
+
+    def up(self) -> float:
+        """Start it; returns the seconds until the command came back."""
+        began = time.monotonic()
+        self.run("up", "--detach", "--port", "0", "--data-dir", str(self.data), *self.flags)
+        took_s = time.monotonic() - began
+        self.url = json.loads((self.data / "up.json").read_text())["url"]
+        self.key = (self.data / "admin.key").read_text().strip()
+        self.env = {"HYPERCAST_URL": self.url, "HYPERCAST_API_KEY": self.key}
+        return took_s
+
+    def down(self) -> None:
+        self.run("down", "--data-dir", str(self.data), check=False)
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `hypercast …`; a failure shows what it printed and the platform's logs."""
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(
+                f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}\n{self.logs()}"
+            )
+        return done
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "-o", "json").stdout)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.get("/admin/nodes")["nodes"]
+
+    def instances(self, function: str) -> list[dict[str, Any]]:
+        return [
+            {**instance, "node": node["id"], "pid": node["pid"]}
+            for node in self.nodes()
+            for instance in node["instances"]
+            if instance["function"] == function
+        ]
+
+    def counter(self, name: str) -> int:
+        return sum(node["counters"].get(name, 0) for node in self.nodes())
+
+    def get(self, path: str) -> Any:
+        with self.http() as http:
+            response = http.get(path)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+    def http(self) -> httpx2.Client:
+        return httpx2.Client(
+            base_url=self.url,
+            headers={"authorization": f"Bearer {self.key}"},
+            timeout=120.0,
+            trust_env=False,
+        )
+
+    def until(self, what: str, holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+        """Wait for something that only the platform's own interfaces show; returns its first true value."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := holds()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout_s:g} s in vain until {what}\n{self.logs()}")
+            time.sleep(0.05)
+        return value
+
+    def logs(self, lines: int = 12) -> str:
+        parts = []
+        for path in sorted((self.data / "logs").glob("*.log")):
+            parts.append(
+                f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            )
+        return "\n".join(parts)

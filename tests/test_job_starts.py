@@ -1,0 +1,123 @@
+"""Starts from every tier, scale to zero and back, nodes that join, leave and die."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from benchmarks.random_llama import write_random_llama
+from tests.platform_fixture import ROOT, Platform
+
+
+@pytest.fixture(scope="module")
+def big(platform: Platform, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A random model of about 110 MB."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "big"
+    write_random_llama(folder, root / "functions" / "tiny-coder" / "model", layers=2)
+    platform.run("deploy", str(folder), "--name", "big", "--keep-alive", "10m", "--max-instances", "2")
+    yield "big"
+    platform.run("delete", "big", "--yes")
+
+
+def start_kind(platform: Platform, model: str) -> tuple[str, str]:
+    with OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0) as client:
+        raw = client.completions.with_raw_response.create(
+            model=model, prompt=[5, 6, 7], max_tokens=4, temperature=0, extra_body={"ignore_eos": True}
+        )
+        record = platform.get(f"/admin/usage/show/{raw.headers['x-request-id']}")
+        return raw.headers["x-start-kind"], record["node"]
+
+
+def holders(platform: Platform, model: str) -> set[str]:
+    image = platform.get(f"/admin/functions/{model}")["current"]["image"]
+    return {node["id"] for node in platform.nodes() if "host" in node["tiers"].get(image, ())}
+
+
+def asleep(platform: Platform, model: str) -> None:
+    platform.run("scale", model, "--instances", "0")
+    platform.until(f"{model} is asleep", lambda: not platform.instances(model))
+
+
+def test_cold_then_warm_then_hot_moves_no_byte_from_disk(platform: Platform, big: str) -> None:
+    have = platform.until("a node holds it", lambda: holders(platform, big))
+    target = sorted({node["id"] for node in platform.nodes()} - have)[0]
+    before = platform.counter("disk_read_bytes") + platform.counter("store_read_bytes")
+    received = platform.counter("cast_recv_bytes")
+    platform.run("scale", big, "--instances", "1", "--on", target, "--no-wait")
+    assert start_kind(platform, big) == ("cold", target)
+    assert start_kind(platform, big) == ("hot", target)
+    asleep(platform, big)
+    kind, node = start_kind(platform, big)
+    assert kind == "warm"
+    assert node in have | {target}
+    size = platform.get(f"/admin/functions/{big}")["current"]["image_bytes"]
+    platform.until("the counter is published", lambda: platform.counter("cast_recv_bytes") == received + size)
+    assert platform.counter("disk_read_bytes") + platform.counter("store_read_bytes") == before
+
+
+def test_two_hundred_requests_wake_it(platform: Platform, big: str) -> None:
+    asleep(platform, big)
+    read = platform.counter("disk_read_bytes") + platform.counter("store_read_bytes")
+    began = sum(platform.counter(f"starts_{kind}") for kind in ("hot", "warm", "cold"))
+
+    async def flood() -> Counter[str]:
+        async with AsyncOpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0) as client:
+
+            async def one(index: int) -> str:
+                raw = await client.completions.with_raw_response.create(
+                    model=big, prompt=[3 + index % 7], max_tokens=2, extra_body={"ignore_eos": True}
+                )
+                return str(raw.headers["x-start-kind"])
+
+            return Counter(await asyncio.gather(*map(one, range(200))))
+
+    kinds = asyncio.run(flood())
+    assert kinds.total() == 200
+    assert "warm" in kinds
+    starts = sum(platform.counter(f"starts_{kind}") for kind in ("hot", "warm", "cold")) - began
+    assert 1 <= starts <= 2
+    assert platform.counter("disk_read_bytes") + platform.counter("store_read_bytes") == read
+
+
+def test_a_killed_node_is_replaced_and_the_function_answers_elsewhere(platform: Platform, big: str) -> None:
+    _, node = start_kind(platform, big)
+    victim = next(record for record in platform.nodes() if record["id"] == node)
+    os.kill(victim["pid"], signal.SIGKILL)
+    start_kind(platform, big)
+    platform.until(
+        "the node is there again",
+        lambda: any(
+            record["id"] == node and record["pid"] != victim["pid"] and record["state"] == "ready"
+            for record in platform.nodes()
+        ),
+    )
+
+
+def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
+    command = [
+        *(sys.executable, "-m", "cli", "invoker", "--node-id", "late", "--host-id", "host-late"),
+        *("--redis-url", f"unix://{platform.data}/redis.sock"),
+        *("--secret-file", str(platform.data / "cluster.secret"), "--device", "cpu", "--threads", "1"),
+        *("--gpu-memory", "512MiB", "--host-memory", "512MiB"),
+    ]
+    with (platform.data / "logs" / "late.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        platform.until("it has joined", lambda: "late" in {node["id"] for node in platform.nodes()})
+        platform.run("scale", big, "--instances", "1", "--on", "late")
+        assert {item["node"] for item in platform.instances(big)} >= {"late"}
+    finally:
+        process.kill()
+        process.wait()
+    platform.until(
+        "it is gone within its lease", lambda: "late" not in {node["id"] for node in platform.nodes()}, 10
+    )
+    kind, node = start_kind(platform, big)
+    assert node != "late", kind
