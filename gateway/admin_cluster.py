@@ -1,0 +1,143 @@
+"""/admin: operating the running cluster (scale, warm, drop, logs, nodes, instances)."""
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import exchange as exchanges
+from gateway.disconnect import Attended
+from gateway.errors import Unprocessable, translate
+from gateway.exchange import Exchange
+from gateway.limits import ClientGone, decode, read_body
+from gateway.responses import encoded
+from gateway.schemas_admin import Drop, Scale, Warm
+from gateway.services import Services
+from gateway.sse import ByteStream
+from registry.change import NodeUp, Snapshot
+
+T = TypeVar("T")
+
+
+class ClusterAdmin:
+    """What operators ask of the cluster."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._scale = msgspec.json.Decoder(Scale)
+        self._warm = msgspec.json.Decoder(Warm)
+        self._drop = msgspec.json.Decoder(Drop)
+
+    async def scale(self, request: Request) -> Response:
+        """Set the number of instances once."""
+        name = await self._known(request)
+        asked = await self._body(request, self._scale)
+        await self._services.cluster.scale(name, asked.instances, asked.on, wait=asked.wait)
+        return encoded({"name": name, "instances": asked.instances, "waited": asked.wait})
+
+    async def warm(self, request: Request) -> ASGIApp:
+        """Fill host tiers; progress comes as one JSON object a line, last `{"done": true}`."""
+        name = await self._known(request)
+        asked = await self._body(request, self._warm)
+        stages = self._services.cluster.warm(name, asked.nodes, asked.on)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for stage in stages:
+                yield msgspec.json.encode({"stage": stage.stage, "fraction": stage.fraction}) + b"\n"
+            yield b'{"done":true}\n'
+
+        return LineReply(self._services, exchanges.of(request.scope), "application/x-ndjson", lines())
+
+    async def drop(self, request: Request) -> Response:
+        """Drop an idle image from a tier."""
+        name = await self._known(request)
+        asked = await self._body(request, self._drop)
+        await self._services.cluster.drop(name, asked.tier, asked.on)
+        return encoded({"name": name, "tier": asked.tier})
+
+    async def logs(self, request: Request) -> ASGIApp:
+        """Log lines as text, new ones too with `follow=true`."""
+        name = await self._known(request)
+        query = request.query_params
+        count = query.get("lines", "100")
+        if not count.isdigit() or not 1 <= int(count) <= 100_000:
+            raise Unprocessable("lines must be 1 to 100000", param="lines")
+        follow = query.get("follow", "false").lower()
+        if follow not in ("true", "false", "1", "0"):
+            raise Unprocessable("follow must be true or false", param="follow")
+        found = self._services.cluster.logs(name, int(count), follow in ("true", "1"))
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for line in found:
+                yield line.encode(errors="replace") + b"\n"
+
+        return LineReply(self._services, exchanges.of(request.scope), "text/plain; charset=utf-8", lines())
+
+    async def nodes(self, request: Request) -> Response:
+        view = self._services.cluster.view()
+        return encoded({"nodes": [_node(up, view) for up in sorted(view.nodes, key=lambda up: up.record.id)]})
+
+    async def instances(self, request: Request) -> Response:
+        view = self._services.cluster.view()
+        return encoded({"instances": view.instances})
+
+    async def _known(self, request: Request) -> str:
+        """The function's name. Raises NotFound."""
+        return (await self._services.state.function(request.path_params["name"])).name
+
+    async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+        limits = self._services.settings.limits
+        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        return decode(body or b"{}", decoder, limits.json_depth)
+
+
+def _node(up: NodeUp, view: Snapshot) -> dict[str, object]:
+    record = up.record
+    names = {v.image: f"{v.function}:{v.version}" for v in view.versions if v.image is not None}
+    tiers: dict[str, list[str]] = {"gpu": [], "host": [], "disk": []}
+    for holding in record.holdings:
+        for tier in holding.tiers:
+            tiers.setdefault(str(tier), []).append(names.get(holding.image, holding.image))
+    fields: dict[str, object] = msgspec.to_builtins(record)
+    return {
+        **fields,
+        "tiers": tiers,
+        "instances": [instance for instance in view.instances if instance.node == record.id],
+    }
+
+
+class LineReply:
+    """A stream of lines. The head waits for the first line, so that a failure before it has its own
+    status; a later one is a last line with the error envelope."""
+
+    def __init__(
+        self, services: Services, exchange: Exchange, media_type: str, lines: AsyncIterator[bytes]
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._media_type = media_type
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = ByteStream(send, self._media_type, self._services.settings.streams.write_timeout_s)
+        try:
+            async with Attended(receive) as attended:
+                async for line in self._lines:
+                    if not stream.started:
+                        await stream.start(())
+                    await stream.write(line)
+                attended.finish()
+                if not stream.started:
+                    await stream.start(())
+                await stream.end()
+        except ClientGone:
+            raise
+        except Exception as error:
+            known = translate(error)
+            if not stream.started or known is None:
+                raise
+            self._exchange.error_code = known.code
+            await stream.end(known.envelope() + b"\n")

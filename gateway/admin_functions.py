@@ -1,0 +1,204 @@
+"""/admin/functions: registering, showing, changing and deleting functions."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import exchange as exchanges
+from gateway.blob_keeper import BlobKeeper, blobs_of
+from gateway.errors import BadRequest, Unprocessable
+from gateway.limits import decode, read_body
+from gateway.responses import encoded
+from gateway.schemas_admin import CreatedFunction, CreateFunction, PatchFunction, Rollback
+from gateway.services import Services
+from registry.errors import NotFound
+from registry.function import Function, FunctionVersion, Scaling, Task, check_name
+from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
+from registry.images.manifest import default_blocks
+
+_log = logging.getLogger("hypercast.gateway")
+
+T = TypeVar("T")
+
+
+class FunctionAdmin:
+    """Functions as operators see them."""
+
+    def __init__(self, services: Services, keeper: BlobKeeper) -> None:
+        self._services = services
+        self._keeper = keeper
+        self._create = msgspec.json.Decoder(CreateFunction)
+        self._patch = msgspec.json.Decoder(PatchFunction)
+        self._rollback = msgspec.json.Decoder(Rollback)
+
+    async def create(self, request: Request) -> Response:
+        """Check and store a version, bring it into host memory, and only then make it current: a
+        redeploy that cannot be loaded changes nothing for callers."""
+        asked = await self._body(request, self._create)
+        check_name(asked.name)
+        state, cluster = self._services.state, self._services.cluster
+        async with self._keeper.exclusive():
+            draft = await self._checked(asked)
+            scaling = await self._scaling(asked)
+            version = await state.create_version(draft, scaling, make_current=False)
+        exchanges.of(request.scope).concerns(version)
+        _log.info("registered %s:%d", version.function, version.version)
+        await cluster.ensure_host_copy(version)
+        head = await state.function(version.function)
+        if head.current != version.version:
+            await state.set_current(version.function, version.version)
+        self._services.functions.learn(version)
+        answer = CreatedFunction(
+            name=version.function,
+            version=version.version,
+            image=version.image,
+            bytes=version.image_bytes,
+            blocks=version.blocks,
+        )
+        return encoded(answer, status=201)
+
+    async def list_all(self, request: Request) -> Response:
+        functions = await self._services.state.functions()
+        versions = {(v.function, v.version): v for v in await self._services.state.versions()}
+        shown = [
+            self._shown(function, versions[function.name, function.current])
+            for function in functions
+            if (function.name, function.current) in versions
+        ]
+        return encoded({"functions": shown})
+
+    async def show(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        function = await self._services.state.function(name)
+        current = await self._services.state.version(name, function.current)
+        history = await self._services.state.versions(name)
+        return encoded({**self._shown(function, current), "history": history})
+
+    async def change(self, request: Request) -> Response:
+        """Change scaling settings."""
+        name = request.path_params["name"]
+        asked = await self._body(request, self._patch)
+        function = await self._services.state.function(name)
+        await self._services.state.set_scaling(name, asked.scaling.applied(function.scaling))
+        return await self.show(request)
+
+    async def rollback(self, request: Request) -> Response:
+        """Make an earlier version current; requests in flight end on theirs."""
+        name = request.path_params["name"]
+        asked = await self._body(request, self._rollback)
+        function = await self._services.state.function(name)
+        number = asked.version if asked.version is not None else _version_before(function)
+        version = await self._services.state.version(name, number)
+        await self._services.cluster.ensure_host_copy(version)
+        await self._services.state.set_current(name, number)
+        self._services.functions.learn(version)
+        return await self.show(request)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete the function, then the blobs that nothing else uses."""
+        name = request.path_params["name"]
+        versions = await self._services.state.versions(name)
+        await self._services.state.delete_function(name)
+        self._services.functions.forget(name)
+        collected = await self._keeper.released(versions)
+        return encoded({"name": name, "collected": len(collected)})
+
+    async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+        limits = self._services.settings.limits
+        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        return decode(body or b"{}", decoder, limits.json_depth)
+
+    async def _scaling(self, asked: CreateFunction) -> Scaling | None:
+        """None keeps what a known function has."""
+        if asked.scaling.empty:
+            return None
+        try:
+            known = (await self._services.state.function(asked.name)).scaling
+        except NotFound:
+            known = Scaling()
+        return asked.scaling.applied(known)
+
+    async def _checked(self, asked: CreateFunction) -> FunctionVersion:
+        nbytes, blocks = await self._checked_image(asked)
+        _check_assets(asked.task, asked.assets)
+        version = FunctionVersion(
+            function=asked.name,
+            version=0,
+            task=asked.task,
+            architecture=asked.architecture,
+            image=asked.image,
+            manifest=asked.manifest,
+            image_bytes=nbytes,
+            blocks=blocks,
+            dtype=asked.dtype,
+            context_length=asked.context_length,
+            assets=dict(asked.assets),
+            created_at=self._services.clock.wall_s(),
+            description=asked.description,
+        )
+        lacking = [d for d in sorted(blobs_of(version)) if await self._services.blobs.size(d) is None]
+        if lacking:
+            raise BadRequest(
+                f"the store lacks {len(lacking)} blobs of this function, first {lacking[0]}: upload them",
+                code="blobs_missing",
+            )
+        return version
+
+    async def _checked_image(self, asked: CreateFunction) -> tuple[int, int]:
+        """The image's size and block count, once its manifest agrees with what is asked."""
+        if asked.task is Task.HANDLER and asked.image is None and asked.manifest is None:
+            return 0, 0
+        if asked.image is None or asked.manifest is None:
+            raise Unprocessable("a model function needs image and manifest", param="image")
+        try:
+            encoded_manifest = await self._services.blobs.read(asked.manifest, limit=MAX_MANIFEST_BYTES)
+        except NotFound:
+            raise BadRequest(
+                f"the store lacks the manifest {asked.manifest}: upload it", code="blobs_missing"
+            ) from None
+        manifest = decode_manifest(encoded_manifest)
+        size = await self._services.blobs.size(asked.image)
+        for what, told, found in (
+            ("image", asked.image, manifest.sha256),
+            ("architecture", asked.architecture, manifest.architecture),
+        ):
+            if told != found:
+                raise Unprocessable(f"the manifest is of {what} {found}, not {told}", param=what)
+        if size is not None and size != manifest.nbytes:
+            raise Unprocessable(
+                f"the image has {size} bytes, its manifest says {manifest.nbytes}", param="image"
+            )
+        return manifest.nbytes, default_blocks(manifest.nbytes)
+
+    def _shown(self, function: Function, current: FunctionVersion) -> dict[str, object]:
+        instances = [i for i in self._services.cluster.view().instances if i.function == function.name]
+        return {
+            "name": function.name,
+            "current": current,
+            "versions": function.versions,
+            "scaling": dataclasses.asdict(function.scaling),
+            "created_at": function.created_at,
+            "instances": instances,
+        }
+
+
+def _version_before(function: Function) -> int:
+    earlier: Sequence[int] = [number for number in function.versions if number < function.current]
+    if not earlier:
+        raise BadRequest(f"function {function.name!r} has no version before {function.current}")
+    return max(earlier)
+
+
+def _check_assets(task: Task, assets: Mapping[str, str]) -> None:
+    if task is not Task.HANDLER and "config.json" not in assets:
+        raise Unprocessable(f"a {task} function needs the asset config.json", param="assets")
+    if task is Task.HANDLER and not any(name.endswith(".py") for name in assets):
+        raise Unprocessable("a handler needs its code among the assets", param="assets")
+    for name in assets:
+        if name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
+            raise Unprocessable(f"bad asset name {name!r}", param="assets")

@@ -1,0 +1,183 @@
+"""The small files of a function version that the gateway needs, parsed and cached."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jinja2
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.chat_template import ChatTemplate, template_source
+from gateway.contract import Blobs
+from gateway.errors import ApiError, Unavailable
+from registry.errors import ImageError, NotFound
+from registry.function import FunctionVersion
+
+_LIMIT_BYTES = 64 << 20
+_POOLING = "1_Pooling/config.json"
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    _POOLING,
+)
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+Key = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAssets:
+    """What a version's small files say. `tokenizer` is None where the function has none."""
+
+    config: Mapping[str, object] = field(default_factory=dict)
+    preprocessor: Mapping[str, object] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    tool_template: ChatTemplate | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    pooling: str = "mean"
+
+
+class AssetCache:
+    """Parsed assets by content: versions with the same files share them; least recently used goes."""
+
+    def __init__(self, blobs: Blobs, *, capacity: int = 64) -> None:
+        self._blobs = blobs
+        self._capacity = capacity
+        self._ready: OrderedDict[Key, ModelAssets] = OrderedDict()
+        self._loading: dict[Key, asyncio.Task[ModelAssets]] = {}
+
+    async def get(self, version: FunctionVersion) -> ModelAssets:
+        """The version's assets. Raises Unavailable if the store does not give them, ApiError if they
+        cannot be read."""
+        key = frozenset((name, version.assets[name]) for name in _FILES if name in version.assets)
+        if (ready := self._ready.get(key)) is not None:
+            self._ready.move_to_end(key)
+            return ready
+        # Requests that come together share one load, which goes on if the first of them leaves.
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.create_task(self._load(key), name=f"assets {version.function}:{version.version}")
+            self._loading[key] = task
+            task.add_done_callback(lambda done: self._loaded(key, done))
+        return await asyncio.shield(task)
+
+    def _loaded(self, key: Key, task: asyncio.Task[ModelAssets]) -> None:
+        del self._loading[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        self._ready[key] = task.result()
+        while len(self._ready) > self._capacity:
+            self._ready.popitem(last=False)
+
+    async def _load(self, key: Key) -> ModelAssets:
+        files: dict[str, bytes] = {}
+        for name, digest in sorted(key):
+            try:
+                files[name] = await self._blobs.read(digest, limit=_LIMIT_BYTES)
+            except (NotFound, ImageError) as error:
+                raise Unavailable(
+                    f"cannot read {name} of the function: {error}", code="assets_unavailable"
+                ) from error
+        return await asyncio.to_thread(parse_assets, files)
+
+    async def aclose(self) -> None:
+        """Stop loads under way."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
+    """Parse the files. Raises ApiError naming a file that cannot be read."""
+    config = _json(files, "config.json")
+    tokenizer_config = _json(files, "tokenizer_config.json")
+    tokenizer = _tokenizer(files.get("tokenizer.json"))
+    template = tool_template = None
+    if tokenizer is not None:
+        special = _special_tokens(tokenizer_config, _json(files, "special_tokens_map.json"))
+        jinja = files.get("chat_template.jinja")
+        source, tool_source = template_source(tokenizer_config, None if jinja is None else jinja.decode())
+        try:
+            template = ChatTemplate(source, special)
+            tool_template = None if tool_source is None else ChatTemplate(tool_source, special)
+        except jinja2.TemplateError as error:
+            raise _unreadable("chat template", error) from error
+    return ModelAssets(
+        config=config,
+        preprocessor=_json(files, "preprocessor_config.json"),
+        tokenizer=tokenizer,
+        template=template,
+        tool_template=tool_template,
+        eos_token_ids=_eos(_json(files, "generation_config.json"), config),
+        labels=_labels(config),
+        pooling="cls" if _json(files, _POOLING).get("pooling_mode_cls_token") else "mean",
+    )
+
+
+def _unreadable(name: str, error: Exception) -> ApiError:
+    return ApiError(500, "function_error", f"the function's {name} cannot be read: {error}")
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, object]:
+    if name not in files:
+        return {}
+    try:
+        return msgspec.json.decode(files[name], type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise _unreadable(name, error) from error
+
+
+def _tokenizer(data: bytes | None) -> Tokenizer | None:
+    if data is None:
+        return None
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises nothing narrower
+        raise _unreadable("tokenizer.json", error) from error
+    # Files of embedding models often carry the trainer's padding and cut: a text that is too long is
+    # refused here, never silently cut.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL:
+        for source in sources:
+            given = source.get(name)
+            if isinstance(given, dict):
+                given = given.get("content")
+            if isinstance(given, str):
+                tokens[name] = given
+                break
+    return tokens
+
+
+def _eos(generation: Mapping[str, object], config: Mapping[str, object]) -> tuple[int, ...]:
+    text_config = config.get("text_config")
+    for source in (generation, config, text_config if isinstance(text_config, dict) else {}):
+        given = source.get("eos_token_id")
+        if isinstance(given, int):
+            return (given,)
+        if isinstance(given, list):
+            return tuple(token for token in given if isinstance(token, int))
+    return ()
+
+
+def _labels(config: Mapping[str, object]) -> tuple[str, ...]:
+    given = config.get("id2label")
+    if not isinstance(given, dict):
+        return ()
+    numbered = {int(index): str(label) for index, label in given.items() if str(index).isdigit()}
+    return tuple(numbered.get(index, f"LABEL_{index}") for index in range(max(numbered, default=-1) + 1))

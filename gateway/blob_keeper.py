@@ -1,0 +1,112 @@
+"""Which blobs may go: those that no version uses and no deploy is about to."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from gateway.contract import Blobs
+from gateway.errors import Unavailable
+from registry.clock import Clock
+from registry.errors import RegistryError
+from registry.function import FunctionVersion
+from registry.state import ClusterState
+
+_log = logging.getLogger("hypercast.gateway")
+
+_LEASE = "blobs"
+_LEASE_S = 60.0
+_RETRY_S = 0.1
+_TRIES = 100
+_SWEEP_S = 3600.0
+
+
+def blobs_of(version: FunctionVersion) -> frozenset[str]:
+    """All blobs that a version needs."""
+    model = {digest for digest in (version.image, version.manifest) if digest is not None}
+    return frozenset(model | set(version.assets.values()))
+
+
+class BlobKeeper:
+    """Collects blobs. Registering a version and collecting exclude each other in the whole cluster,
+    so that a version never names a blob that is being deleted.
+
+    Blobs of a deleted function go at once, unless a deploy named them within `grace_s`. Blobs that
+    never came into use go once they have been seen unused for `grace_s`.
+    """
+
+    def __init__(
+        self, blobs: Blobs, state: ClusterState, clock: Clock, *, holder: str, grace_s: float
+    ) -> None:
+        self._blobs = blobs
+        self._state = state
+        self._clock = clock
+        self._holder = holder
+        self._grace_s = grace_s
+        self._pinned: dict[str, float] = {}
+        self._unused_since: dict[str, float] = {}
+        self._local = asyncio.Lock()
+
+    def pin(self, digests: Iterable[str]) -> None:
+        """A deploy counts on these, or is uploading them."""
+        until = self._clock.monotonic_s() + self._grace_s
+        for digest in digests:
+            self._pinned[digest] = until
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Nobody else registers or collects meanwhile. Raises Unavailable if others never let go."""
+        async with self._local:
+            for _ in range(_TRIES):
+                if await self._state.acquire_lease(_LEASE, self._holder, _LEASE_S) is not None:
+                    break
+                await asyncio.sleep(_RETRY_S)
+            else:
+                raise Unavailable("another gateway is registering a function", code="busy")
+            try:
+                yield
+            finally:
+                await asyncio.shield(self._state.release_lease(_LEASE, self._holder))
+
+    async def released(self, versions: Iterable[FunctionVersion]) -> list[str]:
+        """Collect the blobs of versions that are gone. Returns what was deleted."""
+        candidates = frozenset[str]().union(*map(blobs_of, versions))
+        async with self.exclusive():
+            unused = candidates - await self._used()
+            now = self._clock.monotonic_s()
+            free = sorted(digest for digest in unused if self._pinned.get(digest, now) <= now)
+            for digest in free:
+                await self._blobs.delete(digest)
+        if free:
+            _log.info("collected %d blobs that no version uses", len(free))
+        return free
+
+    async def sweep(self) -> list[str]:
+        """Collect what has been unused for long: uploads that no deploy finished."""
+        async with self.exclusive():
+            used = await self._used()
+            now = self._clock.monotonic_s()
+            self._pinned = {digest: until for digest, until in self._pinned.items() if until > now}
+            unused = [digest for digest in await self._blobs.digests() if digest not in used]
+            self._unused_since = {digest: self._unused_since.get(digest, now) for digest in unused}
+            old = [
+                digest
+                for digest, since in self._unused_since.items()
+                if now - since >= self._grace_s and digest not in self._pinned
+            ]
+            for digest in old:
+                await self._blobs.delete(digest)
+                del self._unused_since[digest]
+        return old
+
+    async def run(self) -> None:
+        """Sweep every hour until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self.sweep()
+            except (RegistryError, Unavailable) as error:
+                _log.warning("sweep of unused blobs put off: %s", error)
+
+    async def _used(self) -> frozenset[str]:
+        return frozenset[str]().union(*map(blobs_of, await self._state.versions()))

@@ -1,0 +1,130 @@
+"""One call under its deadlines, with a running account of what it used."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+from gateway.contract import Assigned, Call, Dispatcher, DispatchError, Event, Stage
+from registry.messages import Tokens, Usage
+
+
+class CallRun:
+    """Opens a call and iterates over its events.
+
+    Three limits, each for itself: until the first output, between two outputs, and the whole call.
+    Time that the reader takes between two events does not count as idle.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
+        self.call = call
+        self.stage = "queue"
+        self.assigned: Assigned | None = None
+        self.usage: Usage | None = None
+        self.tokens = 0
+        self.gpu_us = 0
+        self.outputs = 0
+        self.first_output_s: float | None = None
+        self._assigned_s: float | None = None
+        self._ended_s: float | None = None
+        self._opened: AbstractAsyncContextManager[object] | None = None
+        self._dispatcher = dispatcher
+        self._started_s = asyncio.get_running_loop().time()
+
+    def __repr__(self) -> str:
+        return f"<CallRun {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
+
+    async def __aenter__(self) -> Self:
+        opened = self._dispatcher.run(self.call)
+        try:
+            async with asyncio.timeout_at(self._deadline()):
+                self._events = await opened.__aenter__()
+        except TimeoutError:
+            raise self._timed_out() from None
+        self._opened = opened
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended_s = asyncio.get_running_loop().time()
+        if self._opened is not None:
+            await self._opened.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            async with asyncio.timeout_at(self._deadline()):
+                event = await self._events.__anext__()
+        except TimeoutError:
+            raise self._timed_out() from None
+        match event:
+            case Stage(stage=stage):
+                self.stage = stage
+            case Assigned():
+                self.assigned = event
+                self._assigned_s = asyncio.get_running_loop().time()
+                self.stage = "first output"
+            case Tokens(ids=ids):
+                self._output()
+                self.tokens += len(ids)
+                self.gpu_us = max(self.gpu_us, event.gpu_us)
+            case Usage():
+                self.usage = event
+                self.gpu_us = event.gpu_us
+            case _:
+                self._output()
+        return event
+
+    @property
+    def assigned_after_s(self) -> float:
+        """From the call's begin to its assignment."""
+        return 0.0 if self._assigned_s is None else self._assigned_s - self._started_s
+
+    @property
+    def first_output_after_s(self) -> float | None:
+        """From the call's begin to its first output, None if there was none."""
+        return None if self.first_output_s is None else self.first_output_s - self._started_s
+
+    @property
+    def token_gap_s(self) -> float | None:
+        """Mean time between tokens, None for fewer than two."""
+        if self.tokens < 2 or self.first_output_s is None:
+            return None
+        ended_s = self._ended_s or asyncio.get_running_loop().time()
+        return (ended_s - self.first_output_s) / (self.tokens - 1)
+
+    @property
+    def exec_ms(self) -> float:
+        """The node's own figure, or from the assignment to the end."""
+        if self.usage is not None:
+            return self.usage.exec_us / 1000
+        if self._assigned_s is None:
+            return 0.0
+        ended_s = self._ended_s or asyncio.get_running_loop().time()
+        return (ended_s - self._assigned_s) * 1000
+
+    def _output(self) -> None:
+        self.outputs += 1
+        if self.first_output_s is None:
+            self.first_output_s = asyncio.get_running_loop().time()
+
+    def _deadline(self) -> float:
+        limits = self.call.deadlines
+        now = asyncio.get_running_loop().time()
+        next_s = now + limits.idle_s if self.outputs else self._started_s + limits.start_s
+        return min(next_s, self._started_s + limits.total_s)
+
+    def _timed_out(self) -> DispatchError:
+        limits = self.call.deadlines
+        passed = asyncio.get_running_loop().time() - self._started_s
+        if passed >= limits.total_s:
+            limit = f"the whole request may take {limits.total_s:g} s"
+        elif self.outputs:
+            limit = f"the next output may take {limits.idle_s:g} s"
+        else:
+            limit = f"the first output may take {limits.start_s:g} s"
+        stage = "output" if self.outputs else self.stage
+        return DispatchError("timeout", f"time ran out in stage {stage!r}: {limit}", status=504)

@@ -1,0 +1,75 @@
+"""A client that leaves cancels what is done for it; a quiet stream gets its keepalives."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive
+
+from gateway.limits import ClientGone
+
+Tick = Callable[[], Awaitable[float]]
+
+
+class Attended:
+    """Cancels its body when the client disconnects, which the body's caller sees as ClientGone.
+
+    Works as asyncio.timeout does: it cancels the current task and takes its own cancellation back.
+    The request's body must have been read. `tick`, where given, is called when its time has come and
+    returns in how many seconds to call it again.
+    """
+
+    def __init__(self, receive: Receive, *, tick: Tick | None = None, tick_in_s: float = 0.0) -> None:
+        self._receive = receive
+        self._tick = tick
+        self._tick_in_s = tick_in_s
+        self._task: asyncio.Task[object] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._cancelling = 0
+        self._gone = False
+        self._finished = False
+
+    def finish(self) -> None:
+        """The response is complete but for its last message: a disconnect changes nothing any more."""
+        self._finished = True
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._watcher = asyncio.create_task(self._watch(), name="attend client")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None and self._watcher is not None
+        self._watcher.cancel()
+        if self._gone:
+            ours = self._task.uncancel() <= self._cancelling
+            if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise ClientGone from error
+        if self._watcher.done() and not self._watcher.cancelled() and kind is None:
+            self._watcher.result()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        when = loop.time() + self._tick_in_s if self._tick is not None else None
+        while True:
+            try:
+                async with asyncio.timeout_at(when):
+                    message = await self._receive()
+            except TimeoutError:
+                assert self._tick is not None
+                try:
+                    when = loop.time() + await self._tick()
+                except ClientGone:
+                    break
+                continue
+            if message["type"] == "http.disconnect":
+                break
+        if not self._finished:
+            assert self._task is not None
+            self._gone = True
+            self._task.cancel()

@@ -1,0 +1,178 @@
+"""The error envelope, and how every failure becomes one.
+
+ApiError
+├── Unprocessable    422: a field is missing, of the wrong type or out of its bounds
+├── BadRequest       400: well-formed, but it cannot be carried out as asked
+├── Unauthorized     401
+├── Forbidden        403
+├── ModelNotFound    404
+└── Unavailable      503, with Retry-After
+"""
+
+import re
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from gateway.contract import DispatchError
+from registry.errors import (
+    CheckpointError,
+    Conflict,
+    CorruptImage,
+    InvalidRecord,
+    NotFound,
+    RegistryError,
+    StateUnavailable,
+    StoreFull,
+)
+
+RETRY_AFTER_MAX_S = 120
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+}
+
+
+class ApiError(Exception):
+    """A failure that the client is told of as the error envelope."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.headers = headers
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def envelope(self) -> bytes:
+        """The body: `{"error": {"message", "type", "param", "code"}}`."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def all_headers(self) -> list[tuple[str, str]]:
+        """The headers that go with the envelope."""
+        headers = list(self.headers)
+        if self.retry_after_s is not None:
+            headers.append(("retry-after", str(min(self.retry_after_s, RETRY_AFTER_MAX_S))))
+        return headers
+
+
+class Unprocessable(ApiError):
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(422, "invalid_value", message, param=param)
+
+
+class BadRequest(ApiError):
+    def __init__(self, message: str, *, param: str | None = None, code: str = "bad_request") -> None:
+        super().__init__(400, code, message, param=param)
+
+
+class Unauthorized(ApiError):
+    def __init__(self, message: str, *, code: str = "invalid_api_key") -> None:
+        super().__init__(401, code, message, headers=(("www-authenticate", "Bearer"),))
+
+
+class Forbidden(ApiError):
+    def __init__(self, message: str) -> None:
+        super().__init__(403, "forbidden", message)
+
+
+class ModelNotFound(ApiError):
+    def __init__(self, name: str) -> None:
+        super().__init__(404, "model_not_found", f"there is no function {name!r}", param="model")
+
+
+class Unavailable(ApiError):
+    def __init__(self, message: str, *, code: str = "overloaded", retry_after_s: int = 5) -> None:
+        super().__init__(503, code, message, retry_after_s=retry_after_s)
+
+
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+def from_validation(error: msgspec.ValidationError, *, prefix: str = "") -> Unprocessable:
+    """A schema violation as 422, with the path of the field as `param`."""
+    text = str(error)
+    path = prefix
+    if at := _AT.search(text):
+        step = at["path"]
+        path += step if not prefix or step.startswith("[") or not step else f".{step}"
+        text = text[: at.start()]
+    if missing := _MISSING_FIELD.search(text):
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+    path = path.removesuffix("[...]")
+    return Unprocessable(f"{path}: {text}" if path else text, param=path or None)
+
+
+def translate(error: Exception) -> ApiError | None:
+    """The ApiError for a known failure; None for one that is a fault of ours."""
+    match error:
+        case ApiError():
+            return error
+        case DispatchError():
+            return ApiError(
+                error.status,
+                error.code,
+                str(error),
+                retry_after_s=error.retry_after_s if error.status in (429, 503) else None,
+            )
+        case HTTPException():
+            code = _CODES.get(error.status_code, "http_error")
+            headers = tuple((error.headers or {}).items())
+            return ApiError(error.status_code, code, error.detail, headers=headers)
+        case msgspec.ValidationError():
+            return from_validation(error)
+        case RegistryError():
+            return _from_registry(error)
+        case _:
+            return None
+
+
+def _from_registry(error: RegistryError) -> ApiError:
+    match error:
+        case InvalidRecord():
+            return Unprocessable(str(error))
+        case NotFound():
+            return ApiError(404, "not_found", str(error))
+        case Conflict():
+            return ApiError(409, "conflict", str(error))
+        case StateUnavailable():
+            return Unavailable(f"the registry does not answer: {error}", code="state_unavailable")
+        case CheckpointError() | CorruptImage():
+            return ApiError(422, "corrupt_image", str(error))
+        case StoreFull():
+            return ApiError(507, "store_full", str(error))
+        case _:
+            return ApiError(500, "internal", str(error))

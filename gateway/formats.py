@@ -1,0 +1,201 @@
+"""The two shapes that generated text is given: completions and chat."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.generation import Delta, Outcome
+from registry.messages import TokenLogprob
+
+Json = dict[str, object]
+Logprobs = Sequence[tuple[int, TokenLogprob]]
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyOptions:
+    """What of a choice the client wants to see. `model` is as the client wrote it."""
+
+    id: str
+    model: str
+    created: int
+    tokenizer: Tokenizer | None
+    token_ids: bool
+    logprobs: int | None
+    include_usage: bool
+
+
+def usage_json(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class Format(ABC):
+    """Encodes one reply, whole or in chunks."""
+
+    object = ""
+    chunk_object = ""
+
+    def __init__(self, options: ReplyOptions) -> None:
+        self._options = options
+        self._head: Json = {
+            "id": options.id,
+            "object": self.chunk_object,
+            "created": options.created,
+            "model": options.model,
+        }
+
+    def whole(self, outcomes: Sequence[Outcome], usage: Json) -> bytes:
+        choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
+        return msgspec.json.encode(self._head | {"object": self.object, "choices": choices, "usage": usage})
+
+    def opening(self, index: int) -> bytes | None:
+        """A chunk to send before a choice's first text."""
+        return None
+
+    def delta(self, delta: Delta) -> bytes | None:
+        """A chunk with new text; None if there is nothing to tell."""
+        shown = (
+            delta.text
+            or (self._options.token_ids and delta.token_ids)
+            or (self._options.logprobs is not None and delta.logprobs)
+        )
+        if not shown:
+            return None
+        return self._chunk([self._delta_choice(delta)])
+
+    def finish(self, index: int, reason: str, facts: Json | None) -> bytes:
+        """The chunk that ends a choice; the stream's last one carries `facts`."""
+        return self._chunk([self._finish_choice(index, reason)], facts)
+
+    def usage(self, usage: Json, facts: Json) -> bytes:
+        """The chunk after all choices."""
+        return msgspec.json.encode(self._head | {"choices": [], "usage": usage, "hypercast": facts})
+
+    def _chunk(self, choices: list[Json], facts: Json | None = None) -> bytes:
+        chunk = self._head | {"choices": choices}
+        if self._options.include_usage:
+            chunk["usage"] = None
+        if facts is not None:
+            chunk["hypercast"] = facts
+        return msgspec.json.encode(chunk)
+
+    def _with_ids(self, choice: Json, token_ids: Sequence[int]) -> Json:
+        if self._options.token_ids:
+            choice["token_ids"] = token_ids
+        return choice
+
+    def _token(self, token: int) -> str:
+        tokenizer = self._options.tokenizer
+        if tokenizer is None:
+            return f"token_id:{token}"
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        # A token that is a part of a character has no text of its own: its name in the vocabulary.
+        return text if text and _BROKEN not in text else (tokenizer.id_to_token(token) or text)
+
+    @abstractmethod
+    def _whole_choice(self, index: int, outcome: Outcome) -> Json: ...
+
+    @abstractmethod
+    def _delta_choice(self, delta: Delta) -> Json: ...
+
+    @abstractmethod
+    def _finish_choice(self, index: int, reason: str) -> Json: ...
+
+
+class CompletionFormat(Format):
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, options: ReplyOptions) -> None:
+        super().__init__(options)
+        self._offsets: dict[int, int] = {}
+
+    def _whole_choice(self, index: int, outcome: Outcome) -> Json:
+        choice: Json = {
+            "index": index,
+            "text": "".join(outcome.text),
+            "logprobs": self._logprobs(index, outcome.logprobs),
+            "finish_reason": outcome.finish_reason,
+        }
+        return self._with_ids(choice, outcome.token_ids)
+
+    def _delta_choice(self, delta: Delta) -> Json:
+        choice: Json = {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": self._logprobs(delta.index, delta.logprobs),
+            "finish_reason": None,
+        }
+        return self._with_ids(choice, delta.token_ids)
+
+    def _finish_choice(self, index: int, reason: str) -> Json:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
+        if self._options.logprobs is None:
+            return None
+        tokens = [self._token(token) for token, _ in logprobs]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for _, entry in logprobs],
+            "top_logprobs": [{self._token(t): value for t, value in entry.top} for _, entry in logprobs],
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat(Format):
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> bytes:
+        delta: Json = {"role": "assistant", "content": ""}
+        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def _whole_choice(self, index: int, outcome: Outcome) -> Json:
+        choice: Json = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(outcome.text), "refusal": None},
+            "logprobs": self._logprobs(outcome.logprobs),
+            "finish_reason": outcome.finish_reason,
+        }
+        return self._with_ids(choice, outcome.token_ids)
+
+    def _delta_choice(self, delta: Delta) -> Json:
+        choice: Json = {
+            "index": delta.index,
+            "delta": {"content": delta.text},
+            "logprobs": self._logprobs(delta.logprobs),
+            "finish_reason": None,
+        }
+        return self._with_ids(choice, delta.token_ids)
+
+    def _finish_choice(self, index: int, reason: str) -> Json:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+
+    def _logprobs(self, logprobs: Logprobs) -> Json | None:
+        if self._options.logprobs is None:
+            return None
+        content = []
+        for token, entry in logprobs:
+            content.append(
+                self._entry(token, entry.logprob)
+                | {"top_logprobs": [self._entry(other, value) for other, value in entry.top]}
+            )
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        text = self._token(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,82 @@
+"""Bounds on what a request may bring: bytes of its body, nesting of its JSON."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from gateway.errors import ApiError, BadRequest, from_validation
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+def content_length(scope: Scope) -> int | None:
+    """The announced length of the body, None without one. Raises ApiError for nonsense."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise BadRequest("bad content-length")
+            return int(value)
+    return None
+
+
+def too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "too_large",
+        f"the body is larger than {limit_bytes} bytes",
+        headers=(("connection", "close"),),
+    )
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body. Raises ApiError (413) over the limit, ClientGone."""
+    announced = content_length(scope)
+    if announced is not None and announced > limit_bytes:
+        raise too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Raise ApiError if the JSON nests deeper than `limit`."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return  # too few brackets to be too deep: no need to look closer
+    depth = 0
+    for match in _BRACKETS.finditer(body):
+        token = match.group()
+        if token in (b"[", b"{"):
+            depth += 1
+            if depth > limit:
+                raise BadRequest(f"the JSON nests deeper than {limit} levels", code="json_too_deep")
+        elif token in (b"]", b"}"):
+            depth -= 1
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
+    """The body as `T`. Raises ApiError: 400 for bad JSON, 422 for a wrong shape."""
+    check_depth(body, depth_limit)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise from_validation(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None

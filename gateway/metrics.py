@@ -1,0 +1,126 @@
+"""Prometheus metrics. Labels are functions, versions, start kinds and codes; never ids or keys."""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from registry.change import Snapshot
+from registry.instance import InstanceState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class Metrics:
+    """The gateway's own registry: nothing global, so that two gateways may live in one process."""
+
+    def __init__(self, view: Callable[[], Snapshot]) -> None:
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        labels = ("function", "version", "start_kind", "code")
+        self.requests = Counter("hypercast_requests", "Requests by outcome.", labels, registry=registry)
+        self.duration = Histogram(
+            "hypercast_request_duration_seconds",
+            "From the request's arrival to its last byte.",
+            ("function",),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "hypercast_time_to_first_token_seconds",
+            "From the request's arrival to its first output.",
+            ("function", "start_kind"),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.per_token = Histogram(
+            "hypercast_time_per_output_token_seconds",
+            "Mean time between output tokens of a request.",
+            ("function",),
+            buckets=_TOKEN_S,
+            registry=registry,
+        )
+        self.cold_starts = Counter(
+            "hypercast_cold_starts",
+            "Requests that waited for a cold start.",
+            ("function",),
+            registry=registry,
+        )
+        self.held = Gauge(
+            "hypercast_held_requests", "Requests that wait for an instance.", ("function",), registry=registry
+        )
+        self.gpu_seconds = Counter(
+            "hypercast_gpu_seconds", "Accelerator time by use.", ("kind",), registry=registry
+        )
+        self.failovers = Counter(
+            "hypercast_failovers", "Requests that went on elsewhere.", ("function",), registry=registry
+        )
+        self.desired = Gauge(
+            "hypercast_desired_instances", "What the autoscaler wants.", ("function",), registry=registry
+        )
+        registry.register(_ClusterCollector(view))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _ClusterCollector:
+    """What the cluster's view tells, read at the time of the scrape."""
+
+    def __init__(self, view: Callable[[], Snapshot]) -> None:
+        self._view = view
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        instances = GaugeMetricFamily(
+            "hypercast_instances", "Instances by state.", labels=("function", "state")
+        )
+        phases = GaugeMetricFamily(
+            "hypercast_init_duration_seconds",
+            "Length of each start phase, mean over the instances that are up.",
+            labels=("function", "stage"),
+        )
+        counts: Tally[tuple[str, str]] = Tally()
+        sums: dict[tuple[str, str], list[float]] = {}
+        for instance in view.instances:
+            counts[instance.function, instance.state] += 1
+            for stage, length_ms in instance.phases_ms.items():
+                sums.setdefault((instance.function, stage), []).append(length_ms / 1000)
+        for function in view.functions:
+            for state in (InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY):
+                counts[function.name, state] += 0
+        for key, count in sorted(counts.items()):
+            instances.add_metric(key, count)
+        for key, lengths in sorted(sums.items()):
+            phases.add_metric(key, sum(lengths) / len(lengths))
+        nodes = GaugeMetricFamily("hypercast_nodes", "Nodes by state.", labels=("state",))
+        for state_name, count in sorted(Tally(str(up.record.state) for up in view.nodes).items()):
+            nodes.add_metric((state_name,), count)
+        yield instances
+        yield phases
+        yield nodes
+        yield from _node_counters(view)
+
+
+_NODE_COUNTERS = {
+    "disk_read_bytes": (
+        "hypercast_disk_read_bytes",
+        "Bytes of images that nodes read from disk or the store.",
+    ),
+    "cast_recv_bytes": ("hypercast_cast_bytes", "Bytes of images that nodes received from other nodes."),
+}
+
+
+def _node_counters(view: Snapshot) -> Iterator[Metric]:
+    for counter, (name, text) in _NODE_COUNTERS.items():
+        family = CounterMetricFamily(name, text, labels=("node",))
+        for up in view.nodes:
+            if counter in up.record.counters:
+                family.add_metric((up.record.id,), up.record.counters[counter])
+        yield family

@@ -1,0 +1,41 @@
+"""Bodies of the generic invoke that have no OpenAI counterpart."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.schemas_openai import Input
+
+# Base64, a data URL, or pixel values as the model takes them: a nested array [3][height][width].
+Image = Annotated[str, Meta(min_length=1)] | Annotated[list[object], Meta(min_length=1)]
+TopK = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Classify one image. An image file may also be sent as the body itself, with its content type."""
+
+    image: Image
+    top_k: TopK = 5
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    label: str
+    score: float
+
+
+class ClassifyResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The likeliest labels, best first; scores are a softmax over all labels."""
+
+    labels: list[Label]
+
+
+class FeaturesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Features of texts or of an image: exactly one of the two."""
+
+    text: Input | None = None
+    image: Image | None = None
+
+
+class FeaturesResponse(msgspec.Struct, frozen=True, kw_only=True):
+    features: list[list[float]]

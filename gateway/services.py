@@ -1,0 +1,68 @@
+"""What the handlers work with, put together once at the start."""
+
+from dataclasses import dataclass
+
+from gateway.assets import AssetCache
+from gateway.auth import Authenticator
+from gateway.billing import Biller
+from gateway.contract import Blobs, Cluster, Dispatcher
+from gateway.drain import Gate
+from gateway.functions import Functions
+from gateway.metrics import Metrics
+from gateway.pulse import Pulse
+from gateway.settings import GatewaySettings
+from registry.clock import Clock
+from registry.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """One gateway's parts. `make_services` builds it; `aclose` ends what it began."""
+
+    settings: GatewaySettings
+    state: State
+    blobs: Blobs
+    dispatcher: Dispatcher
+    cluster: Cluster
+    clock: Clock
+    metrics: Metrics
+    pulse: Pulse
+    gate: Gate
+    auth: Authenticator
+    functions: Functions
+    assets: AssetCache
+    biller: Biller
+
+    async def aclose(self) -> None:
+        """Finish bills under way and stop loads; what was passed in is its owner's."""
+        await self.biller.aclose()
+        await self.assets.aclose()
+
+
+def make_services(
+    *,
+    settings: GatewaySettings,
+    state: State,
+    blobs: Blobs,
+    dispatcher: Dispatcher,
+    cluster: Cluster,
+    clock: Clock,
+    metrics: Metrics | None = None,
+) -> Services:
+    """Build the parts that the gateway's HTTP side owns around those that it is given."""
+    pulse = Pulse(state)
+    return Services(
+        settings=settings,
+        state=state,
+        blobs=blobs,
+        dispatcher=dispatcher,
+        cluster=cluster,
+        clock=clock,
+        metrics=metrics or Metrics(cluster.view),
+        pulse=pulse,
+        gate=Gate(settings.max_in_flight),
+        auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
+        functions=Functions(cluster, state, clock),
+        assets=AssetCache(blobs),
+        biller=Biller(state, pulse, clock),
+    )

@@ -1,0 +1,162 @@
+"""The gateway's settings: flags, parsed once into frozen dataclasses."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.contract import Deadlines
+from registry.durations import parse_duration
+from registry.errors import InvalidRecord
+from registry.secrets import load_or_create_secret
+from registry.sizes import parse_size
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may bring or ask for."""
+
+    body_bytes: int = 32 << 20
+    upload_bytes: int = 1 << 40
+    json_depth: int = 64
+    calls: int = 128  # prompts x choices of one request
+    messages: int = 4096
+    inputs: int = 2048  # texts of one embeddings request
+    inline_chars: int = 2048  # texts up to this length are tokenised without a thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How event streams behave while there is nothing to say."""
+
+    head_wait_s: float = 1.0  # how long the response head waits for an instance to be assigned
+    stage_every_s: float = 0.25
+    keepalive_s: float = 15.0
+    write_timeout_s: float = 60.0  # a client that takes nothing for so long has left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Everything a gateway is told at its start."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    gateway_id: str = ""
+    redis_url: str = ""
+    store: str = ""
+    data_dir: Path | None = None
+    secret: bytes = b""
+    admin_key_file: Path | None = None
+    expect_nodes: int = 0
+    node_lease_s: float = 5.0
+    grace_s: float = 30.0
+    linger_s: float = 0.0
+    key_cache_s: float = 5.0
+    max_in_flight: int = 4096
+    blob_grace_s: float = 6 * 3600.0
+    log_level: str = "info"
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    streams: StreamSettings = field(default_factory=StreamSettings)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> GatewaySettings:
+    """Settings from flags; exits with a message for an unknown or bad one."""
+    parser = _parser()
+    flags = parser.parse_args(argv)
+    try:
+        secret = load_or_create_secret(flags.secret_file, environ)
+    except (InvalidRecord, OSError) as error:
+        parser.error(f"{error} (flag --secret-file)")
+    return GatewaySettings(
+        host=flags.host,
+        port=flags.port,
+        gateway_id=flags.gateway_id,
+        redis_url=flags.redis_url,
+        store=flags.store,
+        data_dir=flags.data_dir,
+        secret=secret,
+        admin_key_file=flags.admin_key_file,
+        expect_nodes=flags.expect_nodes,
+        node_lease_s=flags.node_lease_s,
+        grace_s=flags.grace,
+        linger_s=flags.linger,
+        max_in_flight=flags.max_in_flight,
+        log_level=flags.log_level,
+        deadlines=Deadlines(
+            start_s=flags.start_timeout, idle_s=flags.idle_timeout, total_s=flags.total_timeout
+        ),
+        limits=RequestLimits(body_bytes=flags.max_body),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway", description="The HTTP gateway of a Hypercast cluster.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on")
+    add("--port", type=_port, default=8080, help="port to listen on; 0 takes a free one")
+    add("--gateway-id", default="", help="this gateway's name in the cluster; default: a fresh one")
+    add("--redis-url", required=True, help="redis://host:port/db or unix:///path/redis.sock")
+    add("--store", required=True, help="blob store: a folder or an fsspec URL")
+    add("--data-dir", type=Path, help="folder of this installation")
+    add("--secret-file", type=Path, help="file with the cluster's secret (or HYPERCAST_CLUSTER_SECRET)")
+    add("--admin-key-file", type=Path, help="where the first admin key is written, mode 0600")
+    add("--expect-nodes", type=_count, default=0, help="/readyz waits for so many nodes")
+    add("--node-lease-s", type=_seconds, default=5.0, help="a silent node is gone after this time")
+    add(
+        "--grace", type=_argument(parse_duration), default=30.0, help="time for requests in flight on SIGTERM"
+    )
+    add(
+        "--linger",
+        type=_argument(parse_duration),
+        default=0.0,
+        help="time to answer 503 before leaving on SIGTERM",
+    )
+    add("--max-in-flight", type=_count, default=4096, help="requests at once in this gateway")
+    add("--max-body", type=_argument(parse_size), default=32 << 20, help="largest request body")
+    add("--start-timeout", type=_argument(parse_duration), default=300.0, help="until the first output")
+    add("--idle-timeout", type=_argument(parse_duration), default=60.0, help="between two outputs")
+    add("--total-timeout", type=_argument(parse_duration), default=1800.0, help="for a whole request")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return parser
+
+
+def _argument(parse_text: Callable[[str], T]) -> Callable[[str], T]:
+    """Make argparse show why a value is bad."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse_text(text)
+        except InvalidRecord as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, not {text!r}")
+    return seconds
+
+
+def _port(text: str) -> int:
+    port = _count(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"bad port {text}")
+    return port
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, not {text!r}")
+    return int(text)
