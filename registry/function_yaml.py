@@ -19,8 +19,10 @@ from typing import Any
 
 import yaml
 
+from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.function import Scaling, Task, check_name
+from registry.sizes import parse_size
 
 FILE_NAME = "function.yaml"
 MAX_FILE_BYTES = 64 * 1024
@@ -28,18 +30,6 @@ MAX_FILE_BYTES = 64 * 1024
 DTYPES = frozenset({"auto", "float32", "float16", "bfloat16"})
 
 _MIB = 1024**2
-_SIZE_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 1024,
-    "MIB": _MIB,
-    "GIB": 1024**3,
-}
-_TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HANDLER = re.compile(r"(?P<file>[^:]+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*)")
 
@@ -108,18 +98,6 @@ class FunctionSpec:
         path = base / self.model
         looks_like_path = self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
         return path.expanduser() if looks_like_path or path.is_dir() else None
-
-
-def parse_duration_s(value: object, where: str) -> float:
-    """Seconds from a number or from text such as 250ms, 90s, 5m, 1h."""
-    return _quantity(value, where, _TIME_UNITS, "a duration such as 90s, 5m or 1h")
-
-
-def parse_size_bytes(value: object, where: str) -> int:
-    """Bytes from a number or from text such as 512MiB or 2GB."""
-    units = _SIZE_UNITS
-    text = value.upper() if isinstance(value, str) else value
-    return int(_quantity(text, where, units, "a size such as 512MiB or 2GB"))
 
 
 def load_function_yaml(folder: Path) -> FunctionSpec:
@@ -272,11 +250,11 @@ def _limits(value: object) -> HandlerLimits:
     if value is None:
         return HandlerLimits()
     parsers: dict[str, tuple[str, Callable[[object, str], object]]] = {
-        "memory": ("memory_bytes", parse_size_bytes),
-        "cpu": ("cpu_s", parse_duration_s),
-        "timeout": ("timeout_s", parse_duration_s),
-        "output": ("output_bytes", parse_size_bytes),
-        "file_size": ("file_bytes", parse_size_bytes),
+        "memory": ("memory_bytes", _size_bytes),
+        "cpu": ("cpu_s", _duration_s),
+        "timeout": ("timeout_s", _duration_s),
+        "output": ("output_bytes", _size_bytes),
+        "file_size": ("file_bytes", _size_bytes),
         "open_files": ("open_files", _whole),
         "threads": ("threads", _whole),
     }
@@ -290,8 +268,8 @@ def _scaling(value: object) -> Scaling:
         "min_instances": ("min_instances", _whole),
         "max_instances": ("max_instances", _whole),
         "target_concurrency": ("target_concurrency", _whole),
-        "keep_alive": ("keep_alive_s", parse_duration_s),
-        "host_keep_alive": ("host_keep_alive_s", parse_duration_s),
+        "keep_alive": ("keep_alive_s", _duration_s),
+        "host_keep_alive": ("host_keep_alive_s", _duration_s),
     }
     try:
         return Scaling(**_parse_all(_mapping(value, "scaling", set(parsers)), "scaling", parsers))
@@ -319,12 +297,22 @@ def _whole(value: object, where: str) -> int:
     return value
 
 
-def _quantity(value: object, where: str, units: Mapping[str, float], example: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 <= value < 1e18:
-            raise InvalidRecord(f"{where}: {value} must be {example}")
+def _duration_s(value: object, where: str) -> float:
+    """Seconds, from text such as 90s, 5m or 1h, or from a plain number."""
+    return _quantity(value, where, parse_duration)
+
+
+def _size_bytes(value: object, where: str) -> int:
+    """Bytes, from text such as 512MiB or 2GB, or from a plain number."""
+    return int(_quantity(value, where, parse_size))
+
+
+def _quantity(value: object, where: str, parse: Callable[[str], float]) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18:
         return float(value)
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
-        raise InvalidRecord(f"{where}: {_shown(value)} must be {example}")
-    return float(match[1]) * units[match[2]]
+    if not isinstance(value, str):
+        raise InvalidRecord(f"{where}: {_shown(value)} is not a number with a unit")
+    try:
+        return parse(value)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from None
