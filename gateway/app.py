@@ -4,6 +4,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin_cluster import ClusterAdmin
@@ -21,7 +22,7 @@ from gateway.uploads import BlobRoutes
 from gateway.usage_api import UsageRoutes
 
 
-async def _raise(request: Request, error: Exception) -> None:
+async def _raise(request: Request, error: Exception) -> Response:
     """Leave 404 and 405 of the router to the outermost layer, as all other failures."""
     raise error
 

@@ -241,7 +241,7 @@ def _operation(op: Operation) -> dict[str, object]:
     if op.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(op.body)}}}
     elif op.path.endswith("/invoke"):
-        media = {JSON: {"schema": {}}, "image/*": {"schema": {}}}
+        media: dict[str, dict[str, object]] = {JSON: {"schema": {}}, "image/*": {"schema": {}}}
         described["requestBody"] = {"required": True, "content": media}
     elif op.method == "patch":
         described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import exchange as exchanges
 from gateway.billing import prompt_tokens
-from gateway.compute import as_json, rows, run_compute, shortened
+from gateway.compute import Vector, as_json, rows, run_compute, shortened
 from gateway.disconnect import Attended
 from gateway.errors import BadRequest
 from gateway.exchange import Exchange
@@ -82,7 +82,7 @@ class _EmbeddingReply:
         self._pooling = pooling
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        vectors: dict[int, memoryview] = {}
+        vectors: dict[int, Vector] = {}
         async with Attended(receive) as attended:
             async with Job(self._services, self._exchange, self._version) as job:
 
@@ -105,7 +105,7 @@ class _EmbeddingReply:
             attended.finish()
             await encoded(body, headers=job.headers(final=True))(scope, receive, send)
 
-    def _body(self, vectors: dict[int, memoryview], tokens: int) -> dict[str, object]:
+    def _body(self, vectors: dict[int, Vector], tokens: int) -> dict[str, object]:
         asked = self._asked
         data = []
         for index in range(len(self._inputs)):

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import exchange as exchanges
-from gateway.compute import rows, run_compute, top_labels
+from gateway.compute import Vector, rows, run_compute, top_labels
 from gateway.disconnect import Attended
 from gateway.errors import Unprocessable, from_validation
 from gateway.exchange import Exchange
@@ -34,7 +34,7 @@ from registry.messages import Array, Compute
 
 T = TypeVar("T")
 Kind = Literal["classify", "text_features", "image_features"]
-Shape = Callable[[Sequence[memoryview]], msgspec.Struct]
+Shape = Callable[[Sequence[Vector]], msgspec.Struct]
 
 
 class FunctionRoutes:
@@ -93,7 +93,7 @@ class FunctionRoutes:
             image, top_k = asked.image, asked.top_k
         array = await pixels(image, assets.preprocessor)
 
-        def shape(vectors: Sequence[memoryview]) -> ClassifyResponse:
+        def shape(vectors: Sequence[Vector]) -> ClassifyResponse:
             best = top_labels(vectors[0], assets.labels, top_k)
             return ClassifyResponse(labels=[Label(label=label, score=score) for label, score in best])
 
@@ -121,7 +121,7 @@ class FunctionRoutes:
         return EncoderReply(self._services, exchange, version, "text_features", token_ids=ids)
 
 
-def _features_response(vectors: Sequence[memoryview]) -> FeaturesResponse:
+def _features_response(vectors: Sequence[Vector]) -> FeaturesResponse:
     return FeaturesResponse(features=[vector.tolist() for vector in vectors])
 
 

@@ -134,7 +134,7 @@ class GenerateRoutes:
         limit = self._services.settings.limits.calls
         if len(prompts) * each > limit:
             raise Unprocessable(f"prompts times n may be at most {limit}", param="n")
-        choices = []
+        choices: list[Choice] = []
         for prompt in prompts:
             budget = token_budget(version, len(prompt), max_tokens, default_tokens)
             for _ in range(each):

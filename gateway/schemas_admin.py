@@ -19,7 +19,7 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Scaling settings to change; what is left out stays. `max_instances: null` means all nodes."""
 
     min_instances: Annotated[int, Meta(ge=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
-    max_instances: Annotated[int, Meta(ge=1, le=100_000)] | None | msgspec.UnsetType = msgspec.UNSET
+    max_instances: Annotated[int, Meta(ge=1, le=100_000)] | msgspec.UnsetType | None = msgspec.UNSET
     target_concurrency: Annotated[int, Meta(ge=1, le=4096)] | msgspec.UnsetType = msgspec.UNSET
     keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET

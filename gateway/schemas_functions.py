@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from gateway.schemas_openai import Input
 
-# Base64, a data URL, or pixel values as the model takes them: a nested array [3][height][width].
+# Base64, a data URL or a nested array: see gateway/preprocess.py.
 Image = Annotated[str, Meta(min_length=1)] | Annotated[list[object], Meta(min_length=1)]
 TopK = Annotated[int, Meta(ge=1, le=1000)]
 
