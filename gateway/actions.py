@@ -1,0 +1,59 @@
+"""What the planner decides and the controller carries out."""
+
+from dataclasses import dataclass
+
+from gateway.directory import VersionKey
+from registry.function import FunctionVersion
+from registry.messages import Holder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOn:
+    """Start `instance_id` of `version` on `node`, its bytes from `holders` (none: from disk or store)."""
+
+    instance_id: str
+    version: FunctionVersion
+    node: str
+    holders: tuple[Holder, ...]
+    max_concurrency: int
+
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.version.function, self.version.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOn:
+    """Drain and stop an instance; its calls have `grace_s` to finish."""
+
+    instance_id: str
+    node: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmOn:
+    """Bring the version's image into the host tier of `node`."""
+
+    version: FunctionVersion
+    node: str
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropFrom:
+    """Drop an idle image from a tier of `node`."""
+
+    image: str
+    node: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchVersion:
+    """Read a version's record, which the feed did not carry."""
+
+    key: VersionKey
+
+
+Action = StartOn | StopOn | WarmOn | DropFrom | FetchVersion

@@ -1,0 +1,304 @@
+"""What operators ask of the cluster: the contract's Cluster, carried out by whichever gateway is asked."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+
+from gateway.contract import DispatchError, Stage
+from gateway.directory import Directory, VersionKey
+from gateway.node_calls import NodeCalls
+from gateway.placement import choose_sources, choose_warm, impossible
+from gateway.planner import Planner
+from gateway.wakeup import Wakeup
+from registry.change import ScaleTarget, Snapshot
+from registry.errors import ChannelError, NotFound, RegistryError, RemoteError
+from registry.function import FunctionVersion
+from registry.messages import Holder
+from registry.node import NodeRecord, Tier
+from registry.state import ClusterState
+
+_WAIT_S = 600.0
+_MAX_STARTS = 3
+_WARM_TRIES = 3
+_NODE_WAIT_S = 30.0
+
+
+class ClusterControl:
+    def __init__(
+        self,
+        state: ClusterState,
+        directory: Directory,
+        changes: Wakeup,
+        planner: Planner,
+        calls: NodeCalls,
+    ) -> None:
+        self._state = state
+        self._directory = directory
+        self._changes = changes
+        self._planner = planner
+        self._calls = calls
+
+    def __repr__(self) -> str:
+        return f"<ClusterControl {self._directory!r}>"
+
+    def view(self) -> Snapshot:
+        return self._directory.view()
+
+    # --- scale
+
+    async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
+        version = self._current(function)
+        self._check_scale(version, instances, on)
+        key = VersionKey(function, version.version)
+        serial = self._directory.failure_serial
+        upward = instances > len(self._directory.ready(key))
+        await self._state.ask_scale(
+            ScaleTarget(function=function, instances=instances, on=tuple(on), token=secrets.token_hex(8))
+        )
+        if not wait:
+            return
+
+        def reached() -> bool:
+            ready = self._directory.ready(key)
+            if instances and on:
+                return len({i.node for i in ready} & set(on)) >= instances
+            if instances and upward:
+                return len(ready) >= instances
+            return len(self._directory.instances(key)) == len(ready) == instances
+
+        await self._wait(
+            lambda: reached() or bool(self._failure(key, serial)),
+            f"{function} did not reach {instances} instances",
+        )
+        if not reached():
+            raise DispatchError("start_failed", self._failure(key, serial), status=503)
+
+    def _check_scale(self, version: FunctionVersion, instances: int, on: Sequence[str]) -> None:
+        if instances < 0:
+            raise DispatchError("bad_request", "instances must be 0 or more", status=400)
+        most = self._directory.functions[version.function].scaling.max_instances
+        if most is not None and instances > most:
+            raise DispatchError(
+                "bad_request", f"{instances} instances are more than its maximum of {most}", status=400
+            )
+        if on and instances > len(set(on)):
+            raise DispatchError(
+                "bad_request", f"{instances} instances do not fit on {len(set(on))} nodes", status=400
+            )
+        if instances == 0:
+            return
+        nodes = self._nodes(on)
+        if instances > len(nodes):
+            raise DispatchError(
+                "no_nodes", f"{instances} instances need as many nodes; {len(nodes)} are there", status=503
+            )
+        reason = impossible(version, nodes)
+        if reason:
+            raise DispatchError("start_failed", reason, status=503)
+
+    def _failure(self, key: VersionKey, serial: int) -> str:
+        """Why the starts since `serial` will not succeed, "" while they may."""
+        failures = self._directory.failures(key, serial)
+        usable = {node.id for node in self._directory.usable_nodes()}
+        tried = {failure.node for failure in failures}
+        spent = len(failures) >= _MAX_STARTS or bool(failures and usable and usable <= tried)
+        if not spent or self._directory.coming(key):
+            return ""
+        return f"{key.function} could not be started: {failures[-1].error}"
+
+    # --- host copies
+
+    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
+        version = self._current(function)
+        image = version.image
+        if image is None:
+            return
+        targets = self._warm_targets(version, nodes, on)
+        fractions = {node.id: 0.0 for node in targets}
+        news: asyncio.Queue[None] = asyncio.Queue()
+
+        async def fill(node: NodeRecord, holders: tuple[Holder, ...]) -> None:
+            await self._fill(version, node, holders, lambda fraction: tell(node.id, fraction))
+
+        def tell(node: str, fraction: float) -> None:
+            fractions[node] = fraction
+            news.put_nowait(None)
+
+        sources = self._sources(image, targets)
+        tasks = [asyncio.create_task(fill(node, sources[node.id])) for node in targets]
+        for task in tasks:
+            task.add_done_callback(lambda _: news.put_nowait(None))
+        try:
+            while not all(task.done() for task in tasks):
+                await news.get()
+                yield Stage(stage="fetch", fraction=round(sum(fractions.values()) / len(fractions), 2))
+            for task in tasks:
+                task.result()
+        except RegistryError as error:
+            raise DispatchError(
+                "start_failed", f"{function} could not be warmed: {_reason(error)}", status=503
+            ) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ensure_host_copy(self, version: FunctionVersion) -> None:
+        image = version.image
+        if image is None:
+            return
+        failed: set[str] = set()
+        last = "no node has room for it in its host memory"
+        for _ in range(_WARM_TRIES):
+            if self._directory.holders(image, Tier.HOST):
+                return
+            await self._wait(
+                lambda: any(True for _ in self._directory.usable_nodes()),
+                "no node is there",
+                limit_s=_NODE_WAIT_S,
+            )
+            # Whoever is loading it already is joined; else every gateway would choose the same node.
+            nodes = [n for n in self._directory.usable_nodes() if n.id not in failed]
+            loading = [n for n in self._planner.loading(self._directory, image) if n.id not in failed]
+            target = next(iter(loading or choose_warm(image, version.image_bytes, 1, nodes)), None)
+            if target is None:
+                break
+            try:
+                await self._fill(version, target, self._sources(image, [target])[target.id], lambda _: None)
+            except RegistryError as error:
+                failed.add(target.id)
+                last = _reason(error)
+            else:
+                return
+        raise DispatchError("start_failed", f"no host copy of {version.function}: {last}", status=503)
+
+    async def _fill(
+        self,
+        version: FunctionVersion,
+        node: NodeRecord,
+        holders: tuple[Holder, ...],
+        tell: Callable[[float], None],
+    ) -> None:
+        assert version.image is not None
+        mine = (version.image, node.id) not in self._planner.warming
+        if mine:
+            self._planner.warming[version.image, node.id] = None
+        try:
+            async with aclosing(self._calls.warm(version, node.id, holders)) as steps:
+                async for step in steps:
+                    tell(step.fraction)
+            await self._calls.refresh(node.id)
+            tell(1.0)
+        finally:
+            if mine:
+                self._planner.warmed(version.image, node.id)
+            self._changes.notify_soon()
+
+    def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[Holder, ...]]:
+        nodes = list(self._directory.usable_nodes())
+        sources = choose_sources(image, targets, nodes, self._planner.loading(self._directory, image))
+        if sources.error:
+            raise DispatchError("start_failed", sources.error, status=503)
+        if sources.loader is not None and sources.loader not in {target.id for target in targets}:
+            raise DispatchError(
+                "start_failed", f"only {sources.loader} can read the store, and it was not named", status=503
+            )
+        return {target.id: sources.holders.get(target.id, ()) for target in targets}
+
+    def _warm_targets(
+        self, version: FunctionVersion, count: int | None, on: Sequence[str]
+    ) -> list[NodeRecord]:
+        """The nodes to fill: those named, or as many as make `count` nodes (all by default) hold it."""
+        image = version.image
+        assert image is not None
+        nodes = self._nodes(on)
+        if not nodes:
+            raise DispatchError("no_nodes", "no node is there", status=503)
+        if count is not None and count > len(nodes):
+            raise DispatchError(
+                "no_nodes", f"{count} nodes were asked for; {len(nodes)} are there", status=503
+            )
+        hosts = {node.host for node in self._directory.holders(image, Tier.HOST)}
+        missing = [node for node in nodes if node.host not in hosts]
+        if on or count is None:
+            return list({node.host: node for node in missing}.values())
+        chosen: list[NodeRecord] = []
+        have = len(nodes) - len(missing)
+        for node in choose_warm(image, version.image_bytes, len(missing), missing):
+            if have < count:
+                chosen.append(node)
+                have += sum(1 for other in missing if other.host == node.host)
+        return chosen
+
+    async def drop(self, function: str, tier: str, on: Sequence[str]) -> None:
+        wanted = Tier(tier)
+        self._current(function)
+        images = {v.image for v in self._directory.versions() if v.function == function and v.image}
+        try:
+            for node in self._nodes(on):
+                for holding in node.holdings:
+                    if holding.image in images and wanted in holding.tiers:
+                        await self._calls.drop(holding.image, node.id, tier)
+                await self._calls.refresh(node.id)
+        except ChannelError as error:
+            raise DispatchError(
+                "bad_request", f"not dropped from {tier}: {_reason(error)}", status=400
+            ) from error
+        finally:
+            self._changes.notify_soon()
+
+    # --- logs
+
+    async def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
+        merged: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1024)
+
+        async def read(node: str) -> None:
+            try:
+                async with aclosing(self._calls.logs(node, function, lines, follow)) as read_lines:
+                    async for line in read_lines:
+                        await merged.put(f"{node} | {line}")
+            except ChannelError as error:
+                await merged.put(f"{node} | ({_reason(error)})")
+            await merged.put(None)
+
+        readers = [asyncio.create_task(read(node.id)) for node in self._directory.usable_nodes()]
+        reading = len(readers)
+        try:
+            while reading:
+                line = await merged.get()
+                if line is None:
+                    reading -= 1
+                else:
+                    yield line
+        finally:
+            for task in readers:
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    # --- inside
+
+    def _current(self, function: str) -> FunctionVersion:
+        version = self._directory.current(function)
+        if version is None:
+            raise NotFound(f"there is no function {function!r}")
+        return version
+
+    def _nodes(self, on: Sequence[str]) -> list[NodeRecord]:
+        """The usable nodes, or those named. Raises DispatchError if a named one is not there."""
+        nodes = {node.id: node for node in self._directory.usable_nodes()}
+        for name in on:
+            if name not in nodes:
+                raise DispatchError("no_nodes", f"there is no node {name!r} now", status=503)
+        return [nodes[name] for name in dict.fromkeys(on)] if on else list(nodes.values())
+
+    async def _wait(self, predicate: Callable[[], bool], what: str, *, limit_s: float = _WAIT_S) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._changes.wait_for(predicate)
+        except TimeoutError:
+            raise DispatchError("timeout", f"{what} within {limit_s:g} s", status=504) from None
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, RemoteError) else str(error)

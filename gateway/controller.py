@@ -1,0 +1,225 @@
+"""The control loop: directory and demand to a plan, the plan to calls on nodes. Acts only with the lease."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from gateway.actions import Action, DropFrom, FetchVersion, StartOn, StopOn, WarmOn
+from gateway.admission import Admission
+from gateway.directory import Directory, VersionKey
+from gateway.leadership import Leadership
+from gateway.node_calls import NodeCalls
+from gateway.planner import KeyDemand, Plan, Planner
+from gateway.progress import StartProgress
+from gateway.replicator import Replicator
+from gateway.router import Slots
+from gateway.sync import DirectorySync
+from gateway.wakeup import Wakeup
+from registry.clock import Clock
+from registry.errors import ChannelClosed, RegistryError, RemoteError
+from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.state import ClusterState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDemand:
+    """This gateway's own calls, which need no way through the feed."""
+
+    gateway_id: str
+    admission: Admission
+    slots: Slots
+
+
+class Controller:
+    """`run` plans after every change and at every time that the last plan named."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        directory: Directory,
+        sync: DirectorySync,
+        changes: Wakeup,
+        work: Wakeup,
+        leadership: Leadership,
+        planner: Planner,
+        replicator: Replicator,
+        calls: NodeCalls,
+        local: LocalDemand,
+        progress: StartProgress,
+        clock: Clock,
+    ) -> None:
+        self.desired: dict[VersionKey, int] = {}
+        self._state = state
+        self._directory = directory
+        self._sync = sync
+        self._changes = changes
+        self._leadership = leadership
+        self._planner = planner
+        self._replicator = replicator
+        self._calls = calls
+        self._local = local
+        self._progress = progress
+        self._clock = clock
+        self._work = work
+        changes.subscribe(work.notify)
+        self._epoch: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Controller {self._leadership!r} {self._planner!r}>"
+
+    async def run(self) -> None:
+        """Control until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                plan = self._plan()
+                for action in plan.actions:
+                    group.create_task(self._carry_out(action), name=f"controller {type(action).__name__}")
+                delay_s = None if plan.next_at is None else max(0.0, plan.next_at - self._clock.monotonic_s())
+                try:
+                    async with asyncio.timeout(delay_s):
+                        await self._work.wait()
+                except TimeoutError:
+                    pass  # a time that the plan named has come
+
+    def _plan(self) -> Plan:
+        self._epoch = self._leadership.epoch
+        if self._epoch is None or not self._sync.alive:
+            # Without the lease or the feed nothing may be decided; what runs goes on.
+            self.desired = {}
+            return Plan()
+        now = self._clock.monotonic_s()
+        plan = self._planner.plan(self._directory, self._demand(), self._local.slots.in_flight, now)
+        self._replicator.plan(self._directory, plan, now, self._clock.wall_s())
+        for key in plan.desired.keys() | self.desired.keys():
+            if plan.desired.get(key) != self.desired.get(key):
+                log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
+        self.desired = plan.desired
+        for action in plan.actions:
+            if isinstance(action, StopOn):
+                self._directory.set_leaving(action.instance_id, True)
+        return plan
+
+    def _demand(self) -> dict[VersionKey, KeyDemand]:
+        in_flight: dict[VersionKey, int] = defaultdict(int)
+        held: dict[VersionKey, int] = defaultdict(int)
+        for lane in self._local.admission.lanes():
+            in_flight[lane.key] += lane.in_flight
+            held[lane.key] += len(lane.held)
+        for demand in self._directory.demands(besides=self._local.gateway_id):
+            key = VersionKey(demand.function, demand.version)
+            in_flight[key] += demand.in_flight
+            held[key] += demand.held
+        return {key: KeyDemand(in_flight=in_flight[key], held=held[key]) for key in in_flight}
+
+    # --- carrying out
+
+    def _carry_out(self, action: Action) -> Coroutine[None, None, None]:
+        match action:
+            case StartOn():
+                return self._start(action)
+            case StopOn():
+                return self._stop(action)
+            case WarmOn():
+                return self._warm(action)
+            case DropFrom():
+                return self._drop(action)
+            case FetchVersion():
+                return self._fetch(action)
+
+    async def _start(self, action: StartOn) -> None:
+        key, instance_id, epoch = action.key, action.instance_id, self._epoch
+        log.info("starting %s of %s on %s", instance_id, key, action.node)
+        try:
+            async for step in self._calls.start(action, epoch or 0):
+                self._progress.note(key, instance_id, step.stage, step.fraction)
+                self._changes.notify_soon()
+            self._planner.started(instance_id, self._clock.monotonic_s())
+            await self._calls.refresh(action.node)
+        except RegistryError as error:
+            log.warning("start of %s of %s on %s failed: %s", instance_id, key, action.node, error)
+            await self._start_failed(action, error)
+        finally:
+            self._progress.forget(key, instance_id)
+            self._changes.notify_soon()
+
+    async def _start_failed(self, action: StartOn, error: RegistryError) -> None:
+        """Count it here at once, and tell the other gateways in the node's stead if it did not itself."""
+        lost = isinstance(error, ChannelClosed)
+        reason = error.message if isinstance(error, RemoteError) else str(error)
+        known = self._directory.instance(action.instance_id)
+        now = self._clock.monotonic_s()
+        self._directory.start_failed(action.key, action.instance_id, "" if lost else action.node, reason)
+        self._planner.failed(action.key, action.instance_id, action.node, now, at_fault=not lost)
+        entry = self._directory.node(action.node)
+        if lost or known is not None or entry is None or self._leadership.epoch is None:
+            return
+        record = InstanceRecord(
+            instance_id=action.instance_id,
+            function=action.version.function,
+            version=action.version.version,
+            node=action.node,
+            state=InstanceState.FAILED,
+            start_kind=StartKind.COLD,
+            since=self._clock.wall_s(),
+            error=reason,
+        )
+        try:
+            await self._state.put_instance(record, entry.record.epoch)
+        except RegistryError as failure:
+            log.info("failure of %s not published: %s", action.instance_id, failure)
+
+    async def _stop(self, action: StopOn) -> None:
+        log.info("stopping %s on %s", action.instance_id, action.node)
+        try:
+            await self._calls.stop(action)
+        except RemoteError as error:
+            log.info("stop of %s on %s: %s", action.instance_id, action.node, error)
+            if error.code != "no_such_instance":
+                self._stop_failed(action.instance_id)
+        except RegistryError as error:
+            log.info("stop of %s on %s: %s", action.instance_id, action.node, error)
+            self._stop_failed(action.instance_id)
+        else:
+            await self._calls.refresh(action.node)
+        self._changes.notify_soon()
+
+    def _stop_failed(self, instance_id: str) -> None:
+        self._directory.set_leaving(instance_id, False)
+        self._planner.stop_failed(instance_id)
+
+    async def _warm(self, action: WarmOn) -> None:
+        image = action.version.image
+        assert image is not None
+        log.info("warming %s:%d on %s", action.version.function, action.version.version, action.node)
+        try:
+            async for _ in self._calls.warm(action.version, action.node, action.holders):
+                pass
+            await self._calls.refresh(action.node)
+        except RegistryError as error:
+            log.warning("warming %s on %s failed: %s", action.version.function, action.node, error)
+            self._replicator.failed(image, action.node, self._clock.monotonic_s())
+        finally:
+            self._planner.warmed(image, action.node)
+            self._changes.notify_soon()
+
+    async def _drop(self, action: DropFrom) -> None:
+        log.info("dropping %s from the %s tier of %s", action.image[:12], action.tier, action.node)
+        try:
+            await self._calls.drop(action.image, action.node, action.tier)
+            await self._calls.refresh(action.node)
+        except RegistryError as error:
+            log.info("drop on %s: %s", action.node, error)  # the replicator asks again in a while
+        self._changes.notify_soon()
+
+    async def _fetch(self, action: FetchVersion) -> None:
+        try:
+            self._directory.put_version(await self._state.version(action.key.function, action.key.version))
+        except RegistryError as error:
+            log.warning("version %s not read: %s", action.key, error)
+            self._directory.start_failed(action.key, f"version {action.key}", "", str(error))
+        self._planner.fetched(action.key)
+        self._changes.notify_soon()

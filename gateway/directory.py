@@ -1,0 +1,375 @@
+"""What this gateway knows of the cluster: a fold of the change feed over a snapshot. Pure, no I/O.
+
+Time is the caller's monotonic clock. A node is *usable* while its lease holds, it is not draining,
+and its channel is up: a broken channel takes it out of routing at once, until a fresh one connects.
+Leases are expired by whoever feeds the directory, and only while the feed is alive, so that routes
+keep serving while Redis is away.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from registry.change import (
+    Change,
+    Demand,
+    DemandChanged,
+    FunctionChanged,
+    FunctionDeleted,
+    InstanceChanged,
+    NodeGone,
+    NodeUp,
+    ScaleAsked,
+    ScaleTarget,
+    Snapshot,
+)
+from registry.function import Function, FunctionVersion
+from registry.instance import InstanceRecord, InstanceState
+from registry.node import NodeRecord, NodeState, Tier
+
+COMING = frozenset({InstanceState.STARTING, InstanceState.LOADING})
+FINAL = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
+_KEPT_FAILURES = 64
+_KEPT_WISHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class VersionKey:
+    """One version of one function: what calls are routed by."""
+
+    function: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.function}:{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEntry:
+    """A node as known here; `channel_epoch` is the epoch that our channel reached, 0 for none."""
+
+    record: NodeRecord
+    ttl_s: float
+    deadline_s: float
+    channel_epoch: int = 0
+
+    @property
+    def reached(self) -> bool:
+        return self.channel_epoch == self.record.epoch
+
+    @property
+    def usable(self) -> bool:
+        return self.reached and self.record.state is NodeState.READY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailure:
+    """A start that failed. `node` is "" if the node itself was lost, which is not the function's fault."""
+
+    serial: int
+    instance_id: str
+    node: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """An operator's scale target and when it arrived here."""
+
+    target: ScaleTarget
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteDemand:
+    demands: tuple[Demand, ...]
+    ttl_s: float
+    deadline_s: float
+
+
+class Directory:
+    def __init__(self) -> None:
+        self.cursor = ""
+        self.functions: dict[str, Function] = {}
+        self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
+        self.failure_serial = 0
+        self._versions: dict[VersionKey, FunctionVersion] = {}
+        self._nodes: dict[str, NodeEntry] = {}
+        self._instances: dict[str, InstanceRecord] = {}
+        self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
+        self._leaving: set[str] = set()
+        self._demands: dict[str, RemoteDemand] = {}
+        self._failures: dict[VersionKey, deque[StartFailure]] = {}
+
+    def __repr__(self) -> str:
+        usable = sum(1 for _ in self.usable_nodes())
+        return (
+            f"<Directory cursor={self.cursor!r} functions={len(self.functions)} "
+            f"nodes={usable}/{len(self._nodes)} instances={len(self._instances)}>"
+        )
+
+    # --- the fold
+
+    def load(self, snapshot: Snapshot, now: float) -> None:
+        """Replace all by a snapshot.
+
+        A node that the snapshot lacks but whose channel is up keeps its place and its instances for
+        one more lease: after an outage of Redis its heartbeat may merely be late.
+        """
+        before, held = self._nodes, self._instances
+        self.cursor = snapshot.cursor
+        self.functions = {f.name: f for f in snapshot.functions}
+        self._versions = {VersionKey(v.function, v.version): v for v in snapshot.versions}
+        self._nodes, self._instances, self._by_key, self._demands = {}, {}, {}, {}
+        for up in snapshot.nodes:
+            known = before.get(up.record.id)
+            self._nodes[up.record.id] = NodeEntry(
+                record=up.record,
+                ttl_s=up.ttl_s,
+                deadline_s=now + up.ttl_s,
+                channel_epoch=known.channel_epoch if known else 0,
+            )
+        kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
+        for id_, entry in kept.items():
+            self._nodes[id_] = NodeEntry(
+                record=entry.record,
+                ttl_s=entry.ttl_s,
+                deadline_s=now + entry.ttl_s,
+                channel_epoch=entry.channel_epoch,
+            )
+        for instance in held.values():
+            if instance.node in kept:
+                self._put_instance(instance)
+        for instance in snapshot.instances:
+            node = self._nodes.get(instance.node)
+            # A record older than its node's process is a leftover of a process that died.
+            if node is None or instance.since >= node.record.started_at:
+                self._put_instance(instance)
+        self._leaving &= self._instances.keys()
+        for demand in snapshot.demands:
+            self._put_demand(demand, now)
+
+    def apply(self, change: Change, now: float) -> None:
+        match change:
+            case NodeUp():
+                self._put_node(change, now)
+            case NodeGone(id=id_, epoch=epoch):
+                entry = self._nodes.get(id_)
+                if entry is not None and entry.record.epoch <= epoch:
+                    self._remove_node(id_)
+            case InstanceChanged(record=record):
+                self._change_instance(record)
+            case FunctionChanged(function=function, version=version):
+                self.functions[function.name] = function
+                self._versions[VersionKey(version.function, version.version)] = version
+            case FunctionDeleted(name=name):
+                self.functions.pop(name, None)
+                self._versions = {k: v for k, v in self._versions.items() if k.function != name}
+            case DemandChanged():
+                self._put_demand(change, now)
+            case ScaleAsked(target=target):
+                self.wishes.append(Wish(target=target, arrived_s=now))
+
+    def expire(self, now: float) -> bool:
+        """Drop nodes and demands whose time is up. Returns whether anything was."""
+        nodes = [id_ for id_, entry in self._nodes.items() if entry.deadline_s <= now]
+        for id_ in nodes:
+            self._remove_node(id_)
+        gateways = [g for g, demand in self._demands.items() if demand.deadline_s <= now]
+        for gateway in gateways:
+            del self._demands[gateway]
+        return bool(nodes or gateways)
+
+    def next_expiry(self) -> float | None:
+        """When `expire` next has something to do, None if never."""
+        deadlines = [entry.deadline_s for entry in self._nodes.values()]
+        deadlines += [demand.deadline_s for demand in self._demands.values()]
+        return min(deadlines, default=None)
+
+    def reach(self, node: str, epoch: int) -> None:
+        """A channel to this epoch of the node is up."""
+        self._set_channel(node, epoch)
+
+    def suspect(self, node: str) -> None:
+        """The channel to the node broke."""
+        self._set_channel(node, 0)
+
+    def refresh(self, record: NodeRecord) -> None:
+        """A node's own fresh record, newer than its heartbeat; its lease stays as it was."""
+        entry = self._nodes.get(record.id)
+        if entry is not None and entry.record.epoch == record.epoch:
+            self._nodes[record.id] = NodeEntry(
+                record=record,
+                ttl_s=entry.ttl_s,
+                deadline_s=entry.deadline_s,
+                channel_epoch=entry.channel_epoch,
+            )
+
+    def put_version(self, version: FunctionVersion) -> None:
+        """Learn a version that the feed did not carry."""
+        self._versions[VersionKey(version.function, version.version)] = version
+
+    def set_leaving(self, instance_id: str, leaving: bool) -> None:
+        """Take an instance out of routing before its node says so, or back in."""
+        if leaving:
+            self._leaving.add(instance_id)
+        else:
+            self._leaving.discard(instance_id)
+
+    def start_failed(self, key: VersionKey, instance_id: str, node: str, error: str) -> None:
+        """Note a failed start; one noted already (by its id) is left as it is."""
+        failures = self._failures.setdefault(key, deque(maxlen=_KEPT_FAILURES))
+        if any(failure.instance_id == instance_id for failure in failures):
+            return
+        self.failure_serial += 1
+        failures.append(
+            StartFailure(serial=self.failure_serial, instance_id=instance_id, node=node, error=error)
+        )
+
+    # --- what it knows
+
+    def version(self, key: VersionKey) -> FunctionVersion | None:
+        return self._versions.get(key)
+
+    def current(self, function: str) -> FunctionVersion | None:
+        head = self.functions.get(function)
+        return None if head is None else self._versions.get(VersionKey(function, head.current))
+
+    def versions(self) -> list[FunctionVersion]:
+        return list(self._versions.values())
+
+    def node(self, id_: str) -> NodeEntry | None:
+        return self._nodes.get(id_)
+
+    def nodes(self) -> list[NodeEntry]:
+        return list(self._nodes.values())
+
+    def usable_nodes(self) -> Iterator[NodeRecord]:
+        return (entry.record for entry in self._nodes.values() if entry.usable)
+
+    def instance(self, instance_id: str) -> InstanceRecord | None:
+        return self._instances.get(instance_id)
+
+    def instances(self, key: VersionKey | None = None) -> list[InstanceRecord]:
+        return list((self._instances if key is None else self._by_key.get(key, {})).values())
+
+    def instance_keys(self) -> list[VersionKey]:
+        return [key for key, held in self._by_key.items() if held]
+
+    def ready(self, key: VersionKey) -> list[InstanceRecord]:
+        """The instances that calls may be sent to."""
+        return [
+            instance
+            for instance in self._by_key.get(key, {}).values()
+            if instance.state is InstanceState.READY
+            and instance.instance_id not in self._leaving
+            and self._usable(instance.node)
+        ]
+
+    def coming(self, key: VersionKey) -> list[InstanceRecord]:
+        """The instances that are starting on usable nodes."""
+        return [
+            instance
+            for instance in self._by_key.get(key, {}).values()
+            if instance.state in COMING
+            and instance.instance_id not in self._leaving
+            and self._usable(instance.node)
+        ]
+
+    def holders(self, image: str, tier: Tier) -> list[NodeRecord]:
+        """Usable nodes whose `tier` holds the complete image."""
+        return [
+            record
+            for record in self.usable_nodes()
+            if any(holding.image == image and tier in holding.tiers for holding in record.holdings)
+        ]
+
+    def demands(self, *, besides: str = "") -> Iterator[Demand]:
+        """What the gateways want, without the one named."""
+        for gateway, remote in self._demands.items():
+            if gateway != besides:
+                yield from remote.demands
+
+    def failures(self, key: VersionKey, since_serial: int = 0) -> list[StartFailure]:
+        return [f for f in self._failures.get(key, ()) if f.serial > since_serial]
+
+    def view(self) -> Snapshot:
+        return Snapshot(
+            cursor=self.cursor,
+            functions=tuple(self.functions.values()),
+            versions=tuple(self._versions.values()),
+            nodes=tuple(NodeUp(record=e.record, ttl_s=e.ttl_s) for e in self._nodes.values()),
+            instances=tuple(self._instances.values()),
+            demands=tuple(
+                DemandChanged(gateway=gateway, demands=remote.demands, ttl_s=remote.ttl_s)
+                for gateway, remote in self._demands.items()
+            ),
+        )
+
+    # --- inside
+
+    def _usable(self, node: str) -> bool:
+        entry = self._nodes.get(node)
+        return entry is not None and entry.usable
+
+    def _put_node(self, up: NodeUp, now: float) -> None:
+        known = self._nodes.get(up.record.id)
+        if known is not None and up.record.epoch < known.record.epoch:
+            return
+        if known is not None and up.record.epoch > known.record.epoch:
+            self._remove_instances(up.record.id)
+        self._nodes[up.record.id] = NodeEntry(
+            record=up.record,
+            ttl_s=up.ttl_s,
+            deadline_s=now + up.ttl_s,
+            channel_epoch=known.channel_epoch if known else 0,
+        )
+
+    def _set_channel(self, node: str, epoch: int) -> None:
+        entry = self._nodes.get(node)
+        if entry is not None:
+            self._nodes[node] = NodeEntry(
+                record=entry.record, ttl_s=entry.ttl_s, deadline_s=entry.deadline_s, channel_epoch=epoch
+            )
+
+    def _remove_node(self, id_: str) -> None:
+        del self._nodes[id_]
+        self._remove_instances(id_)
+
+    def _remove_instances(self, node: str) -> None:
+        for instance in [i for i in self._instances.values() if i.node == node]:
+            self._drop_instance(instance)
+
+    def _change_instance(self, record: InstanceRecord) -> None:
+        key = VersionKey(record.function, record.version)
+        known = self._instances.get(record.instance_id)
+        if record.state is InstanceState.FAILED and (known is None or known.state in COMING):
+            self.start_failed(key, record.instance_id, record.node, record.error or "no reason given")
+        if record.state is InstanceState.READY:
+            self._failures.pop(key, None)
+        if record.state in FINAL:
+            if known is not None:
+                self._drop_instance(known)
+        else:
+            self._put_instance(record)
+
+    def _put_instance(self, record: InstanceRecord) -> None:
+        self._instances[record.instance_id] = record
+        key = VersionKey(record.function, record.version)
+        self._by_key.setdefault(key, {})[record.instance_id] = record
+
+    def _drop_instance(self, record: InstanceRecord) -> None:
+        key = VersionKey(record.function, record.version)
+        del self._instances[record.instance_id]
+        del self._by_key[key][record.instance_id]
+        if not self._by_key[key]:
+            del self._by_key[key]
+        self._leaving.discard(record.instance_id)
+
+    def _put_demand(self, change: DemandChanged, now: float) -> None:
+        if change.demands:
+            self._demands[change.gateway] = RemoteDemand(
+                demands=change.demands, ttl_s=change.ttl_s, deadline_s=now + change.ttl_s
+            )
+        else:
+            self._demands.pop(change.gateway, None)

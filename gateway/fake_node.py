@@ -1,0 +1,409 @@
+"""Nodes without weights: the fake beside the NodeClient seam, used by tests.
+
+A FakeNode publishes itself and its instances to the shared state and answers every message. Its
+tokens are a function of the context alone, so that a lost or repeated token shows. Nothing takes
+time but by the events that a test holds back.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from registry.errors import ChannelClosed, RemoteError
+from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.messages import (
+    Array,
+    Arrays,
+    Compute,
+    Done,
+    DropImage,
+    Generate,
+    GetStatus,
+    HandlerChunk,
+    ImageRef,
+    InstanceProgress,
+    InstanceStarted,
+    InvokeHandler,
+    LogLines,
+    NodeStatus,
+    Reply,
+    Request,
+    StartInstance,
+    StopInstance,
+    TailLogs,
+    Tokens,
+    Usage,
+    WarmImage,
+)
+from registry.node import Holding, NodeRecord, NodeState, Tier
+from registry.state import ClusterState
+
+Send = Callable[[Reply], Awaitable[None]]
+
+
+def next_token(context: tuple[int, ...]) -> int:
+    """The token after `context`: different for different contexts, nearly always."""
+    return (sum((i + 1) * token for i, token in enumerate(context[-16:])) * 31 + len(context)) % 50_000
+
+
+def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
+    """What a FakeNode generates after `prompt`."""
+    context = prompt
+    for _ in range(count):
+        context += (next_token(context),)
+    return list(context[len(prompt) :])
+
+
+class Gate:
+    """Open by default; a test may close it to hold something back, and wait for arrivals at it."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._arrived = asyncio.Event()
+        self.waiting = 0
+
+    def open(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+        self._arrived.clear()
+
+    async def arrived(self) -> None:
+        """Return once someone waits at the closed gate."""
+        await self._arrived.wait()
+
+    async def through(self) -> None:
+        if not self._open.is_set():
+            self.waiting += 1
+            self._arrived.set()
+            try:
+                await self._open.wait()
+            finally:
+                self.waiting -= 1
+        else:
+            await asyncio.sleep(0)
+
+
+class FakeNet:
+    """All fake nodes by their channel address; `dial` is what gateways are given."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, FakeNode] = {}
+
+    async def dial(self, record: NodeRecord) -> "FakeChannel":
+        node = self.nodes.get(record.channel)
+        if node is None or not node.alive:
+            raise ChannelClosed(f"nobody listens at {record.channel}")
+        return node.open_channel()
+
+
+class FakeChannel:
+    """One gateway's channel to one node."""
+
+    def __init__(self, node: "FakeNode") -> None:
+        self._node = node
+        self._closed = asyncio.Event()
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        self._closed.set()
+        self._node.channels.discard(self)
+
+    @asynccontextmanager
+    async def call(self, request: Request) -> AsyncIterator[AsyncIterator[Reply]]:
+        if self._closed.is_set():
+            raise ChannelClosed(f"the channel to {self._node.id} is closed")
+        replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+
+        async def serve() -> None:
+            try:
+                await self._node.answer(request, replies.put)
+                await replies.put(None)
+            except RemoteError as error:
+                await replies.put(error)
+
+        async def watch() -> None:
+            await self._closed.wait()
+            await replies.put(ChannelClosed(f"node {self._node.id} is gone"))
+
+        tasks = [asyncio.create_task(serve()), asyncio.create_task(watch())]
+        try:
+            yield _drain(replies)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(replies: "asyncio.Queue[Reply | BaseException | None]") -> AsyncIterator[Reply]:
+    while (reply := await replies.get()) is not None:
+        if isinstance(reply, BaseException):
+            raise reply
+        yield reply
+
+
+@dataclass(slots=True)
+class FakeInstance:
+    record: InstanceRecord
+    image: str | None
+    running: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeNode:
+    """`counts` has `store_reads`, `peer_reads`, `starts`, `stops`, `warms`, `calls`, `cancelled`."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        net: FakeNet,
+        id_: str,
+        *,
+        host: str = "",
+        gpu_bytes: int = 1 << 30,
+        allows_handlers: bool = True,
+        reads_store: bool = True,
+        ttl_s: float = 60.0,
+    ) -> None:
+        self.id = id_
+        self.alive = False
+        self.counts: Counter[str] = Counter()
+        self.channels: set[FakeChannel] = set()
+        self.instances: dict[str, FakeInstance] = {}
+        self.loading = Gate()  # before the bytes of an image arrive
+        self.token = Gate()  # before each token
+        self.start_error: RemoteError | None = None
+        self.call_errors: list[RemoteError] = []  # one for each of the next calls
+        self._state = state
+        self._net = net
+        self._ttl_s = ttl_s
+        self._loaded: dict[str, asyncio.Event] = {}
+        self._record = NodeRecord(
+            id=id_,
+            host=host or f"host-{id_}",
+            pid=1,
+            epoch=0,
+            state=NodeState.READY,
+            device="cpu",
+            gpu_type="fake",
+            gpu_count=1,
+            channel=f"tcp://{id_}:1",
+            cast=f"tcp://{id_}:2",
+            gpu_bytes=gpu_bytes,
+            gpu_free_bytes=gpu_bytes,
+            host_bytes=1 << 34,
+            host_free_bytes=1 << 34,
+            reads_store=reads_store,
+            allows_handlers=allows_handlers,
+            link_rate_bytes_s=None,
+            started_at=0.0,
+        )
+
+    def __repr__(self) -> str:
+        return f"<FakeNode {self.id} alive={self.alive} instances={sorted(self.instances)}>"
+
+    @property
+    def record(self) -> NodeRecord:
+        return self._record
+
+    # --- its life
+
+    async def up(self) -> None:
+        """Come up, or up again after `kill`."""
+        epoch = await self._state.next_node_epoch(self.id)
+        self._record = replace(self._record, epoch=epoch, state=NodeState.READY)
+        self.alive = True
+        self._net.nodes[self._record.channel] = self
+        await self.beat()
+
+    async def beat(self) -> None:
+        await self._state.put_node(self._record, self._ttl_s)
+
+    async def kill(self) -> None:
+        """Die without a word: channels break, the records stay until their lease runs out."""
+        self.alive = False
+        self.instances.clear()
+        self._loaded.clear()
+        self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
+        await self.cut()
+
+    async def leave(self) -> None:
+        """Go in order: the record is removed."""
+        await self._state.remove_node(self.id, self._record.epoch)
+        await self.kill()
+
+    async def cut(self) -> None:
+        """Break all channels."""
+        for channel in list(self.channels):
+            await channel.aclose()
+
+    def open_channel(self) -> FakeChannel:
+        channel = FakeChannel(self)
+        self.channels.add(channel)
+        return channel
+
+    def holds(self, image: str, tier: Tier) -> bool:
+        return any(h.image == image and tier in h.tiers for h in self._record.holdings)
+
+    # --- its answers
+
+    async def answer(self, request: Request, send: Send) -> None:
+        match request:
+            case StartInstance():
+                await self._start(request, send)
+            case StopInstance():
+                await self._stop(request, send)
+            case WarmImage(image=image):
+                self.counts["warms"] += 1
+                await self._fetch(image)
+                await self._hold(image.image, Tier.HOST, image.nbytes)
+                await send(Done())
+            case DropImage(image=image, tier=tier):
+                await self._drop(image, Tier(tier))
+                await send(Done())
+            case Generate() | Compute() | InvokeHandler():
+                await self._serve(request, send)
+            case TailLogs(function=function):
+                await send(LogLines(lines=(f"a line of {function}",)))
+            case GetStatus():
+                await send(NodeStatus(record=self._record))
+
+    async def _start(self, request: StartInstance, send: Send) -> None:
+        self.counts["starts"] += 1
+        if self.start_error is not None:
+            raise self.start_error
+        image = request.image
+        kind = StartKind.WARM if image is None or self.holds(image.image, Tier.HOST) else StartKind.COLD
+        record = InstanceRecord(
+            instance_id=request.instance_id,
+            function=request.function,
+            version=request.version,
+            node=self.id,
+            state=InstanceState.STARTING,
+            start_kind=kind,
+            since=1.0,
+            max_concurrency=request.max_concurrency,
+        )
+        instance = FakeInstance(record=record, image=None if image is None else image.image)
+        self.instances[request.instance_id] = instance
+        await self._publish(instance, InstanceState.STARTING)
+        await self._publish(instance, InstanceState.LOADING)
+        await send(InstanceProgress(stage="fetch", fraction=0.5))
+        if image is not None:
+            await self._fetch(image)
+            await self._hold(image.image, Tier.HOST, image.nbytes)
+            await self._hold(image.image, Tier.GPU, image.nbytes)
+        await self._publish(instance, InstanceState.READY)
+        await send(InstanceStarted(instance_id=request.instance_id, start_kind=kind.value, phases_ms={}))
+
+    async def _fetch(self, image: ImageRef) -> None:
+        if self.holds(image.image, Tier.HOST):
+            return
+        if image.image in self._loaded:  # another load on this node
+            await self._loaded[image.image].wait()
+            return
+        loaded = self._loaded[image.image] = asyncio.Event()
+        peers = [n for n in self._net.nodes.values() if n.alive and n.id in {h.node for h in image.holders}]
+        if peers:
+            self.counts["peer_reads"] += 1
+        else:
+            self.counts["store_reads"] += 1
+        await self.loading.through()
+        if peers and not peers[0].holds(image.image, Tier.HOST):
+            await peers[0]._loaded.setdefault(image.image, asyncio.Event()).wait()
+        loaded.set()
+
+    async def _hold(self, image: str, tier: Tier, nbytes: int) -> None:
+        held = {holding.image: holding for holding in self._record.holdings}
+        known = held.get(image)
+        if known is not None and tier in known.tiers:
+            return
+        tiers = (known.tiers if known else ()) + (tier,)
+        held[image] = Holding(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12)
+        free = self._record.gpu_free_bytes - (nbytes if tier is Tier.GPU else 0)
+        self._record = replace(self._record, holdings=tuple(held.values()), gpu_free_bytes=free)
+        await self.beat()
+
+    async def _drop(self, image: str, tier: Tier) -> None:
+        self.counts["drops"] += 1
+        freed = sum(
+            h.bytes for h in self._record.holdings if h.image == image and tier is Tier.GPU in h.tiers
+        )
+        holdings = []
+        for holding in self._record.holdings:
+            if holding.image == image:
+                holding = replace(holding, tiers=tuple(t for t in holding.tiers if t is not tier))
+            if holding.tiers:
+                holdings.append(holding)
+        if tier is Tier.HOST:
+            self._loaded.pop(image, None)
+        self._record = replace(
+            self._record, holdings=tuple(holdings), gpu_free_bytes=self._record.gpu_free_bytes + freed
+        )
+        await self.beat()
+
+    async def _stop(self, request: StopInstance, send: Send) -> None:
+        self.counts["stops"] += 1
+        instance = self.instances.get(request.instance_id)
+        if instance is None:
+            raise RemoteError("no_such_instance", request.instance_id)
+        await self._publish(instance, InstanceState.DRAINING)
+        if instance.running:
+            await instance.idle.wait()
+        del self.instances[request.instance_id]
+        if instance.image is not None and all(i.image != instance.image for i in self.instances.values()):
+            await self._drop(instance.image, Tier.GPU)
+        await self._publish(instance, InstanceState.STOPPED)
+        await send(Done())
+
+    async def _publish(self, instance: FakeInstance, state: InstanceState) -> None:
+        instance.record = replace(instance.record, state=state)
+        await self._state.put_instance(instance.record, self._record.epoch)
+
+    async def _serve(self, work: Generate | Compute | InvokeHandler, send: Send) -> None:
+        self.counts["calls"] += 1
+        if self.call_errors:
+            raise self.call_errors.pop(0)
+        instance = self.instances.get(work.instance_id)
+        if instance is None:
+            raise RemoteError("no_such_instance", work.instance_id)
+        if instance.record.state is not InstanceState.READY:
+            raise RemoteError("draining", work.instance_id)
+        instance.running += 1
+        instance.idle.clear()
+        self.counts["most_running"] = max(self.counts["most_running"], instance.running)
+        try:
+            await self._work(work, send)
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+        finally:
+            instance.running -= 1
+            if not instance.running:
+                instance.idle.set()
+
+    async def _work(self, work: Generate | Compute | InvokeHandler, send: Send) -> None:
+        prompt = made = 0
+        match work:
+            case Generate(prompt_ids=ids, generated_ids=generated, sampling=sampling):
+                context = ids + generated
+                for i in range(len(generated), sampling.max_tokens):
+                    await self.token.through()
+                    context += (next_token(context),)
+                    last = i + 1 == sampling.max_tokens
+                    await send(Tokens(ids=context[-1:], finish_reason="length" if last else ""))
+                    made += 1
+                prompt = len(ids)
+            case Compute():
+                await self.token.through()
+                await send(Arrays(arrays={"embeddings": Array(dtype="float32", shape=(0,), data=b"")}))
+            case InvokeHandler(body=body):
+                await self.token.through()
+                await send(HandlerChunk(data=body))
+        await send(Usage(prompt_tokens=prompt, completion_tokens=made, gpu_us=10, queue_us=0, exec_us=10))

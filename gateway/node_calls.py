@@ -1,0 +1,107 @@
+"""The calls that gateways make to nodes besides requests: start, stop, warm, drop, logs, status."""
+
+from collections.abc import AsyncGenerator
+
+from gateway.actions import StartOn, StopOn
+from gateway.directory import Directory
+from gateway.node_client import Links, NodeClient
+from gateway.start_assets import StartAssets
+from registry.errors import ChannelClosed, ChannelError, RemoteError
+from registry.function import FunctionVersion
+from registry.messages import (
+    DropImage,
+    GetStatus,
+    Holder,
+    InstanceProgress,
+    InstanceStarted,
+    LogLines,
+    NodeStatus,
+    Request,
+    StartInstance,
+    StopInstance,
+    TailLogs,
+    WarmImage,
+)
+
+
+class NodeCalls:
+    """Every method raises ChannelClosed (node lost), RemoteError, and where it reads blobs also NotFound
+    and ImageError."""
+
+    def __init__(self, links: Links, directory: Directory, assets: StartAssets) -> None:
+        self._links = links
+        self._directory = directory
+        self._assets = assets
+
+    async def start(self, action: StartOn, controller_epoch: int) -> AsyncGenerator[InstanceProgress, None]:
+        """Start an instance; ends when it is ready."""
+        version = action.version
+        request = StartInstance(
+            instance_id=action.instance_id,
+            function=version.function,
+            version=version.version,
+            task=version.task.value,
+            architecture=version.architecture,
+            dtype=version.dtype,
+            context_length=version.context_length,
+            max_concurrency=action.max_concurrency,
+            assets=await self._assets.files(version),
+            image=await self._assets.image_ref(version, action.holders),
+            controller_epoch=controller_epoch,
+        )
+        started = False
+        async with self._client(action.node).call(request) as replies:
+            async for reply in replies:
+                if isinstance(reply, InstanceProgress):
+                    yield reply
+                started = isinstance(reply, InstanceStarted)
+        if not started:
+            raise RemoteError("internal", f"node {action.node} ended the start without a word")
+
+    async def stop(self, action: StopOn) -> None:
+        """Drain and stop an instance; returns when it is gone."""
+        await self._do(action.node, StopInstance(instance_id=action.instance_id, grace_s=action.grace_s))
+
+    async def warm(
+        self, version: FunctionVersion, node: str, holders: tuple[Holder, ...]
+    ) -> AsyncGenerator[InstanceProgress, None]:
+        """Bring the version's image into the node's host tier; ends when it is there."""
+        image = await self._assets.image_ref(version, holders)
+        if image is None:
+            return
+        async with self._client(node).call(WarmImage(image=image, function=version.function)) as replies:
+            async for reply in replies:
+                if isinstance(reply, InstanceProgress):
+                    yield reply
+
+    async def drop(self, image: str, node: str, tier: str) -> None:
+        await self._do(node, DropImage(image=image, tier=tier))
+
+    async def refresh(self, node: str) -> None:
+        """Learn the node's record now rather than with its next heartbeat. A failure leaves the old one."""
+        try:
+            async with self._client(node).call(GetStatus()) as replies:
+                async for reply in replies:
+                    if isinstance(reply, NodeStatus):
+                        self._directory.refresh(reply.record)
+        except ChannelError:
+            return
+
+    async def logs(self, node: str, function: str, lines: int, follow: bool) -> AsyncGenerator[str, None]:
+        request = TailLogs(function=function, lines=lines, follow=follow)
+        async with self._client(node).call(request) as replies:
+            async for reply in replies:
+                if isinstance(reply, LogLines):
+                    for line in reply.lines:
+                        yield line
+
+    async def _do(self, node: str, request: Request) -> None:
+        async with self._client(node).call(request) as replies:
+            async for _ in replies:
+                pass
+
+    def _client(self, node: str) -> NodeClient:
+        client = self._links.client(node)
+        if client is None:
+            raise ChannelClosed(f"no channel to node {node}")
+        return client

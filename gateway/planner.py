@@ -1,0 +1,482 @@
+"""From what is known to what is to be done: scaling, placement and redeploys as one pure step.
+
+The planner remembers what it asked for until the directory shows it, so that a start under way is
+never asked for twice. `plan` returns actions; whoever carries them out reports back through
+`started`, `failed`, `stop_failed`, `warmed` and `fetched`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gateway.actions import Action, FetchVersion, StartOn, StopOn, WarmOn
+from gateway.directory import Directory, VersionKey
+from gateway.placement import choose_sources, choose_starts, choose_stops, impossible, sites, tier_of
+from gateway.policy import FunctionLoad, Memory, ScalerPolicy, asked, give_up_floor
+from registry.function import FunctionVersion, Scaling, Task
+from registry.instance import InstanceRecord
+from registry.node import NodeRecord, Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSettings:
+    """`max_starts` is how many starts in a row may fail before a wished number is given up.
+
+    An instance serves `max(target_concurrency, batch)` calls at once, at most `max_batch`: an engine
+    batches, so a call that waits for a second instance is better off on the first meanwhile. A
+    handler serves exactly its target.
+    """
+
+    max_starts: int = 3
+    batch: int = 8
+    max_batch: int = 256
+    drain_grace_s: float = 600.0
+    delete_grace_s: float = 30.0
+    record_wait_s: float = 10.0
+    wish_age_s: float = 15.0
+    penalty_s: float = 1.0
+    max_penalty_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDemand:
+    """Calls of one version over all gateways."""
+
+    in_flight: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A start asked for whose record has not shown up; after the node said it is ready, it must by `until`."""
+
+    key: VersionKey
+    node: str
+    image: str | None
+    image_bytes: int
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalty:
+    """A node on which starts of a version failed `count` times in a row; none there before `until`."""
+
+    until: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Nodes that an operator named for a number of instances."""
+
+    on: tuple[str, ...]
+    instances: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """The outcome of one step; `next_at` is when to plan again if nothing happens before."""
+
+    actions: list[Action] = field(default_factory=list)
+    desired: dict[VersionKey, int] = field(default_factory=dict)
+    next_at: float | None = None
+
+    def again_at(self, when: float | None) -> None:
+        if when is not None:
+            self.next_at = when if self.next_at is None else min(self.next_at, when)
+
+
+class Planner:
+    def __init__(
+        self,
+        policy: ScalerPolicy,
+        new_id: Callable[[VersionKey], str],
+        settings: PlannerSettings | None = None,
+    ) -> None:
+        self._policy = policy
+        self._new_id = new_id
+        self._settings = settings or PlannerSettings()
+        self._memories: dict[VersionKey, Memory] = {}
+        self._current: dict[str, int] = {}
+        self._retiring: set[VersionKey] = set()
+        self._pins: dict[VersionKey, Pins] = {}
+        self._wishes: dict[str, float] = {}
+        self._penalties: dict[tuple[VersionKey, str], Penalty] = {}
+        self._fetching: set[VersionKey] = set()
+        self.pending: dict[str, Pending] = {}
+        self.stopping: dict[str, str] = {}  # instance -> node
+        self.warming: dict[tuple[str, str], None] = {}  # (image, node), oldest first
+
+    def __repr__(self) -> str:
+        return (
+            f"<Planner pending={len(self.pending)} stopping={len(self.stopping)} "
+            f"warming={len(self.warming)} retiring={sorted(map(str, self._retiring))}>"
+        )
+
+    # --- the step
+
+    def plan(
+        self,
+        directory: Directory,
+        demands: Mapping[VersionKey, KeyDemand],
+        in_flight: Mapping[str, int],
+        now: float,
+    ) -> Plan:
+        """What to do now. `in_flight` are this gateway's calls by instance (others' are not known)."""
+        self._settle(directory, now)
+        self._hear(directory, now)
+        plan = Plan()
+        self._stop_orphans(directory, plan)
+        loads = self._loads(directory, demands)
+        for key in self._switch(directory, loads):
+            self._plan_key(key, directory, loads, in_flight, plan, now)
+        return plan
+
+    def _settle(self, directory: Directory, now: float) -> None:
+        """Forget what the directory shows by now, or never will."""
+        for instance_id, pending in list(self.pending.items()):
+            entry = directory.node(pending.node)
+            shown = directory.instance(instance_id) is not None
+            late = pending.until is not None and now >= pending.until
+            if shown or late or entry is None:
+                del self.pending[instance_id]
+        for instance_id in [i for i in self.stopping if directory.instance(i) is None]:
+            del self.stopping[instance_id]
+        for function in [f for f in self._current if f not in directory.functions]:
+            del self._current[function]
+            for key in [k for k in self._memories if k.function == function]:
+                self._forget(key)
+
+    def _forget(self, key: VersionKey) -> None:
+        self._memories.pop(key, None)
+        self._pins.pop(key, None)
+        self._retiring.discard(key)
+        for pair in [pair for pair in self._penalties if pair[0] == key]:
+            del self._penalties[pair]
+
+    def _hear(self, directory: Directory, now: float) -> None:
+        """Take up the operators' wishes, each once, and none from before this controller's time."""
+        for wish in directory.wishes:
+            target = wish.target
+            if now - wish.arrived_s > self._settings.wish_age_s or target.token in self._wishes:
+                continue
+            self._wishes[target.token] = wish.arrived_s
+            head = directory.functions.get(target.function)
+            if head is None:
+                continue
+            key = VersionKey(target.function, head.current)
+            self._memories[key] = asked(self._memories.get(key, Memory()), target.instances)
+            self._pins.pop(key, None)
+            if target.on and target.instances:
+                self._pins[key] = Pins(on=target.on, instances=target.instances)
+            for pair in [pair for pair in self._penalties if pair[0] == key]:
+                del self._penalties[pair]
+        old = now - 2 * self._settings.wish_age_s
+        self._wishes = {token: at for token, at in self._wishes.items() if at > old}
+
+    def _stop_orphans(self, directory: Directory, plan: Plan) -> None:
+        """Stop the instances of deleted functions."""
+        for instance in directory.instances():
+            if instance.function not in directory.functions:
+                self._stop(instance, directory, plan, self._settings.delete_grace_s)
+
+    def _loads(
+        self, directory: Directory, demands: Mapping[VersionKey, KeyDemand]
+    ) -> dict[VersionKey, FunctionLoad]:
+        nodes = len(list(directory.usable_nodes()))
+        keys = {VersionKey(f.name, f.current) for f in directory.functions.values()}
+        keys.update(key for key in directory.instance_keys() if key.function in directory.functions)
+        keys.update(
+            key for key, demand in demands.items() if demand.held and key.function in directory.functions
+        )
+        keys.update(
+            pending.key for pending in self.pending.values() if pending.key.function in directory.functions
+        )
+        waiting = Counter(pending.key for pending in self.pending.values())
+        loads = {}
+        for key in keys:
+            head = directory.functions[key.function]
+            scaling = head.scaling if head.current == key.version else replace(head.scaling, min_instances=0)
+            demand = demands.get(key, KeyDemand())
+            loads[key] = FunctionLoad(
+                in_flight=demand.in_flight,
+                held=demand.held,
+                ready=len([i for i in directory.ready(key) if i.instance_id not in self.stopping]),
+                starting=waiting[key]
+                + len([i for i in directory.coming(key) if i.instance_id not in self.stopping]),
+                nodes=nodes,
+                scaling=scaling,
+            )
+        return loads
+
+    def _switch(self, directory: Directory, loads: Mapping[VersionKey, FunctionLoad]) -> list[VersionKey]:
+        """Note which versions became current; return the keys in planning order.
+
+        A new current version gets as many instances as the load of the one before needs, if that one
+        was ready: they start first, and the old ones go once these are ready.
+        """
+        for name, head in directory.functions.items():
+            before = self._current.get(name)
+            self._current[name] = head.current
+            new = VersionKey(name, head.current)
+            self._retiring.discard(new)
+            olds = [key for key in loads if key.function == name and key != new]
+            if before is None:  # this controller's first look: whatever is not current is on its way out
+                self._retiring.update(key for key in olds if loads[key].live)
+            elif before != head.current:
+                old = VersionKey(name, before)
+                load = loads.get(old)
+                if load is not None and load.live:
+                    self._retiring.add(old)
+                    if load.ready and new not in self._memories:
+                        calls = load.in_flight + load.held
+                        self._memories[new] = Memory(
+                            floor=max(1, -(-calls // load.scaling.target_concurrency))
+                        )
+        for key in [k for k in self._retiring if k not in loads or not loads[k].live]:
+            self._retiring.discard(key)
+        # Current versions first, as old ones wait for them; those with calls waiting before others.
+        return sorted(
+            loads,
+            key=lambda k: (k.version != directory.functions[k.function].current, -loads[k].held, str(k)),
+        )
+
+    def _plan_key(
+        self,
+        key: VersionKey,
+        directory: Directory,
+        loads: Mapping[VersionKey, FunctionLoad],
+        in_flight: Mapping[str, int],
+        plan: Plan,
+        now: float,
+    ) -> None:
+        load, memory = loads[key], self._memories.get(key, Memory())
+        if key in self._retiring:
+            current = VersionKey(key.function, directory.functions[key.function].current)
+            if loads[current].ready < min(plan.desired.get(current, 0), loads[current].cap):
+                return  # the old version stays until the new one is there
+            load = replace(load, scaling=replace(load.scaling, keep_alive_s=0.0))
+        decision = self._policy.decide(load, memory, now)
+        self._memories[key] = decision.memory
+        plan.desired[key] = decision.desired
+        plan.again_at(decision.next_at)
+        pins = self._pins.get(key)
+        ready = [i for i in directory.ready(key) if i.instance_id not in self.stopping]
+        coming = [i for i in directory.coming(key) if i.instance_id not in self.stopping]
+        missing = decision.desired - load.live
+        if pins is not None:
+            there = {i.node for i in ready + coming} | {p.node for p in self.pending.values() if p.key == key}
+            missing = min(pins.instances, decision.desired) - len(there & set(pins.on))
+            if missing <= 0 and load.starting == 0 and load.ready <= decision.desired:
+                del self._pins[key]
+        if missing > 0:
+            self._start(key, missing, load, directory, loads, in_flight, plan, now)
+        surplus = load.live - decision.desired
+        if pins is not None:  # starts on the named nodes may stand beside the others until they are ready
+            surplus, coming = load.ready - decision.desired, []
+        if surplus > 0:
+            keep_on = pins.on if pins is not None else ()
+            for instance in choose_stops(surplus, ready, coming, in_flight=in_flight, keep_on=keep_on):
+                self._stop(instance, directory, plan, self._settings.drain_grace_s)
+
+    # --- starting
+
+    def _start(
+        self,
+        key: VersionKey,
+        count: int,
+        load: FunctionLoad,
+        directory: Directory,
+        loads: Mapping[VersionKey, FunctionLoad],
+        in_flight: Mapping[str, int],
+        plan: Plan,
+        now: float,
+    ) -> None:
+        version = directory.version(key)
+        if version is None:
+            if key not in self._fetching:
+                self._fetching.add(key)
+                plan.actions.append(FetchVersion(key=key))
+            return
+        nodes = list(directory.usable_nodes())
+        if impossible(version, nodes):
+            self._memories[key] = give_up_floor(self._memories[key])
+            return
+        free = self._free_nodes(key, nodes, directory, plan, now)
+        pins = self._pins.get(key)
+        if pins is not None:
+            free = [node for node in free if node.id in pins.on]
+        image = version.image
+        loading = self.loading(directory, image) if image else []
+        chosen = choose_starts(
+            count,
+            sites(
+                version,
+                free,
+                used_images=self._used_images(directory),
+                reserved_bytes=self._reserved(),
+                instances=Counter(i.node for i in directory.instances()),
+                loading_hosts={node.host for node in loading},
+            ),
+            image_bytes=version.image_bytes if image else 0,
+        )
+        by_id = {node.id: node for node in nodes}
+        targets = [by_id[site.id] for site in chosen]
+        holders: Mapping[str, tuple] = {}
+        if image and targets:
+            sources = choose_sources(image, targets, nodes, loading)
+            if sources.error:
+                return
+            holders = sources.holders
+            if sources.loader is not None and sources.loader not in {t.id for t in targets}:
+                self.warming[image, sources.loader] = None
+                plan.actions.append(WarmOn(version=version, node=sources.loader, holders=()))
+        for target in targets:
+            instance_id = self._new_id(key)
+            self.pending[instance_id] = Pending(
+                key=key, node=target.id, image=image, image_bytes=version.image_bytes if image else 0
+            )
+            plan.actions.append(
+                StartOn(
+                    instance_id=instance_id,
+                    version=version,
+                    node=target.id,
+                    holders=holders.get(target.id, ()),
+                    max_concurrency=self._max_concurrency(version, load.scaling),
+                )
+            )
+        if len(targets) < count and load.held and image:
+            self._make_room(key, version, free, directory, loads, in_flight, plan)
+
+    def _free_nodes(
+        self, key: VersionKey, nodes: list[NodeRecord], directory: Directory, plan: Plan, now: float
+    ) -> list[NodeRecord]:
+        """The nodes without an instance of this version and without a penalty for it."""
+        taken = {i.node for i in directory.instances(key)}
+        taken |= {p.node for p in self.pending.values() if p.key == key}
+        free = []
+        for node in nodes:
+            penalty = self._penalties.get((key, node.id))
+            if node.id in taken:
+                continue
+            if penalty is not None and now < penalty.until:
+                plan.again_at(penalty.until)
+            else:
+                free.append(node)
+        return free
+
+    def _make_room(
+        self,
+        key: VersionKey,
+        version: FunctionVersion,
+        nodes: Iterable[NodeRecord],
+        directory: Directory,
+        loads: Mapping[VersionKey, FunctionLoad],
+        in_flight: Mapping[str, int],
+        plan: Plan,
+    ) -> None:
+        """Calls wait and no arena has room: let go of idle instances that nobody needs now.
+
+        On the node where the fewest must go; those used longest ago first. One node a step.
+        """
+        spare: dict[VersionKey, int] = {}
+        for other, load in loads.items():
+            need = -(-(load.in_flight + load.held) // load.scaling.target_concurrency)
+            spare[other] = load.ready - max(need, load.scaling.min_instances)
+        best: list[InstanceRecord] | None = None
+        for node in nodes:
+            here = [i for i in directory.instances() if i.node == node.id]
+            lack = version.image_bytes - node.gpu_free_bytes + self._reserved().get(node.id, 0)
+            lack -= sum(self._bytes(directory, i) for i in here if i.instance_id in self.stopping)
+            if lack <= 0:
+                return  # room is coming already
+            left, victims = Counter(spare), []
+            for instance in sorted(here, key=lambda i: i.since):
+                other = VersionKey(instance.function, instance.version)
+                idle = instance in directory.ready(other) and not in_flight.get(instance.instance_id)
+                if lack > 0 and idle and other != key and left[other] > 0:
+                    left[other] -= 1
+                    lack -= self._bytes(directory, instance)
+                    victims.append(instance)
+            if lack <= 0 and (best is None or len(victims) < len(best)):
+                best = victims
+        for instance in best or ():
+            self._stop(instance, directory, plan, self._settings.drain_grace_s)
+
+    def _stop(self, instance: InstanceRecord, directory: Directory, plan: Plan, grace_s: float) -> None:
+        if instance.instance_id in self.stopping or directory.node(instance.node) is None:
+            return
+        self.stopping[instance.instance_id] = instance.node
+        plan.actions.append(StopOn(instance_id=instance.instance_id, node=instance.node, grace_s=grace_s))
+
+    def loading(self, directory: Directory, image: str) -> list[NodeRecord]:
+        """Usable nodes on which the image is arriving, oldest first."""
+        names = [node for held, node in self.warming if held == image]
+        names += [p.node for p in self.pending.values() if p.image == image]
+        for key in directory.instance_keys():
+            version = directory.version(key)
+            if version is not None and version.image == image:
+                names += [i.node for i in sorted(directory.coming(key), key=lambda i: i.since)]
+        found = []
+        for name in dict.fromkeys(names):
+            entry = directory.node(name)
+            if entry is not None and entry.usable and tier_of(entry.record, image) in (Tier.DISK, Tier.NONE):
+                found.append(entry.record)
+        return found
+
+    def _used_images(self, directory: Directory) -> dict[str, set[str]]:
+        used: dict[str, set[str]] = {}
+        for instance in directory.instances():
+            version = directory.version(VersionKey(instance.function, instance.version))
+            if version is not None and version.image is not None:
+                used.setdefault(instance.node, set()).add(version.image)
+        return used
+
+    def _reserved(self) -> dict[str, int]:
+        reserved: Counter[str] = Counter()
+        for pending in self.pending.values():
+            reserved[pending.node] += pending.image_bytes
+        return reserved
+
+    def _bytes(self, directory: Directory, instance: InstanceRecord) -> int:
+        version = directory.version(VersionKey(instance.function, instance.version))
+        return version.image_bytes if version is not None and version.image is not None else 0
+
+    def _max_concurrency(self, version: FunctionVersion, scaling: Scaling) -> int:
+        if version.task is Task.HANDLER:
+            return scaling.target_concurrency
+        return min(self._settings.max_batch, max(scaling.target_concurrency, self._settings.batch))
+
+    # --- what became of it
+
+    def started(self, instance_id: str, now: float) -> None:
+        """The node says it is ready; its record must show up soon."""
+        pending = self.pending.get(instance_id)
+        if pending is not None:
+            self.pending[instance_id] = replace(pending, until=now + self._settings.record_wait_s)
+            self._penalties.pop((pending.key, pending.node), None)
+
+    def failed(self, key: VersionKey, instance_id: str, node: str, now: float, *, at_fault: bool) -> None:
+        """A start failed. Not `at_fault` if the node was lost: then its next life may try at once."""
+        self.pending.pop(instance_id, None)
+        count = self._penalties.get((key, node), Penalty(until=0.0, count=0)).count + 1
+        wait_s = min(self._settings.max_penalty_s, self._settings.penalty_s * 2 ** (count - 1))
+        if at_fault:
+            self._penalties[key, node] = Penalty(until=now + wait_s, count=count)
+        total = sum(p.count for (other, _), p in self._penalties.items() if other == key)
+        if total >= self._settings.max_starts and key in self._memories:
+            self._memories[key] = give_up_floor(self._memories[key])
+            self._pins.pop(key, None)
+
+    def stop_failed(self, instance_id: str) -> None:
+        """The node was not told: the instance counts again, and may be stopped again.
+
+        A stop that succeeded stays noted until the record is gone, so that a late feed does not revive it.
+        """
+        self.stopping.pop(instance_id, None)
+
+    def warmed(self, image: str, node: str) -> None:
+        self.warming.pop((image, node), None)
+
+    def fetched(self, key: VersionKey) -> None:
+        self._fetching.discard(key)

@@ -1,0 +1,66 @@
+"""What a start carries along: the manifest and the small files of a version, read once and kept a while."""
+
+import asyncio
+from collections import OrderedDict
+
+from gateway.contract import Blobs
+from registry.function import FunctionVersion, Task
+from registry.messages import Holder, ImageRef
+
+_MANIFEST_LIMIT = 64 << 20
+_FILE_LIMIT = 16 << 20
+# What a node needs of a model besides its image; tokenizer files stay at the gateway.
+_MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
+
+
+class StartAssets:
+    """Reads blobs through a cache of at most `max_bytes`; equal reads under way are shared."""
+
+    def __init__(self, blobs: Blobs, *, max_bytes: int = 128 << 20) -> None:
+        self._blobs = blobs
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def __repr__(self) -> str:
+        return f"<StartAssets {len(self._held)} blobs, {self._bytes} bytes>"
+
+    async def files(self, version: FunctionVersion) -> dict[str, bytes]:
+        """The files that a node needs, by name. Raises NotFound, ImageError."""
+        names = version.assets if version.task is Task.HANDLER else _MODEL_FILES
+        return {
+            name: await self._read(version.assets[name], _FILE_LIMIT)
+            for name in names
+            if name in version.assets
+        }
+
+    async def image_ref(self, version: FunctionVersion, holders: tuple[Holder, ...]) -> ImageRef | None:
+        """The image with its manifest, None for a version without one. Raises NotFound, ImageError."""
+        if version.image is None or version.manifest is None:
+            return None
+        return ImageRef(
+            image=version.image,
+            manifest=version.manifest,
+            nbytes=version.image_bytes,
+            holders=holders,
+            manifest_bytes=await self._read(version.manifest, _MANIFEST_LIMIT),
+        )
+
+    async def _read(self, digest: str, limit: int) -> bytes:
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        try:
+            async with lock:
+                data = self._held.get(digest)
+                if data is None:
+                    data = await self._blobs.read(digest, limit=limit)
+                    self._held[digest] = data
+                    self._bytes += len(data)
+                self._held.move_to_end(digest)
+        finally:
+            if not lock.locked():
+                self._locks.pop(digest, None)
+        while self._bytes > self._max_bytes and len(self._held) > 1:
+            _, dropped = self._held.popitem(last=False)
+            self._bytes -= len(dropped)
+        return data

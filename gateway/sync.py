@@ -1,0 +1,73 @@
+"""Feeds the directory: a snapshot of the shared state, then every change; anew when cut off."""
+
+import asyncio
+import logging
+import random
+from contextlib import aclosing
+
+from gateway.directory import Directory
+from gateway.wakeup import Wakeup
+from registry.clock import Clock
+from registry.errors import NotFound, StateUnavailable
+from registry.state import ClusterState
+
+log = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 0.05
+_LAST_WAIT_S = 2.0
+
+
+class DirectorySync:
+    """`ready` is set once the first snapshot is loaded; `alive` says whether the feed is followed now.
+
+    While the feed is cut off no lease runs out: what is known goes on serving, since a node whose
+    channel is up is there, and one whose channel broke is out of routing anyway.
+    """
+
+    def __init__(self, state: ClusterState, directory: Directory, changes: Wakeup, clock: Clock) -> None:
+        self.ready = asyncio.Event()
+        self.alive = False
+        self._state = state
+        self._directory = directory
+        self._changes = changes
+        self._clock = clock
+        self._random = random.Random()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._expire(), name="directory leases")
+            group.create_task(self._follow(), name="directory feed")
+
+    async def _follow(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                snapshot = await self._state.snapshot()
+                self._directory.load(snapshot, self._clock.monotonic_s())
+                self.alive, wait_s = True, _FIRST_WAIT_S
+                self.ready.set()
+                self._changes.notify_soon()
+                async with aclosing(self._state.watch(snapshot.cursor)) as feed:  # type: ignore[type-var]
+                    async for cursor, change in feed:
+                        self._directory.cursor = cursor
+                        self._directory.apply(change, self._clock.monotonic_s())
+                        self._changes.notify_soon()
+            except NotFound as error:
+                log.info("the feed was cut off (%s): taking a new snapshot", error)
+            except StateUnavailable as error:
+                if self.alive:
+                    log.warning("the shared state is away: %s", error)
+                self.alive = False
+                await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
+                wait_s = min(_LAST_WAIT_S, wait_s * 2)
+
+    async def _expire(self) -> None:
+        while True:
+            due = self._directory.next_expiry() if self.alive else None
+            try:
+                async with asyncio.timeout(None if due is None else due - self._clock.monotonic_s()):
+                    await self._changes.wait()
+            except TimeoutError:
+                if self.alive and self._directory.expire(self._clock.monotonic_s()):
+                    self._changes.notify_soon()

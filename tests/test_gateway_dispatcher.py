@@ -1,0 +1,310 @@
+"""Calls through the dispatcher onto fake nodes."""
+
+import asyncio
+
+import pytest
+
+from control_fixture import ask, make_call, open_cluster
+from gateway.admission import AdmissionLimits
+from gateway.contract import Assigned, Call, Deadlines, DispatchError, Stage
+from gateway.control import ControlSettings
+from gateway.fake_node import tokens_after
+from registry.errors import RemoteError
+from registry.function import Scaling, Task
+from registry.messages import HandlerChunk, InvokeHandler, Tokens, Usage
+
+
+def test_a_cold_call_starts_an_instance_and_is_served() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            answer = await ask(cluster.control, make_call(version))
+            assert answer.ids == tokens_after((1, 2, 3), 4)
+            assert answer.assigned.gpu_type == "fake"
+            assert answer.assigned.queue_ms >= 0
+            assert answer.stages[0].stage in {"queue", "start", "load", "fetch"}
+            assert isinstance(answer.events[-1], Usage)
+            assert answer.usage.completion_tokens == 4
+
+            again = await ask(cluster.control, make_call(version))
+            assert again.assigned.start_kind == "hot"
+            assert again.assigned.load_ms == 0
+            assert cluster.counts("starts") == 1
+            assert cluster.counts("store_reads") == 1
+
+    asyncio.run(main())
+
+
+def test_200_calls_at_once_from_zero_all_succeed_with_one_store_read() -> None:
+    async def main() -> None:
+        async with open_cluster(4) as cluster:
+            version = await cluster.deploy(Scaling(max_instances=3, target_concurrency=4))
+            answers = await asyncio.gather(
+                *(
+                    ask(cluster.control, make_call(version, request_id=f"r{i}", prompt=(i,)))
+                    for i in range(200)
+                )
+            )
+            assert [a.ids for a in answers] == [tokens_after((i,), 4) for i in range(200)]
+            assert cluster.counts("starts") <= 3
+            assert cluster.counts("store_reads") == 1
+            assert max(node.counts["most_running"] for node in cluster.nodes.values()) <= 8
+            assert cluster.control.stats().held == cluster.control.stats().in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_leaving_early_cancels_on_the_node_at_once() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            version = await cluster.deploy()
+            async with cluster.control.dispatcher.run(make_call(version, tokens=10**6)) as events:
+                async for event in events:
+                    if isinstance(event, Tokens):
+                        break
+            assert cluster.counts("cancelled") == 1
+            assert cluster.control.stats().in_flight == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["held", "serving"])
+def test_a_cancelled_call_leaves_nothing_behind(where: str) -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy()
+            gate = node.loading if where == "held" else node.token
+            gate.close()
+            task = asyncio.create_task(ask(cluster.control, make_call(version)))
+            await gate.arrived()
+            if where == "held":
+                await cluster.control.changes.wait_for(lambda: cluster.control.stats().held == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert cluster.control.stats().held == cluster.control.stats().in_flight == 0
+            gate.open()
+            await ask(cluster.control, make_call(version))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", ["draining", "no_such_instance", "overloaded"])
+def test_a_refusal_before_the_first_output_goes_unseen(code: str) -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            await cluster.control.cluster.scale("f", 2, (), wait=True)
+            for node in cluster.nodes.values():
+                node.call_errors.append(RemoteError(code, "no"))
+            answers = await asyncio.gather(*(ask(cluster.control, make_call(version)) for _ in range(4)))
+            assert [a.ids for a in answers] == [tokens_after((1, 2, 3), 4)] * 4
+            assert cluster.control.stats().rerouted >= 1
+
+    asyncio.run(main())
+
+
+def test_a_generation_goes_on_elsewhere_when_its_node_dies() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            await cluster.control.cluster.scale("f", 2, (), wait=True)
+            for node in cluster.nodes.values():
+                node.token.close()
+            ids: list[int] = []
+            assigned: list[Assigned] = []
+            usage = None
+            async with cluster.control.dispatcher.run(make_call(version, tokens=20)) as events:
+                async for event in events:
+                    match event:
+                        case Assigned(node=name):
+                            assigned.append(event)
+                            cluster.nodes[name].token.open()
+                        case Tokens():
+                            ids += event.ids
+                            if len(ids) == 3:
+                                await cluster.nodes[assigned[0].node].kill()
+                                for node in cluster.nodes.values():
+                                    node.token.open()
+                        case Usage():
+                            usage = event
+            assert ids == tokens_after((1, 2, 3), 20)
+            assert len(assigned) == 1
+            assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (3, 20)
+            assert cluster.control.stats().failovers == 1
+
+    asyncio.run(main())
+
+
+def test_a_handler_is_repeated_before_its_first_output_only() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy(image=None, task=Task.HANDLER)
+            await cluster.control.cluster.scale("f", 2, (), wait=True)
+            work = InvokeHandler(request_id="r", instance_id="", body=b"{}")
+            call = Call(request_id="r", tenant="t", version=version, work=work)
+            for node in cluster.nodes.values():
+                node.token.close()
+            got = []
+            async with cluster.control.dispatcher.run(call) as events:
+                async for event in events:
+                    got.append(event)
+                    if isinstance(event, Assigned):
+                        victim = cluster.nodes[event.node]
+                        asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(victim.kill()))
+                        for node in cluster.nodes.values():
+                            if node is not victim:
+                                node.token.open()
+            assert [type(e) for e in got if not isinstance(e, Stage)] == [Assigned, HandlerChunk, Usage]
+
+    asyncio.run(main())
+
+
+def test_errors_of_the_node_are_translated() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            version = await cluster.deploy()
+            await ask(cluster.control, make_call(version))
+            for code, expected in {
+                "bad_request": ("bad_request", 400),
+                "handler_error": ("function_error", 500),
+                "out_of_memory": ("bad_request", 400),
+                "internal": ("internal", 500),
+            }.items():
+                cluster.nodes["n0"].call_errors.append(RemoteError(code, "because"))
+                with pytest.raises(DispatchError, match="because") as caught:
+                    await ask(cluster.control, make_call(version))
+                assert (caught.value.code, caught.value.status) == expected
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_everywhere_fails_the_held_calls_with_its_reason() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            for node in cluster.nodes.values():
+                node.start_error = RemoteError("start_failed", "last line of the log")
+            with pytest.raises(DispatchError, match="last line of the log") as caught:
+                await ask(cluster.control, make_call(version))
+            assert (caught.value.code, caught.value.status) == ("start_failed", 503)
+            assert {node.counts["starts"] for node in cluster.nodes.values()} == {1}
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_on_one_node_is_made_on_another() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            cluster.nodes["n0"].start_error = RemoteError("out_of_memory", "no room")
+            answer = await ask(cluster.control, make_call(version))
+            assert answer.assigned.node == "n1"
+
+    asyncio.run(main())
+
+
+def test_a_function_that_can_run_nowhere_fails_at_once() -> None:
+    async def main() -> None:
+        async with open_cluster(1, gpu_bytes=1000) as cluster:
+            version = await cluster.deploy()
+            with pytest.raises(DispatchError, match="largest accelerator arena"):
+                await ask(cluster.control, make_call(version))
+
+    asyncio.run(main())
+
+
+def test_without_nodes_a_call_is_held_until_its_limit() -> None:
+    async def main() -> None:
+        async with open_cluster(0) as cluster:
+            version = await cluster.deploy()
+            with pytest.raises(DispatchError) as caught:
+                await ask(cluster.control, make_call(version, deadlines=Deadlines(start_s=0.05)))
+            assert (caught.value.code, caught.value.status) == ("no_nodes", 503)
+            held = asyncio.create_task(ask(cluster.control, make_call(version)))
+            await cluster.add_node("late")
+            assert (await held).assigned.node == "late"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("limit", "stage"), [("start", "start limit"), ("idle", "idle"), ("total", "total")])
+def test_limits_name_what_ran_out(limit: str, stage: str) -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy()
+            await ask(cluster.control, make_call(version))
+            deadlines = {
+                "start": Deadlines(start_s=0.05),
+                "idle": Deadlines(idle_s=0.05),
+                "total": Deadlines(total_s=0.05),
+            }[limit]
+            if limit != "idle":
+                node.token.close()
+            with pytest.raises(DispatchError, match=stage) as caught:
+                async with cluster.control.dispatcher.run(make_call(version, deadlines=deadlines)) as events:
+                    async for event in events:
+                        if isinstance(event, Tokens):
+                            node.token.close()
+            assert caught.value.status == 504
+
+    asyncio.run(main())
+
+
+def test_more_calls_than_may_wait_are_refused() -> None:
+    async def main() -> None:
+        settings = ControlSettings(limits=AdmissionLimits(held_per_function=2))
+        async with open_cluster(1, settings=settings) as cluster:
+            node = cluster.nodes["n0"]
+            node.loading.close()
+            version = await cluster.deploy()
+            held = [asyncio.create_task(ask(cluster.control, make_call(version))) for _ in range(2)]
+            await node.loading.arrived()
+            with pytest.raises(DispatchError) as caught:
+                await ask(cluster.control, make_call(version))
+            assert (caught.value.code, caught.value.retry_after_s) == ("overloaded", 2)
+            node.loading.open()
+            assert [a.ids for a in await asyncio.gather(*held)] == [tokens_after((1, 2, 3), 4)] * 2
+
+    asyncio.run(main())
+
+
+def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            node.token.close()
+            version = await cluster.deploy()
+            running = asyncio.create_task(ask(cluster.control, make_call(version)))
+            await node.token.arrived()
+            drained = asyncio.create_task(cluster.control.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(DispatchError) as caught:
+                await ask(cluster.control, make_call(version))
+            assert caught.value.code == "draining"
+            assert not drained.done()
+            node.token.open()
+            assert (await running).ids == tokens_after((1, 2, 3), 4)
+            await drained
+
+    asyncio.run(main())
+
+
+def test_deleting_a_function_fails_the_calls_that_wait_and_stops_its_instances() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy()
+            node.loading.close()
+            waiting = asyncio.create_task(ask(cluster.control, make_call(version)))
+            await node.loading.arrived()
+            await cluster.state.delete_function("f")
+            with pytest.raises(DispatchError) as caught:
+                await waiting
+            assert caught.value.status == 404
+            node.loading.open()
+            await cluster.until_gone()
+
+    asyncio.run(main())
