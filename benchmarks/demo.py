@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openai import AsyncOpenAI
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.random_llama import write_random_llama
-from cli.output import table
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".demo"
@@ -187,22 +189,7 @@ async def session(url: str, key: str) -> None:
         took = time.perf_counter() - began
         sample = await call(client, TINY, "sampled", tokens=SAMPLE_TOKENS, temperature=0.6)
     say("\nStarts, timed at the client:")
-    say(
-        table(
-            [
-                {
-                    "model": reading.model,
-                    "call": reading.what,
-                    "start kind": reading.start_kind,
-                    "node": reading.node,
-                    "TTFT s": f"{reading.ttft_s:.3f}",
-                    "tokens/s": f"{reading.tokens_per_s:.1f}",
-                }
-                for reading in readings
-            ],
-            ("model", "call", "start kind", "node", "TTFT s", "tokens/s"),
-        )
-    )
+    show(readings)
     check_order([reading for reading in readings if reading.model == BIG])
     tokens = 32 * CALLS_AT_ONCE
     slowest = max(reading.ttft_s for reading in many)
@@ -212,6 +199,24 @@ async def session(url: str, key: str) -> None:
     )
     say("tiny-coder writes (temperature 0.6):")
     say("    " + (PROMPT + sample.text).replace("\n", "\n    ") + "\n")
+
+
+def show(readings: Sequence[Reading]) -> None:
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("model", "call", "start kind", "node"):
+        grid.add_column(heading)
+    for heading in ("TTFT s", "tokens/s"):
+        grid.add_column(heading, justify="right")
+    for reading in readings:
+        grid.add_row(
+            reading.model,
+            reading.what,
+            reading.start_kind,
+            reading.node,
+            f"{reading.ttft_s:.3f}",
+            f"{reading.tokens_per_s:.1f}",
+        )
+    Console(width=110, highlight=False).print(grid)
 
 
 def check_order(readings: Sequence[Reading]) -> None:

@@ -15,7 +15,7 @@ from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest, manifest_digest
 from registry.images.pack import hash_image
 from registry.images.plan import PackPlan, plan_checkpoint
-from registry.images.store import checkpoint_from
+from registry.images.source import checkpoint_from
 
 MAX_HANDLER_BYTES = 64 << 20
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache"}

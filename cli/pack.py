@@ -13,7 +13,7 @@ from registry.function_yaml import DTYPES
 from registry.images.manifest import default_blocks
 from registry.images.pack import pack_to_folder
 from registry.images.plan import plan_checkpoint
-from registry.images.store import checkpoint_from
+from registry.images.source import checkpoint_from
 
 
 @click.command("pack")

@@ -1,0 +1,127 @@
+"""The command line against a real HTTP server that answers what it is told."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from cli.__main__ import COMMANDS
+from tests.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers by path: a status and a JSON body."""
+
+    protocol_version = "HTTP/1.1"
+    table: ClassVar[dict[str, tuple[int, object]]] = {
+        "/admin/functions": (200, {"functions": []}),
+        "/admin/functions/gone": (404, {"error": {"message": "no function 'gone'"}}),
+        "/admin/nodes": (401, {"error": {"message": "no such key"}}),
+        "/admin/keys": (503, {"error": {"message": "Redis does not answer"}}),
+        "/admin/usage/report": (504, {"error": {"message": "timed out"}}),
+    }
+
+    def do_GET(self) -> None:
+        status, body = self.table.get(self.path.partition("?")[0], (400, {"error": {"message": "bad"}}))
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "HYPERCAST_URL": url, "XDG_CONFIG_HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("list", "-o", "json"), 0, ""),
+        (("describe", "gone"), 4, "no function 'gone'"),
+        (("nodes",), 3, "no such key"),
+        (("keys", "list"), 1, "Redis does not answer"),
+        (("usage", "report"), 6, "timed out"),
+        (("rollback",), 2, "Missing argument"),
+        (("deploy", "/nonexistent", "--name", "x"), 5, "/nonexistent"),
+        (("deploy", "/nonexistent", "--name", "Bad_Name"), 2, "Bad_Name"),
+        (("invoke", "x"), 2, "exactly one"),
+        (("invoke", "x", "-d", "{"), 2, "not JSON"),
+        (("up", "--link-rate", "fast"), 2, "fast"),
+        (("frobnicate",), 2, "frobnicate"),
+    ],
+)
+def test_exit_codes_and_messages(url: str, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = hypercast(*arguments, url=url)
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_listens() -> None:
+    done = hypercast("list")
+    assert done.returncode == 1
+    assert "hypercast up" in done.stderr
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for name, (module, _) in COMMANDS.items():
+        command = getattr(importlib.import_module(module), f"{name}_command")
+        if name in ("gateway", "invoker", "usage", "keys"):
+            continue
+        assert "Example" in command.help, name
+
+
+def test_completion_script_is_valid_bash() -> None:
+    script = hypercast("completion", "bash").stdout
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "hypercast" in script
+
+
+def test_doctor_says_how_to_mend(tmp_path: Path) -> None:
+    done = hypercast("doctor", "--data-dir", str(tmp_path), "-o", "json")
+    found = {row["check"]: row for row in json.loads(done.stdout)}
+    assert found["python"]["verdict"] == "ok"
+    assert found["redis"]["verdict"] == "ok"
+    assert all(row["mend"] for row in found.values() if row["verdict"] == "bad")
+
+
+def test_pack_writes_an_image(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "model")
+    done = hypercast("pack", str(tmp_path / "model"), "--out", str(tmp_path / "image"), "-o", "json")
+    packed = json.loads(done.stdout)
+    assert (tmp_path / "image" / "image.bin").stat().st_size == packed["bytes"]
+    again = hypercast("pack", str(tmp_path / "model"), "--out", str(tmp_path / "image"))
+    assert again.returncode == 5
+    assert "exists already" in again.stderr

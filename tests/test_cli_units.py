@@ -1,0 +1,93 @@
+"""The pure parts of the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.backoff import LONGEST_S, STABLE_S, Backoff
+from cli.errors import UsageError
+from cli.output import render
+from cli.settings import resolve
+from cli.up_settings import UpSettings, settle
+
+
+def settings(**changes: object) -> UpSettings:
+    values: dict[str, object] = {
+        "nodes": None,
+        "hosts": None,
+        "host": "127.0.0.1",
+        "port": 0,
+        "data_dir": Path("/tmp/x"),
+        "device": "auto",
+        "redis_url": None,
+        "link_rate": None,
+        "gpu_memory": None,
+        "host_memory": None,
+        "allow_handlers": False,
+        "gpus": 0,
+        "cores": 2,
+    }
+    return settle(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_nodes_default_to_the_gpus_else_two() -> None:
+    assert (settings().nodes, settings().device) == (2, "cpu")
+    assert (settings(gpus=4).nodes, settings(gpus=4).devices[3]) == (4, "cuda:3")
+    assert settings(nodes=3, hosts=2).host_ids == ("host-0", "host-1", "host-0")
+    assert settings(nodes=3).host_ids == (None, None, None)
+
+
+def test_a_link_rate_implies_a_host_for_each_node() -> None:
+    assert settings(nodes=3, link_rate="1mbit").hosts == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": 0}, "--nodes"),
+        ({"nodes": 2, "hosts": 3}, "--hosts"),
+        ({"device": "tpu"}, "tpu"),
+        ({"device": "cuda"}, "no NVIDIA GPU"),
+        ({"device": "cuda", "gpus": 1, "nodes": 2}, "more than the 1 GPUs"),
+        ({"nodes": 2, "hosts": 1, "link_rate": "1mbit"}, "--link-rate"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        settings(**changes)
+
+
+@given(st.lists(st.floats(0, 2 * STABLE_S), max_size=40))
+def test_backoff_is_bounded_and_forgets_after_a_stable_run(lives: list[float]) -> None:
+    backoff = Backoff()
+    for lived_s in lives:
+        backoff = backoff.after(lived_s)
+        assert 0 < backoff.wait_s <= LONGEST_S
+        if lived_s >= STABLE_S:
+            assert backoff == Backoff(1)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    folder = tmp_path / "hypercast"
+    folder.mkdir()
+    (folder / "config.toml").write_text('url = "http://file:1"\napi_key = "file"\n')
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert resolve(None, None, environ).url == "http://file:1"
+    environ["HYPERCAST_URL"] = "env:2/"
+    found = resolve(None, "flag", environ)
+    assert (found.url, found.api_key) == ("http://env:2", "flag")
+    assert "flag" not in repr(found)
+    (folder / "config.toml").write_text('adress = "x"\n')
+    with pytest.raises(UsageError, match="adress"):
+        resolve(None, None, environ)
+
+
+def test_tables_json_and_csv_hold_the_same_data() -> None:
+    rows = [{"name": "a,b", "count": 3, "extra": [1, 2]}, {"name": "c", "count": None}]
+    assert json.loads(render(rows, ("name", "count"), "json")) == rows
+    assert render(rows, ("name", "count"), "csv") == 'name,count\n"a,b",3\nc,\n'
+    text = render(rows, ("name", "count"), "table")
+    assert "a,b" in text and "count" in text
