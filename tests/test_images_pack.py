@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return plan_checkpoint(write_checkpoint(folder, tensors, llama_config(), shards=3), request.param)
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_range_reads_as_in_the_whole(converted: PackPlan, data: st.DataObject) -> None:
     image = read_all(converted)
@@ -291,6 +292,8 @@ def test_a_disk_that_would_fill_is_refused_before_anything_is_written(tmp_path: 
     raw = json.dumps(header).encode()
     file = folder / "model.safetensors"
     file.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    if shutil.disk_usage(tmp_path).free > size:
+        pytest.skip("this disk has room for it")
     try:
         os.truncate(file, 8 + len(raw) + used + size)
     except OSError:

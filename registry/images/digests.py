@@ -76,7 +76,11 @@ class RunningHashes:
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like asyncio.to_thread, but a cancellation waits for the thread: its files stay in use until then."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    return await _settled(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+
+
+async def _settled(task: "asyncio.Future[T]") -> T:
+    """The task's result; if this is cancelled, the task is waited for first."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -91,20 +95,25 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 async def write_batched(
     chunks: AsyncIterator[bytes], write: Callable[[bytearray], None], batch_bytes: int
 ) -> None:
-    """Hand `chunks` to `write`, which blocks, in batches, each in a thread.
+    """Hand `chunks` to `write`, which blocks, in batches: one is written while the next arrives.
 
     If `chunks` fails or the call is cancelled, what has come so far is written first: the client that
     went away has sent it and need not send it again.
     """
     pending = bytearray()
+    writing = asyncio.ensure_future(asyncio.to_thread(write, bytearray()))
     try:
         async for chunk in chunks:
             pending += chunk
             if len(pending) >= batch_bytes:
+                await _settled(writing)
                 batch, pending = pending, bytearray()
-                await in_thread(write, batch)
+                writing = asyncio.ensure_future(asyncio.to_thread(write, batch))
+        await _settled(writing)
     except BaseException:
+        # Bytes behind a batch that could not be written must not be written either.
         with suppress(StoreError, Conflict):
+            await _settled(writing)
             await in_thread(write, pending)
         raise
     await in_thread(write, pending)

@@ -4,7 +4,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +30,7 @@ class Segment:
     dtype: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PackPlan:
     """An image before it exists. Plans hold no open files; every read opens what it needs.
 
@@ -55,18 +55,15 @@ class PackPlan:
     def nbytes(self) -> int:
         return self.layout.nbytes
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [segment.start for segment in self.segments]
-
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill `into` with `[offset, offset + len(into))` of the image."""
         end = offset + len(into)
         if not 0 <= offset <= end <= self.nbytes:
             raise ValueError(f"[{offset}, {end}) is not within the image's {self.nbytes} bytes")
         position = offset
+        first = max(0, bisect_right(self.segments, offset, key=lambda segment: segment.start) - 1)
         with _Files() as files:
-            for segment in self.segments[max(0, bisect_right(self._starts, offset) - 1) :]:
+            for segment in islice(self.segments, first, None):
                 if segment.start >= end:
                     break
                 start, stop = max(segment.start, offset), min(segment.end, end)

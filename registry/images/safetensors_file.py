@@ -62,10 +62,11 @@ def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint folder {folder}: {error.strerror}") from error
-    if INDEX_FILE in names:
-        return _read_sharded(folder)
+    # The order in which transformers looks.
     if SINGLE_FILE in names:
         return read_header(folder / SINGLE_FILE)
+    if INDEX_FILE in names:
+        return _read_sharded(folder)
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if len(safetensors) == 1:
         return read_header(folder / safetensors[0])
