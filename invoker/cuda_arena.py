@@ -30,8 +30,7 @@ class CudaArena(SpanArena):
                 self._pointer = int(cupy.cuda.runtime.malloc(capacity_bytes))
             except cupy.cuda.runtime.CUDARuntimeError as error:
                 raise SettingsError(
-                    f"cannot take {capacity_bytes} bytes of cuda:{device_index} ({error}): "
-                    f"lower --gpu-memory"
+                    f"cannot take {capacity_bytes} bytes of cuda:{device_index} ({error}): lower --gpu-memory"
                 ) from error
             self._stream = cupy.cuda.Stream(non_blocking=True)
         super().__init__(f"cuda:{device_index}", capacity_bytes, self._pointer, None)

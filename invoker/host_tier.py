@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from invoker.errors import HostTierError, HostTierFull
-from invoker.memory import advise_huge, populate
-from registry.clock import Clock, SystemClock
 
 PART = ".part"
 USERS = "users"
@@ -96,19 +94,6 @@ class Filling:
         """The file as long as it is being filled."""
         return self._tier.directory / (self.digest + PART)
 
-    def populate(self, offset: int, nbytes: int) -> None:
-        """Take the memory of a range before it is written. Raises HostTierFull."""
-        try:
-            if not populate(self._mapping, offset, nbytes) and nbytes:
-                os.posix_fallocate(self._fd, offset, nbytes)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise HostTierFull(
-                f"shared memory ran full while loading image {self.digest[:12]} "
-                f"({self.nbytes} bytes) into {self._tier.directory}: make it larger or lower --host-memory"
-            ) from error
-
     def publish(self) -> HostMapping:
         """Make the image visible to the host, atomically; it stays mapped for the caller."""
         final = self._tier.directory / self.digest
@@ -135,19 +120,21 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class LoadElsewhere:
-    """Another process of the host is loading the image; `fd` is for `HostTier.wait`, which closes it."""
+    """Another process of the host is loading the image; give it to `HostTier.wait`, or `close` it."""
 
     fd: int
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class HostTier:
     """The shared images of one host, within `limit_bytes`. `close` when the process leaves."""
 
-    def __init__(self, directory: Path, limit_bytes: int, clock: Clock | None = None) -> None:
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self.evictions = 0
-        self._clock = clock or SystemClock()
         self._users_fd = self._join()
 
     def __repr__(self) -> str:
@@ -196,22 +183,31 @@ class HostTier:
         with self.locked():
             if self.holds(digest):
                 return None
-            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if (busy := self._take_over(part)) is not None:
+                return LoadElsewhere(busy)
+            self._make_room(nbytes)
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return LoadElsewhere(fd)
-            try:
-                os.ftruncate(fd, 0)
-                self._make_room(nbytes)
+                fcntl.flock(fd, fcntl.LOCK_EX)
                 os.ftruncate(fd, nbytes)
             except BaseException:
-                part.unlink(missing_ok=True)
+                part.unlink()
                 os.close(fd)
                 raise
-        mapping = _map(fd, nbytes)
-        advise_huge(mapping)
-        return Filling(self, digest, fd, mapping, nbytes)
+        filling = Filling(self, digest, fd, _map(fd, nbytes), nbytes)
+        try:
+            # Taken now: a write to a page that cannot be had later would kill the process by SIGBUS.
+            if nbytes:
+                os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            filling.abandon()
+            if error.errno != errno.ENOSPC:
+                raise
+            raise HostTierFull(
+                f"{self.directory} ran full: image {digest[:12]} of {nbytes} bytes does not fit in shared "
+                f"memory (make it larger or lower --host-memory)"
+            ) from error
+        return filling
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:
@@ -219,7 +215,7 @@ class HostTier:
         try:
             fcntl.flock(elsewhere.fd, fcntl.LOCK_SH)
         finally:
-            os.close(elsewhere.fd)
+            elsewhere.close()
 
     def evict(self, digest: str) -> bool:
         """Drop a complete image that nobody has mapped; False if it is in use or not here."""
@@ -316,8 +312,25 @@ class HostTier:
                 f"{nbytes} bytes does not fit: stop instances or raise --host-memory"
             )
 
+    def _take_over(self, part: Path) -> int | None:
+        """Remove an unfinished load if its process died; else a descriptor of it. The directory is locked.
+
+        Removed, not cut short: a peer that still maps the file would die of SIGBUS.
+        """
+        try:
+            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return fd
+        part.unlink()
+        os.close(fd)
+        return None
+
     def _remove(self, path: Path) -> bool:
-        """Unlink a file that no process holds a lock on. The directory lock is held."""
+        """Unlink a file that no process holds a lock on. The directory is locked."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -350,4 +363,10 @@ def _close_mapping(view: memoryview, mapping: mmap.mmap) -> None:
     # While somebody still holds a view (a peer's read under way), the mapping goes with the last view.
     with suppress(BufferError):
         view.release()
+        mapping.close()
+
+
+def close_if_open(mapping: HostMapping | None) -> None:
+    """Close what `HostTier.open` gave, if it gave anything."""
+    if mapping is not None:
         mapping.close()

@@ -42,6 +42,6 @@ def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
         return False
-    if code in (errno.EFAULT, errno.ENOMEM, errno.ENOSPC, errno.EHWPOISON):
+    if code in (errno.EFAULT, errno.ENOMEM, errno.ENOSPC):
         raise OSError(errno.ENOSPC, "no memory is left for the mapping")
     raise OSError(code, os.strerror(code))

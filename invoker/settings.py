@@ -12,7 +12,7 @@ from typing import NoReturn
 from invoker.errors import SettingsError
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
-from registry.secrets import load_secret
+from registry.secrets import load_or_create_secret
 from registry.sizes import parse_rate, parse_size
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -130,8 +130,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:
+    # A node joins a cluster: it never makes up a secret that the gateway would not know.
+    if path is not None and not path.is_file():
+        raise SettingsError(f"--secret-file {path}: no such file (the gateway makes it at its first start)")
     try:
-        return load_secret(path, environ)
+        return load_or_create_secret(path, environ)
     except (InvalidRecord, OSError) as error:
         raise SettingsError(f"the cluster's secret: {error}") from error
 

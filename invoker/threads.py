@@ -8,11 +8,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[..., T], *args: object) -> T:
+async def in_thread(
+    function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
+) -> T:
     """Run `function(*args)` in a worker thread; a cancelled caller still waits for its end.
 
     So a buffer or a file that the function works on is the caller's again once this returns or
-    raises, whatever happens. For work of bounded length only.
+    raises, whatever happens; what it acquired for a caller that is gone, `undo` gives back. For work
+    of bounded length only.
     """
     future = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args))
     try:
@@ -23,8 +26,8 @@ async def in_thread(function: Callable[..., T], *args: object) -> T:
                 await asyncio.wait([future])
             except asyncio.CancelledError:
                 continue
-        if not future.cancelled():
-            future.exception()  # seen: the cancellation is what the caller learns of
+        if not future.cancelled() and future.exception() is None and undo is not None:
+            undo(future.result())
         raise
 
 

@@ -1,0 +1,164 @@
+"""Bringing the bytes of an image into host memory: from the store, from the arena, from peers.
+
+Every source writes into the same buffer and marks what has arrived and was checked; what one source
+left open, the next one fills.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import numpy as np
+
+from invoker.counters import Counters
+from invoker.host_tier import Filling
+from invoker.threads import in_thread
+from invoker.together import together
+from rdmacast.pull import Connector, PullPlan, PullReport, pull
+from rdmacast.region import GrowingRegion
+from rdmacast.transport import PeerAddress
+from registry.errors import CorruptImage
+from registry.images.manifest import UNIT_BYTES, Manifest
+from registry.images.store import BlobReader, BlobStore
+from registry.images.verify import check_units
+
+CHUNK_BYTES = 32 * UNIT_BYTES
+READS_IN_FLIGHT = 3
+PULL_BYTES = 8 * UNIT_BYTES
+_NAMED_UNITS = 8
+
+
+class Target:
+    """An image being filled: its buffer, and which units are there. Belongs to the loop's thread."""
+
+    def __init__(self, filling: Filling, manifest: Manifest, on_arrived: Callable[[int], None]) -> None:
+        self.filling = filling
+        self.manifest = manifest
+        self.region = GrowingRegion(filling.view, shm_path=str(filling.path))
+        self._on_arrived = on_arrived
+        self._missing = np.ones(manifest.unit_count, bool)
+        self.arrived_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Target {self.manifest.sha256[:12]} {self.arrived_bytes} of {self.manifest.nbytes} bytes>"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.arrived_bytes == self.manifest.nbytes
+
+    def mark(self, offset: int, nbytes: int) -> None:
+        """`[offset, offset + nbytes)`, whole units, is here and was checked (again, it may be)."""
+        for unit in range(offset // UNIT_BYTES, -(-(offset + nbytes) // UNIT_BYTES)):
+            if self._missing[unit]:
+                self._missing[unit] = False
+                self.arrived_bytes += min(UNIT_BYTES, self.manifest.nbytes - unit * UNIT_BYTES)
+        self.region.mark(offset, nbytes)
+        self._on_arrived(self.arrived_bytes)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """What is missing, in order, as (offset, nbytes) of at most CHUNK_BYTES."""
+        step = CHUNK_BYTES // UNIT_BYTES
+        position, count = 0, len(self._missing)
+        while position < count:
+            if not self._missing[position]:
+                position += 1
+                continue
+            end = position
+            while end < count and end - position < step and self._missing[end]:
+                end += 1
+            start_byte = position * UNIT_BYTES
+            yield start_byte, min(end * UNIT_BYTES, self.manifest.nbytes) - start_byte
+            position = end
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return self.filling.view[offset : offset + nbytes]
+
+
+async def from_store(store: BlobStore, target: Target, counters: Counters, *, local: bool) -> None:
+    """Read what is missing from the store: in order, a few large reads at a time, each checked.
+
+    A damaged unit is read once more, since the fault may lie on the way. Raises NotFound, StoreError,
+    CorruptImage (naming the damaged units).
+    """
+    reader = await in_thread(store.open_blob, target.manifest.sha256, undo=lambda late: late.close())
+    try:
+        if reader.size != target.manifest.nbytes:
+            raise CorruptImage(
+                f"image {target.manifest.sha256} has {reader.size} bytes in the store, "
+                f"its manifest says {target.manifest.nbytes}"
+            )
+
+        async def read(offset: int, nbytes: int) -> None:
+            read_bytes = await in_thread(_read_checked, reader, target, offset, nbytes)
+            if local:
+                counters.disk_read_bytes += read_bytes
+            else:
+                counters.store_read_bytes += read_bytes
+
+        await _each(target, read)
+    finally:
+        await in_thread(reader.close)
+
+
+async def from_peers(
+    connector: Connector, sources: Sequence[PeerAddress], target: Target, counters: Counters
+) -> PullReport:
+    """Pull the image from the first peer that can give it, going on with the next. Raises CastError."""
+    manifest = target.manifest
+    plan = PullPlan(
+        region=manifest.sha256, nbytes=manifest.nbytes, block_bytes=PULL_BYTES, sources=tuple(sources)
+    )
+
+    def check(offset: int, view: memoryview) -> Sequence[int]:
+        return check_units(manifest, offset, view)
+
+    def arrived(offset: int, nbytes: int) -> None:
+        counters.cast_recv_bytes += nbytes
+        target.mark(offset, nbytes)
+
+    return await pull(plan, target.filling.view, connector=connector, check=check, on_block=arrived)
+
+
+async def from_memory(source: memoryview, target: Target) -> None:
+    """Copy what is missing from memory of this process. Raises CorruptImage."""
+
+    def copy(offset: int, nbytes: int) -> None:
+        view = target.view(offset, nbytes)
+        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source[offset : offset + nbytes], np.uint8))
+        _refuse(check_units(target.manifest, offset, view), "in the arena", target.manifest)
+
+    async def read(offset: int, nbytes: int) -> None:
+        await in_thread(copy, offset, nbytes)
+
+    await _each(target, read)
+
+
+async def _each(target: Target, read: Callable[[int, int], Awaitable[None]]) -> None:
+    """Run `read` over the missing chunks in order, READS_IN_FLIGHT at a time, marking what came."""
+    chunks = target.chunks()
+
+    async def work() -> None:
+        for offset, nbytes in chunks:
+            await read(offset, nbytes)
+            target.mark(offset, nbytes)
+
+    await together(*(work() for _ in range(READS_IN_FLIGHT)))
+
+
+def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:
+    """Read one chunk into its place and check it; returns how many bytes were read."""
+    view = target.view(offset, nbytes)
+    reader.read_into(offset, view)
+    damaged = check_units(target.manifest, offset, view)
+    for unit in damaged:
+        start = unit * UNIT_BYTES
+        end = min(start + UNIT_BYTES, target.manifest.nbytes)
+        reader.read_into(start, target.view(start, end - start))
+    if damaged:
+        _refuse(check_units(target.manifest, offset, view), "in the store", target.manifest)
+    return nbytes + len(damaged) * UNIT_BYTES
+
+
+def _refuse(damaged: Sequence[int], where: str, manifest: Manifest) -> None:
+    if damaged:
+        named = ", ".join(map(str, damaged[:_NAMED_UNITS]))
+        more = f" and {len(damaged) - _NAMED_UNITS} more" if len(damaged) > _NAMED_UNITS else ""
+        raise CorruptImage(f"image {manifest.sha256} is damaged {where}: units {named}{more}")

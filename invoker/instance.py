@@ -1,0 +1,111 @@
+"""One instance on this node: its life, what it occupies, and the work it has under way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from invoker.arena import Region
+from invoker.engine.runner import EngineRunner
+from invoker.errors import Draining, NoSuchInstance
+from invoker.handlers.running import HandlerOutput
+from invoker.lifecycle import Lifecycle
+from invoker.residents import Resident
+from registry.function_yaml import HandlerSpec
+from registry.instance import InstanceRecord, InstanceState
+from registry.messages import StartInstance
+
+
+class Handler(Protocol):
+    """A user's own code in a process of its own (invoker/handlers)."""
+
+    async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None: ...
+
+    def invoke(self, request_id: str, body: bytes, timeout_s: float) -> AsyncIterator[HandlerOutput]:
+        """Leaving the iterator early cancels the call."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Instance:
+    """Belongs to the event loop's thread. `life` is replaced at each step; `changed` is told of it."""
+
+    def __init__(
+        self, request: StartInstance, life: Lifecycle, changed: Callable[["Instance"], None]
+    ) -> None:
+        self.request = request
+        self._life = life
+        self._changed = changed
+        self._bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._work = 0
+        self.task: asyncio.Task[None] | None = None
+        self.resident: Resident | None = None
+        self.kv: Region | None = None
+        self.runner: EngineRunner | None = None
+        self.handler: Handler | None = None
+        self.failure: Exception | None = None  # what ended it, if not a stop
+        self.told: InstanceRecord | None = None  # the first record of the state it is known to be in
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.id} {self._life.state} {self._life.phase} work={self._work}>"
+
+    @property
+    def id(self) -> str:
+        return self.request.instance_id
+
+    @property
+    def state(self) -> InstanceState:
+        return self._life.state
+
+    @property
+    def life(self) -> Lifecycle:
+        return self._life
+
+    @life.setter
+    def life(self, life: Lifecycle) -> None:
+        self._life = life
+        self._ring()
+        self._changed(self)
+
+    @property
+    def work(self) -> int:
+        """Requests under way."""
+        return self._work
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count one request; refused unless the instance is ready. Raises Draining, NoSuchInstance."""
+        if self.state is InstanceState.DRAINING:
+            raise Draining(f"instance {self.id} is stopping")
+        if self.state is not InstanceState.READY:
+            raise NoSuchInstance(f"instance {self.id} is {self.state}, not ready")
+        self._work += 1
+        try:
+            yield
+        finally:
+            self._work -= 1
+            self._ring()
+
+    async def idle(self) -> None:
+        """Return once no request is under way."""
+        while self._work:
+            await self.next_change()
+
+    async def settled(self) -> None:
+        """Return once the instance is ready or at its end."""
+        while self.state in (InstanceState.STARTING, InstanceState.LOADING):
+            await self.next_change()
+
+    async def ended(self) -> None:
+        """Return once the instance is at its end."""
+        while not self._life.final:
+            await self.next_change()
+
+    async def next_change(self) -> None:
+        await asyncio.shield(self._bell)
+
+    def _ring(self) -> None:
+        bell, self._bell = self._bell, asyncio.get_running_loop().create_future()
+        bell.set_result(None)

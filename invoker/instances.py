@@ -1,0 +1,205 @@
+"""The instances of this node: starting, stopping, and giving their work to them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from invoker.counters import Counters
+from invoker.engine.contract import EngineError
+from invoker.errors import BadWork, Draining, InvokerError, NoSuchInstance
+from invoker.handlers.errors import HandlerError
+from invoker.instance import Instance
+from invoker.lifecycle import accepted
+from invoker.starting import Equipment, release, start
+from rdmacast.errors import CastError
+from registry.errors import RegistryError
+from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.messages import StartInstance
+from registry.usage import InstanceInterval
+
+ENDED_KEPT = 128  # instances at their end that are remembered, so that a repeated start is answered
+
+log = logging.getLogger("invoker.instances")
+
+# What a start may fail with that is not a fault of ours.
+_EXPECTED = (InvokerError, EngineError, HandlerError, RegistryError, CastError, OSError)
+
+
+class Instances:
+    """Belongs to the event loop's thread. `published` is told each new record, in order,
+    and `ended` each interval that an instance spent in a state."""
+
+    def __init__(
+        self,
+        node: str,
+        gear: Equipment,
+        counters: Counters,
+        published: Callable[[InstanceRecord], None],
+        ended: Callable[[InstanceInterval], None],
+    ) -> None:
+        self._node = node
+        self._gear = gear
+        self._counters = counters
+        self._published = published
+        self._ended = ended
+        self._instances: dict[str, Instance] = {}
+        self._draining = False
+
+    def __repr__(self) -> str:
+        return f"<Instances {list(self._instances.values())!r}>"
+
+    def live(self) -> list[Instance]:
+        """The instances that are not at their end."""
+        return [one for one in self._instances.values() if not one.life.final]
+
+    def start(self, request: StartInstance) -> Instance:
+        """Begin a start, or join the one of the same id. The start goes on whoever waits for it.
+
+        Raises Draining; BadWork if the id is that of another function.
+        """
+        known = self._instances.get(request.instance_id)
+        if known is not None:
+            if (known.request.function, known.request.version) != (request.function, request.version):
+                raise BadWork(f"instance {request.instance_id} is one of {known.request.function}")
+            return known
+        if self._draining:
+            raise Draining(f"node {self._node} is leaving")
+        life = accepted(
+            request.instance_id,
+            request.function,
+            request.version,
+            self._node,
+            request.max_concurrency,
+            wall_s=self._gear.clock.wall_s(),
+            now_s=self._gear.clock.monotonic_s(),
+        )
+        instance = Instance(request, life, self._changed)
+        self._instances[instance.id] = instance
+        self._changed(instance)
+        instance.task = asyncio.create_task(self._live(instance), name=f"instance {instance.id}")
+        return instance
+
+    def get(self, instance_id: str) -> Instance:
+        """Raises NoSuchInstance."""
+        try:
+            return self._instances[instance_id]
+        except KeyError:
+            raise NoSuchInstance(f"no instance {instance_id} on node {self._node}") from None
+
+    async def stop(self, instance_id: str, grace_s: float) -> None:
+        """Let the work under way finish (at most `grace_s`), then free everything; returns when done.
+
+        One that is still starting is stopped at once; one that is not here (any more) needs nothing.
+        """
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.task is None:
+            return
+        if instance.state is InstanceState.READY:
+            instance.life = instance.life.moved(InstanceState.DRAINING, self._gear.clock.wall_s())
+            try:
+                async with asyncio.timeout(grace_s):
+                    await instance.idle()
+            except TimeoutError:
+                self._tell(instance, f"stopping with {instance.work} requests under way after {grace_s:g} s")
+        if not instance.life.final:
+            instance.task.cancel()
+        await instance.ended()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, and stop every instance."""
+        self._draining = True
+        await asyncio.gather(*(self.stop(instance.id, grace_s) for instance in self.live()))
+
+    async def _live(self, instance: Instance) -> None:
+        """The life of one instance: start it, watch over its engine, and free what it held at the end."""
+        state, error = InstanceState.STOPPED, ""
+        try:
+            await start(instance, self._gear)
+            self._started(instance)
+            await self._until_engine_fails(instance)
+        except asyncio.CancelledError:
+            pass  # a stop: this task is cancelled by `stop` alone
+        except _EXPECTED as fault:
+            state, error = InstanceState.FAILED, str(fault) or type(fault).__name__
+            instance.failure = fault
+        except Exception as fault:
+            log.exception("instance %s failed unexpectedly", instance.id)
+            state, error = InstanceState.FAILED, f"{type(fault).__name__}: {fault}"
+            instance.failure = fault
+        finally:
+            await self._end(instance, state, error)
+
+    async def _until_engine_fails(self, instance: Instance) -> None:
+        if instance.runner is None:
+            await asyncio.get_running_loop().create_future()  # a handler's process is its own watchman
+        else:
+            await instance.runner.wait_closed()
+            raise EngineError(f"the engine failed: {instance.runner.failure}")
+
+    async def _end(self, instance: Instance, state: InstanceState, error: str) -> None:
+        try:
+            await release(instance, self._gear)
+        finally:
+            instance.life = instance.life.moved(state, self._gear.clock.wall_s(), error=error)
+            self._forget_oldest()
+
+    def _started(self, instance: Instance) -> None:
+        life = instance.life
+        kind = {StartKind.HOT: "starts_hot", StartKind.WARM: "starts_warm"}.get(
+            life.start_kind, "starts_cold"
+        )
+        setattr(self._counters, kind, getattr(self._counters, kind) + 1)
+        self._counters.loading_us += round(sum(life.phases_ms.values()) * 1000)
+
+    def _changed(self, instance: Instance) -> None:
+        record = instance.life.record()
+        told = instance.told
+        if told is None or told.state is not record.state:
+            instance.told = record
+            self._tell(instance, _describe(record))
+            if told is not None:
+                self._ended(_interval(told, record.since))
+        self._published(record)
+
+    def _tell(self, instance: Instance, line: str) -> None:
+        log.info("instance %s of %s: %s", instance.id, instance.request.function, line)
+        self._gear.tell(instance.request.function, f"instance {instance.id}: {line}")
+
+    def _forget_oldest(self) -> None:
+        ended = [one.id for one in self._instances.values() if one.life.final]
+        for instance_id in ended[:-ENDED_KEPT]:
+            del self._instances[instance_id]
+
+
+_PLAIN: Mapping[InstanceState, str] = MappingProxyType(
+    {
+        InstanceState.STARTING: "accepted",
+        InstanceState.LOADING: "loading",
+        InstanceState.DRAINING: "draining",
+        InstanceState.STOPPED: "stopped",
+    }
+)
+
+
+def _interval(record: InstanceRecord, until: float) -> InstanceInterval:
+    """The interval that an instance spent in the state of `record`."""
+    return InstanceInterval(
+        instance_id=record.instance_id,
+        function=record.function,
+        version=record.version,
+        node=record.node,
+        state=record.state,
+        from_at=record.since,
+        to_at=until,
+        gpu_count=1,
+    )
+
+
+def _describe(record: InstanceRecord) -> str:
+    if record.state is InstanceState.FAILED:
+        return f"failed: {record.error}"
+    if record.state is InstanceState.READY:
+        phases = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in record.phases_ms.items())
+        return f"ready, a {record.start_kind} start from {record.source}: {phases}"
+    return _PLAIN[record.state]

@@ -1,0 +1,66 @@
+"""The last log lines of each function on this node, and those who follow them."""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+
+from registry.clock import Clock
+
+MAX_LINES = 1000
+MAX_FUNCTIONS = 256
+MAX_LINE_CHARACTERS = 2000
+_FOLLOWER_BACKLOG = 1000
+
+
+class LogRings:
+    """Bounded in lines, in their length and in functions: the least recently written function goes first.
+
+    Belongs to the event loop's thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rings: OrderedDict[str, deque[str]] = OrderedDict()
+        self._followers: dict[str, set[asyncio.Queue[str]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<LogRings {len(self._rings)} functions>"
+
+    def add(self, function: str, text: str) -> None:
+        """Add lines, each stamped with the time. A follower that does not keep up misses some."""
+        moment = self._clock.wall_s()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment * 1000) % 1000:03d}Z"
+        ring = self._rings.setdefault(function, deque(maxlen=MAX_LINES))
+        self._rings.move_to_end(function)
+        if len(self._rings) > MAX_FUNCTIONS:
+            self._rings.popitem(last=False)
+        for raw in text.splitlines() or [""]:
+            line = f"{stamp} {raw[:MAX_LINE_CHARACTERS]}"
+            ring.append(line)
+            for follower in self._followers.get(function, ()):
+                if not follower.full():
+                    follower.put_nowait(line)
+
+    def tail(self, function: str, lines: int) -> tuple[str, ...]:
+        """The last `lines` lines, oldest first."""
+        ring = self._rings.get(function, deque())
+        return tuple(ring)[-lines:] if lines > 0 else ()
+
+    async def follow(self, function: str, lines: int) -> AsyncIterator[tuple[str, ...]]:
+        """The last lines, then new ones in batches as they come, until closed."""
+        queue: asyncio.Queue[str] = asyncio.Queue(_FOLLOWER_BACKLOG)
+        followers = self._followers.setdefault(function, set())
+        followers.add(queue)
+        try:
+            if past := self.tail(function, lines):
+                yield past
+            while True:
+                batch = [await queue.get()]
+                while not queue.empty():
+                    batch.append(queue.get_nowait())
+                yield tuple(batch)
+        finally:
+            followers.discard(queue)
+            if not followers:
+                self._followers.pop(function, None)

@@ -1,0 +1,148 @@
+"""Images that this node serves to others: from host memory, or from the arena where it is addressable."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from invoker.host_tier import HostMapping, HostTier, close_if_open
+from invoker.threads import in_thread
+from rdmacast.errors import RegionGone
+from rdmacast.region import GrowingRegion
+from rdmacast.transport import RegionSource
+
+IDLE_S = 5.0
+
+
+class Server(Protocol):
+    """The part of rdmacast's RegionServer that is needed here."""
+
+    def publish(self, name: str, source: RegionSource) -> None: ...
+
+
+class ImageRegion:
+    """A RegionSource for one image, wherever this node has it: arriving, in the host tier, in the arena.
+
+    The host copy is mapped (and so kept from eviction) while peers read it and for IDLE_S after. A view
+    into the arena may be overwritten once the image is freed there: readers check what they received.
+    """
+
+    def __init__(
+        self, image: str, nbytes: int, tier: HostTier, in_arena: Callable[[str], memoryview | None]
+    ) -> None:
+        self._image = image
+        self._nbytes = nbytes
+        self._tier = tier
+        self._in_arena = in_arena
+        self._mapping: HostMapping | None = None
+        self._last_used_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.arriving: GrowingRegion | None = None
+
+    def __repr__(self) -> str:
+        how = "arriving" if self.arriving else "mapped" if self._mapping else "idle"
+        return f"<ImageRegion {self._image[:12]} {how}>"
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def shm_path(self) -> str | None:
+        if self.arriving is not None:
+            return self.arriving.shm_path
+        return str(self._tier.directory / self._image) if self._tier.holds(self._image) else None
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        if self.arriving is not None:
+            return self.arriving.view(offset, nbytes)
+        whole = self._whole(self._mapping or self._tier.open(self._image))
+        return whole[offset : offset + nbytes]
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
+            raise RegionGone(f"[{offset}, {offset + nbytes}) is outside the image of {self._nbytes} bytes")
+        if self.arriving is not None:
+            await self.arriving.wait_for(offset, nbytes)
+        elif self._mapping is None:
+            await self._map()
+
+    def close(self) -> None:
+        """Let go of the mapping. The region can be used again after it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+    async def _map(self) -> None:
+        """Map the host copy off the event loop, unless another reader is faster. Raises RegionGone."""
+        mapping = await in_thread(self._tier.open, self._image, undo=close_if_open)
+        if self._mapping is None:
+            self._whole(mapping)
+        else:
+            close_if_open(mapping)
+
+    def _whole(self, mapping: HostMapping | None) -> memoryview:
+        """All bytes of the image; `mapping` is remembered until it has been idle. Raises RegionGone."""
+        if mapping is None:
+            buffer = self._in_arena(self._image)
+            if buffer is None:
+                raise RegionGone(f"image {self._image[:12]} is no longer here")
+            return buffer.toreadonly()
+        loop = asyncio.get_running_loop()
+        self._mapping = mapping
+        self._last_used_s = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(IDLE_S, self._expire)
+        return mapping.view
+
+    def _expire(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        left_s = self._last_used_s + IDLE_S - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._expire)
+        else:
+            self.close()
+
+
+class PublishedImages:
+    """Keeps the region server in step with what the node holds. Belongs to the event loop's thread."""
+
+    def __init__(self, server: Server, tier: HostTier, in_arena: Callable[[str], memoryview | None]) -> None:
+        self._server = server
+        self._tier = tier
+        self._in_arena = in_arena
+        self._regions: dict[str, ImageRegion] = {}
+
+    def __repr__(self) -> str:
+        return f"<PublishedImages {list(self._regions.values())!r}>"
+
+    def region(self, image: str, nbytes: int) -> ImageRegion:
+        """The published region of an image that is here or about to arrive."""
+        region = self._regions.get(image)
+        if region is None:
+            region = ImageRegion(image, nbytes, self._tier, self._in_arena)
+            self._regions[image] = region
+            self._server.publish(image, region)
+        return region
+
+    def idle(self, image: str) -> None:
+        """Stop holding an image's mapping, so that it can be evicted."""
+        if image in self._regions:
+            self._regions[image].close()
+
+    def publish_all(self, held: Mapping[str, int]) -> None:
+        """Publish every held image (digest and size).
+
+        None is ever withdrawn: the region of an image that is gone answers RegionGone by itself, and
+        serves again when the image comes back.
+        """
+        for image, nbytes in held.items():
+            self.region(image, nbytes)
+
+    def close(self) -> None:
+        """Let go of all mappings; the server is closed by its owner."""
+        for region in self._regions.values():
+            region.close()

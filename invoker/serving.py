@@ -1,0 +1,204 @@
+"""Work on a ready instance: requests of the channel in, replies out."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+
+from invoker.engine.contract import EngineError, NewSequence, TokenOutput
+from invoker.engine.runner import EngineRunner
+from invoker.engines import TimedArrays
+from invoker.errors import BadWork, NoSuchInstance
+from invoker.handlers.running import HandlerOutput
+from invoker.instance import Handler, Instance
+from registry.clock import Clock
+from registry.messages import (
+    Array,
+    Arrays,
+    Compute,
+    Generate,
+    HandlerChunk,
+    InvokeHandler,
+    Reply,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+MAX_BATCH_TOKENS = 64
+_DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})
+
+Busy = Callable[[int], None]
+
+
+async def generate(
+    instance: Instance, request: Generate, clock: Clock, busy: Busy
+) -> AsyncGenerator[Reply, None]:
+    """Tokens as they come, those that are ready together in one message; then the usage."""
+    runner = _runner(instance)
+    sequence = NewSequence(
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        generated_ids=request.generated_ids,
+        sampling=request.sampling,
+    )
+    began_s, queue_s, gpu_us, count = clock.monotonic_s(), None, 0, 0
+    with instance.working():
+        async with aclosing(runner.generate(sequence)) as outputs, aclosing(batches(outputs)) as ready:
+            async for batch in ready:
+                spent_us = sum(output.gpu_us for output in batch)
+                gpu_us += spent_us
+                busy(spent_us)
+                if queue_s is None:
+                    queue_s = max(0.0, clock.monotonic_s() - began_s - batch[0].gpu_us / 1e6)
+                if batch[-1].error:
+                    raise EngineError(batch[-1].error)
+                tokens = _tokens(batch, gpu_us)
+                if tokens is not None:
+                    count += len(tokens.ids)
+                    yield tokens
+    total_us = round((clock.monotonic_s() - began_s) * 1e6)
+    queue_us = round((queue_s or 0.0) * 1e6)
+    yield Usage(
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=count,
+        gpu_us=gpu_us,
+        queue_us=queue_us,
+        exec_us=max(0, total_us - queue_us),
+    )
+
+
+async def compute(
+    instance: Instance, request: Compute, clock: Clock, busy: Busy
+) -> AsyncGenerator[Reply, None]:
+    """One forward: its arrays, then the usage."""
+    runner = _runner(instance)
+    pixels = None if request.pixels is None else decode_array(request.pixels)
+    began_s = clock.monotonic_s()
+    with instance.working():
+        arrays = await runner.compute(
+            request.kind, request.token_ids, pixels, request.pooling, request.normalize
+        )
+    total_us = round((clock.monotonic_s() - began_s) * 1e6)
+    gpu_us = arrays.elapsed_us if isinstance(arrays, TimedArrays) else total_us
+    busy(gpu_us)
+    counts = tuple(len(ids) for ids in request.token_ids)
+    yield Arrays(arrays={name: encode_array(array) for name, array in arrays.items()}, token_counts=counts)
+    yield Usage(
+        prompt_tokens=sum(counts),
+        completion_tokens=0,
+        gpu_us=gpu_us,
+        queue_us=max(0, total_us - gpu_us),
+        exec_us=gpu_us,
+    )
+
+
+async def invoke_handler(
+    instance: Instance, request: InvokeHandler, clock: Clock, busy: Busy
+) -> AsyncGenerator[Reply, None]:
+    """What the handler returns or yields; then the usage: it has the accelerator all the while."""
+    handler = _handler(instance)
+    began_s = clock.monotonic_s()
+    with instance.working():
+        calls: AsyncIterator[HandlerOutput] = handler.invoke(
+            request.request_id, request.body, request.timeout_s
+        )
+        async with _closing(calls) as outputs:
+            async for output in outputs:
+                yield HandlerChunk(data=output.data, stream=output.stream)
+    total_us = round((clock.monotonic_s() - began_s) * 1e6)
+    busy(total_us)
+    yield Usage(prompt_tokens=0, completion_tokens=0, gpu_us=total_us, queue_us=0, exec_us=total_us)
+
+
+async def batches(outputs: AsyncIterator[TokenOutput]) -> AsyncGenerator[list[TokenOutput], None]:
+    """Group what is ready at once, without waiting for more: at most MAX_BATCH_TOKENS a group."""
+    waiting: asyncio.Task[TokenOutput | None] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(_next(outputs))
+            output = await waiting
+            batch: list[TokenOutput] = []
+            while output is not None:
+                batch.append(output)
+                waiting = None
+                if len(batch) == MAX_BATCH_TOKENS:
+                    break
+                waiting = asyncio.ensure_future(_next(outputs))
+                await asyncio.sleep(0)  # one turn of the loop: enough for an output that is queued
+                if not waiting.done():
+                    break
+                output = waiting.result()
+            if batch:
+                yield batch
+            if output is None:
+                return
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+def encode_array(array: np.ndarray) -> Array:
+    """An array as it crosses the channel."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return Array(dtype=array.dtype.name, shape=tuple(array.shape), data=little.tobytes())
+
+
+def decode_array(array: Array) -> np.ndarray:
+    """The array that came. Raises BadWork if its parts contradict each other."""
+    if array.dtype not in _DTYPES:
+        raise BadWork(
+            f"arrays of {array.dtype[:20]!r} are not taken: use one of {', '.join(sorted(_DTYPES))}"
+        )
+    dtype = np.dtype(array.dtype).newbyteorder("<")
+    try:
+        return np.frombuffer(array.data, dtype).reshape(array.shape)
+    except ValueError as error:
+        raise BadWork(f"an array of {len(array.data)} bytes is not {array.dtype} {array.shape}") from error
+
+
+async def _next(outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
+    """The next output, None at the end."""
+    async for output in outputs:
+        return output
+    return None
+
+
+@asynccontextmanager
+async def _closing(calls: AsyncIterator[HandlerOutput]) -> AsyncIterator[AsyncIterator[HandlerOutput]]:
+    """Leave the call when the block ends, which cancels it if it is not over."""
+    try:
+        yield calls
+    finally:
+        if isinstance(calls, AsyncGenerator):
+            await calls.aclose()
+
+
+def _runner(instance: Instance) -> EngineRunner:
+    if instance.handler is not None:
+        raise BadWork(f"{instance.request.function} is a handler: invoke it")
+    if instance.runner is None:
+        raise NoSuchInstance(f"instance {instance.id} is {instance.state}, not ready")
+    return instance.runner
+
+
+def _handler(instance: Instance) -> Handler:
+    if instance.runner is not None:
+        raise BadWork(f"{instance.request.function} is a model, not a handler")
+    if instance.handler is None:
+        raise NoSuchInstance(f"instance {instance.id} is {instance.state}, not ready")
+    return instance.handler
+
+
+def _tokens(batch: Sequence[TokenOutput], gpu_us: int) -> Tokens | None:
+    """The message for a batch; None if no token came of it (a part of a prompt was run)."""
+    ids = tuple(output.token_id for output in batch if output.token_id is not None)
+    finish_reason = batch[-1].finish_reason
+    if not ids and not finish_reason:
+        return None
+    logprobs: tuple[TokenLogprob, ...] = tuple(
+        output.logprob for output in batch if output.logprob is not None
+    )
+    return Tokens(ids=ids, logprobs=logprobs, finish_reason=finish_reason, gpu_us=gpu_us)

@@ -1,0 +1,195 @@
+"""Forks invokers from one process that has imported the engine: a node then starts in milliseconds.
+
+    stdin   {"spawn": {"id": "n0", "argv": ["--redis-url", ...], "log": "/path"}}   one JSON object a line
+    stdout  {"spawned": "n0", "pid": 12}
+            {"exited": "n0", "pid": 12, "code": 0}   or   {"exited": "n0", "pid": 12, "signal": 9}
+            {"error": "...", "id": "n0"}             a command that could not be carried out
+
+At the end of stdin, or on SIGTERM or SIGINT, the children get SIGTERM, after STOP_S SIGKILL, and the
+zygote exits. If the zygote dies, the kernel kills its children. The zygote starts no thread and touches
+no accelerator: neither survives a fork.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from invoker.__main__ import main as run_invoker
+
+STOP_S = 10.0
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """A command: run an invoker with `argv`, its output appended to the file `log`."""
+
+    id: str
+    argv: tuple[str, ...]
+    log: str
+
+
+def parse_command(line: bytes) -> Spawn:
+    """The command in a line. Raises ValueError saying what is wrong with it."""
+    command = json.loads(line)
+    spawn = command.get("spawn") if isinstance(command, dict) else None
+    if not isinstance(spawn, dict) or set(spawn) != {"id", "argv", "log"}:
+        raise ValueError('expected {"spawn": {"id": ..., "argv": [...], "log": ...}}')
+    argv = spawn["argv"]
+    texts = [spawn["id"], spawn["log"], *(argv if isinstance(argv, list) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("id and log must be strings, argv a list of strings")
+    return Spawn(id=spawn["id"], argv=tuple(argv), log=spawn["log"])
+
+
+@dataclass(slots=True)
+class Zygote:
+    """The parent's loop: commands from stdin, deaths of children from SIGCHLD."""
+
+    wake_r: int
+    wake_w: int
+    children: dict[int, str] = field(default_factory=dict)
+    pending: bytes = b""
+    stopping: bool = False
+
+    def run(self) -> None:
+        """Serve until the end of stdin, then stop the children."""
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(self.wake_r, select.POLLIN)
+        while not self.stopping:
+            for fd, _ in poll.poll():
+                if fd == self.wake_r:
+                    self._signals()
+                elif not self._commands():
+                    self.stopping = True
+        self._stop_children()
+
+    def _signals(self) -> None:
+        received = os.read(self.wake_r, _READ_BYTES)
+        if {signal.SIGTERM, signal.SIGINT} & set(received):
+            self.stopping = True
+        self._reap()
+
+    def _commands(self) -> bool:
+        """Carry out the whole lines that have come; False at the end of stdin."""
+        data = os.read(0, _READ_BYTES)
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        for line in lines:
+            if line.strip():
+                self._carry_out(line)
+        return bool(data)
+
+    def _carry_out(self, line: bytes) -> None:
+        try:
+            spawn = parse_command(line)
+        except ValueError as error:
+            self._tell({"error": f"bad command: {error}", "id": ""})
+            return
+        try:
+            log_fd = os.open(spawn.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._tell({"error": f"cannot open {spawn.log}: {error.strerror}", "id": spawn.id})
+            return
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(spawn, log_fd, parent)
+        os.close(log_fd)
+        self.children[pid] = spawn.id
+        self._tell({"spawned": spawn.id, "pid": pid})
+
+    def _become_child(self, spawn: Spawn, log_fd: int, parent: int) -> None:
+        """In the child: let go of all that is the zygote's, run the invoker, and never return."""
+        code = 1
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)  # the zygote died before the line above
+            os.setsid()  # an interrupt at the terminal is for the supervisor, which stops us in order
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(
+                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (log_fd, 1), (log_fd, 2)):
+                os.dup2(source, target)
+            for fd in (null, log_fd, self.wake_r, self.wake_w):
+                os.close(fd)
+            np.random.seed()  # Python's own generator reseeds itself after a fork
+            random.seed()
+            sys.argv = ["invoker", *spawn.argv]
+            code = run_invoker(spawn.argv)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            name = self.children.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            how = {"code": code} if code >= 0 else {"signal": -code}
+            self._tell({"exited": name, "pid": pid, **how})
+
+    def _stop_children(self) -> None:
+        self._kill_all(signal.SIGTERM)
+        deadline_s = time.monotonic() + STOP_S
+        poll = select.poll()
+        poll.register(self.wake_r, select.POLLIN)
+        self._reap()
+        while self.children and (left_s := deadline_s - time.monotonic()) > 0:
+            if poll.poll(left_s * 1000):
+                os.read(self.wake_r, _READ_BYTES)
+            self._reap()
+        self._kill_all(signal.SIGKILL)
+        while self.children:
+            select.select([self.wake_r], [], [])
+            os.read(self.wake_r, _READ_BYTES)
+            self._reap()
+
+    def _kill_all(self, number: signal.Signals) -> None:
+        # Only children that have not been waited for are listed, so no other process can have the id.
+        for pid in self.children:
+            os.kill(pid, number)
+
+    def _tell(self, event: dict[str, object]) -> None:
+        try:
+            os.write(1, json.dumps(event).encode() + b"\n")
+        except BrokenPipeError:
+            self.stopping = True  # nobody supervises any more
+
+
+def main() -> int:
+    wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    # What was imported stays shared with the children: their collector leaves it alone.
+    gc.collect()
+    gc.freeze()
+    Zygote(wake_r, wake_w).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
