@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacast.address import parse_url
@@ -54,6 +54,7 @@ def test_another_version_is_named_and_another_service_refused() -> None:
         ServerHandshake(SECRET, Service("other", 3)).receive(client.opening)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=52, max_size=52), st.binary(min_size=32, max_size=32))
 def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
     server = ServerHandshake(SECRET, SERVICE)
@@ -62,6 +63,7 @@ def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
         server.receive(proof)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=69, max_size=69))
 def test_a_client_trusts_no_random_challenge(challenge: bytes) -> None:
     with pytest.raises((ProtocolError, AuthError)):

@@ -53,6 +53,7 @@ def _feed(assembler: FrameAssembler, data: bytes, cuts: random.Random) -> list[w
     return out
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(frames, st.builds(wire.Data, ids, st.integers(1, 300)))), st.randoms())
 def test_frames_survive_the_wire_however_it_is_cut(sent: list[wire.Frame], cuts: random.Random) -> None:
     data = b"".join(
@@ -61,7 +62,7 @@ def test_frames_survive_the_wire_however_it_is_cut(sent: list[wire.Frame], cuts:
     assert _feed(FrameAssembler(), data, cuts) == sent
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400), st.randoms())
 def test_noise_only_ever_raises_protocol_error(noise: bytes, cuts: random.Random) -> None:
     try:
@@ -70,7 +71,7 @@ def test_noise_only_ever_raises_protocol_error(noise: bytes, cuts: random.Random
         pass
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(frames, min_size=1, max_size=4), st.data())
 def test_damaged_frames_only_ever_raise_protocol_error(sent: list[wire.Frame], data: st.DataObject) -> None:
     stream = bytearray(b"".join(map(wire.encode, sent)))
@@ -102,6 +103,7 @@ def test_frames_out_of_bounds_are_not_sent(frame: wire.Frame) -> None:
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=20)
 
 
+@settings(deadline=None)
 @given(ranges, st.integers(0, 60), st.integers(0, 60))
 def test_an_interval_set_is_a_set_of_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
     have, model = IntervalSet(), set[int]()
@@ -115,6 +117,7 @@ def test_an_interval_set_is_a_set_of_bytes(added: list[tuple[int, int]], start: 
     assert gaps == set(range(start, end)) - model
 
 
+@settings(deadline=None)
 @given(st.floats(1e3, 1e9), st.integers(1, 6), st.randoms())
 def test_the_pacer_keeps_its_rate_and_is_fair(rate: float, links: int, jitter: random.Random) -> None:
     pacer = Pacer(rate)
@@ -179,7 +182,7 @@ def test_the_choice_and_its_reason(
         assert choice.transport == expected and choice.reason
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 400), st.integers(1, 64), st.integers(0, 4), st.integers(1, 4), st.randoms())
 def test_a_pull_ends_complete_or_says_why(
     nbytes: int, block_bytes: int, sources: int, tries: int, chance: random.Random

@@ -1,0 +1,165 @@
+"""One end of the channel: frames in and out, written once a loop iteration, and a watch on the peer."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+from rdmacast.handshake import Service
+from rdmacast.keepalive import Keepalive, Verdict
+from registry.channel_frames import FrameSplitter, Kind, pack
+from registry.errors import ChannelClosed, ChannelError
+
+logger = logging.getLogger(__name__)
+
+SERVICE = Service("channel", 1)
+_HIGH_WATER_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSettings:
+    """Limits of a channel. `max_calls` are open at once; a peer silent for `ping_timeout_s` is dead."""
+
+    max_frame_bytes: int = 64 << 20
+    max_calls: int = 4096
+    ping_interval_s: float = 5.0
+    ping_timeout_s: float = 15.0
+    handshake_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ping_interval_s < self.ping_timeout_s:
+            raise ValueError("ping_interval_s must be above 0 and below ping_timeout_s")
+        if self.max_frame_bytes <= 0 or self.max_calls <= 0 or self.handshake_timeout_s <= 0:
+            raise ValueError("the limits of a channel must be above 0")
+
+
+class ChannelConnection(asyncio.Protocol):
+    """What both ends share. Subclasses define `frame_received` and `connection_closed`."""
+
+    def __init__(self, settings: ChannelSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._splitter = FrameSplitter(settings.max_frame_bytes)
+        self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self._loop.time())
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._out: list[bytes] = []
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reason: ChannelClosed | None = None
+        self._lost = asyncio.Event()
+        self._peer = "nobody"
+
+    def __repr__(self) -> str:
+        state = "open" if self._reason is None else f"closed: {self._reason}"
+        return f"{type(self).__name__}({self._peer}, {state})"
+
+    def frame_received(self, kind: int, call: int, body: memoryview) -> None:
+        """Handle a frame other than PING and PONG. May raise ChannelError, which closes the channel."""
+        raise NotImplementedError
+
+    def connection_closed(self, reason: ChannelClosed) -> None:
+        """The channel is closed; called once."""
+        raise NotImplementedError
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    @property
+    def reason(self) -> ChannelClosed | None:
+        """Why the channel is closed; None while it is open."""
+        return self._reason
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame at the end of this loop iteration, in one write with all others."""
+        if self._reason is None:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(frame)
+
+    async def writable(self) -> None:
+        """Return when the peer takes more. Raises ChannelClosed."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+        if self._reason is not None:
+            raise ChannelClosed(str(self._reason))
+
+    def shut(self, reason: ChannelClosed, *, flush: bool = False) -> None:
+        """Close; with `flush` what was written still goes out. Nothing happens if it is closed."""
+        if self._reason is not None:
+            return
+        if flush:
+            self._flush()
+        self._reason = reason
+        self._out.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            if flush:
+                self._transport.close()
+            else:
+                self._transport.abort()
+        self._writable.set()
+        self.connection_closed(reason)
+
+    async def wait_lost(self, timeout_s: float) -> None:
+        """Return once the connection is gone; it is cut after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._lost.wait()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+            await self._lost.wait()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        host, port = transport.get_extra_info("peername")[:2]
+        self._peer = f"{host}:{port}"
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reason is not None:
+            return
+        self._keepalive.heard(self._loop.time())
+        try:
+            for kind, call, body in self._splitter.split(data):
+                if kind == Kind.PING:
+                    self.write(pack(Kind.PONG, 0))
+                elif kind != Kind.PONG:
+                    self.frame_received(kind, call, body)
+                if self.reason is not None:
+                    return
+        except ChannelError as error:
+            logger.warning("closing the channel with %s: %s", self._peer, error)
+            self.shut(ChannelClosed(f"the peer broke the protocol: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
+        self.shut(ChannelClosed(f"connection lost: {exc}" if exc else "the peer closed the channel"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def _flush(self) -> None:
+        if self._out and self._reason is None and self._transport is not None:
+            out, self._out = self._out, []
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _check_peer(self) -> None:
+        match self._keepalive.check(self._loop.time()):
+            case Verdict.DEAD:
+                self.shut(ChannelClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
+                return
+            case Verdict.PING:
+                self.write(pack(Kind.PING, 0))
+            case Verdict.QUIET:
+                pass
+        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -1,0 +1,229 @@
+"""The node's end of the channel: runs a handler for each call and streams its replies."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from rdmacast.connection import Listener, listen
+from registry.channel_connection import SERVICE, ChannelConnection, ChannelSettings
+from registry.channel_frames import FRAME_COST, INITIAL_CREDIT, Kind, pack, pack_failure, unpack_credit
+from registry.errors import ChannelClosed, ChannelError
+from registry.messages import Reply, Request
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request], AsyncIterator[Reply]]
+
+_CLOSE_S = 1.0  # for the last frames to go out
+
+
+class _ServerCall:
+    """A call under way and how much of its replies the caller will take."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._credit = INITIAL_CREDIT
+        self._granted = asyncio.Event()
+        self._granted.set()
+
+    def grant(self, credit: int) -> None:
+        self._credit += credit
+        if self._credit > 0:
+            self._granted.set()
+
+    async def spend(self, nbytes: int) -> None:
+        """Wait for credit, then take `nbytes` of it."""
+        if not self._granted.is_set():
+            await self._granted.wait()
+        self._credit -= nbytes + FRAME_COST
+        if self._credit <= 0:
+            self._granted.clear()
+
+
+class _ServerConnection(ChannelConnection):
+    """Serves one peer. Its tasks are also held by the server, which outlives the connection."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ChannelSettings,
+        tasks: set[asyncio.Task[None]],
+        opened: Callable[["_ServerConnection"], None],
+        closed: Callable[["_ServerConnection", ChannelClosed], None],
+    ) -> None:
+        super().__init__(settings)
+        self._handler = handler
+        self._tasks = tasks
+        self._opened = opened
+        self._closed = closed
+        self._calls: dict[int, _ServerCall] = {}
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._opened(self)
+
+    def connection_closed(self, reason: ChannelClosed) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if call.task is not None:
+                call.task.cancel()
+        self._closed(self, reason)
+
+    def frame_received(self, kind: int, call: int, body: memoryview) -> None:
+        if kind == Kind.OPEN:
+            self._open(call, body)
+        elif kind == Kind.CREDIT:
+            if call in self._calls:
+                self._calls[call].grant(unpack_credit(body))
+        elif kind == Kind.CANCEL:
+            cancelled = self._calls.pop(call, None)
+            if cancelled is not None and cancelled.task is not None:
+                cancelled.task.cancel()
+        else:
+            raise ChannelError(f"{Kind(kind).name} came from a client")
+
+    def _open(self, id_: int, body: memoryview) -> None:
+        if id_ in self._calls:
+            raise ChannelError(f"call {id_} is open already")
+        if len(self._calls) >= self._settings.max_calls:
+            self.write(pack_failure(id_, "overloaded", f"more than {self._settings.max_calls} calls at once"))
+            return
+        try:
+            request = self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            self.write(pack_failure(id_, "bad_request", f"the request is malformed: {error}"))
+            return
+        call = self._calls[id_] = _ServerCall()
+        call.task = self._loop.create_task(self._serve(id_, call, request))
+        self._tasks.add(call.task)
+        call.task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, id_: int, call: _ServerCall, request: Request) -> None:
+        try:
+            async with _closing(self._handler(request)) as replies:
+                async for reply in replies:
+                    body = self._encoder.encode(reply)
+                    await call.spend(len(body))
+                    await self.writable()
+                    self.write(pack(Kind.DATA, id_, body))
+            self.write(pack(Kind.END, id_))
+        except ChannelClosed:
+            return  # nobody is left to answer
+        except Exception as error:
+            self.write(pack_failure(id_, *_describe(error, request)))
+        finally:
+            # After a CANCEL the id may belong to another call by now.
+            if self._calls.get(id_) is call:
+                del self._calls[id_]
+
+
+class ChannelServer:
+    """Listens for gateways; `start` it or use it as a context manager.
+
+    `handler(request)` yields the replies. An exception of it with a `code` attribute (a string) ends
+    the call with that code and its text, any other with `internal`; both sides of a cancelled call
+    end at once, and the handler sees CancelledError. `on_peer_closed` hears of each connection lost.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        secret: bytes,
+        handler: Handler,
+        *,
+        tls: ssl.SSLContext | None = None,
+        settings: ChannelSettings | None = None,
+        on_peer_closed: Callable[[str, ChannelClosed], None] | None = None,
+    ) -> None:
+        self._listen_url = listen
+        self._secret = secret
+        self._handler = handler
+        self._tls = tls
+        self._settings = settings or ChannelSettings()
+        self._on_peer_closed = on_peer_closed
+        self._listener: Listener | None = None
+        self._connections: set[_ServerConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        where = self._listener.endpoint.url if self._listener else "not listening"
+        return f"ChannelServer({where}, {len(self._connections)} peers, {len(self._tasks)} calls)"
+
+    async def __aenter__(self) -> "ChannelServer":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        self._listener = await listen(
+            self._listen_url,
+            secret=self._secret,
+            service=SERVICE,
+            make_protocol=self._make_connection,
+            timeout_s=self._settings.handshake_timeout_s,
+            tls=self._tls,
+        )
+
+    @property
+    def url(self) -> str:
+        """The address that is listened on, with the port that the system chose."""
+        if self._listener is None:
+            raise RuntimeError("the channel server has not started")
+        return self._listener.endpoint.url
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Who is connected, as `host:port`."""
+        return tuple(connection.peer for connection in self._connections)
+
+    async def aclose(self) -> None:
+        """Stop listening, close every connection, and return when every handler has ended. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        connections = tuple(self._connections)
+        for connection in connections:
+            connection.shut(ChannelClosed("the server closed"), flush=True)
+        for connection in connections:
+            await connection.wait_lost(_CLOSE_S)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _make_connection(self) -> _ServerConnection:
+        return _ServerConnection(
+            self._handler, self._settings, self._tasks, self._connections.add, self._forget
+        )
+
+    def _forget(self, connection: _ServerConnection, reason: ChannelClosed) -> None:
+        self._connections.discard(connection)
+        logger.info("the channel with %s closed: %s", connection.peer, reason)
+        if self._on_peer_closed is not None:
+            self._on_peer_closed(connection.peer, reason)
+
+
+@asynccontextmanager
+async def _closing(replies: AsyncIterator[Reply]) -> AsyncIterator[AsyncIterator[Reply]]:
+    """Close an async generator when its loop is left; any other iterator needs no closing."""
+    try:
+        yield replies
+    finally:
+        close = getattr(replies, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _describe(error: Exception, request: Request) -> tuple[str, str]:
+    """The code and text of a handler's failure, for the caller."""
+    code = getattr(error, "code", None)
+    if isinstance(code, str) and code:
+        return code, str(error)
+    logger.error("the handler of a %s failed", type(request).__name__, exc_info=error)
+    return "internal", str(error) or type(error).__name__

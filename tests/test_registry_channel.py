@@ -1,0 +1,401 @@
+"""The gateway-invoker channel over real sockets: streams, errors, cancellation, credit, silence."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacast.connection import dial, listen
+from registry.channel import Channel, ChannelServer, ChannelSettings
+from registry.channel_connection import SERVICE
+from registry.channel_frames import HEADER_BYTES, INITIAL_CREDIT, FrameSplitter, Kind, pack, pack_failure
+from registry.errors import ChannelClosed, ChannelError, RemoteError
+from registry.messages import Done, GetStatus, HandlerChunk, InvokeHandler, LogLines, Reply, Request, TailLogs
+
+SECRET = b"a secret of the cluster"
+
+
+class Refused(Exception):
+    """A handler's failure with a code of its own."""
+
+    code = "draining"
+
+
+@dataclass(slots=True)
+class Node:
+    """A handler whose behaviour the request names, and what happened inside it."""
+
+    sent: int = 0
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: Request) -> AsyncIterator[Reply]:
+        match request:
+            case TailLogs(function="count", lines=lines):
+                for line in range(lines):
+                    yield LogLines(lines=(str(line),))
+            case TailLogs(function="flood"):
+                while True:
+                    yield LogLines(lines=("x" * 1000,))
+                    self.sent += 1
+            case TailLogs(function="hang"):
+                self.started.set()
+                try:
+                    yield LogLines(lines=("first",))
+                    await asyncio.get_running_loop().create_future()
+                except asyncio.CancelledError:
+                    self.cancelled.set()
+                    raise
+            case TailLogs(function="refuse"):
+                yield LogLines(lines=("before",))
+                raise Refused("this node is leaving")
+            case TailLogs(function="crash"):
+                raise KeyError("a fault")
+            case InvokeHandler(body=body):
+                yield HandlerChunk(data=body)
+            case _:
+                yield Done()
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    node: Node
+    server: ChannelServer
+    channel: Channel
+    lost: list[str]
+
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    async def rigged(body: Callable[[Rig], Awaitable[None]], limits: ChannelSettings | None) -> None:
+        node, lost = Node(), list[str]()
+
+        def peer_closed(peer: str, reason: ChannelClosed) -> None:
+            lost.append(f"server: {reason}")
+
+        def closed(channel: Channel, reason: ChannelClosed) -> None:
+            lost.append(f"client: {reason}")
+
+        server = ChannelServer(
+            "tcp://127.0.0.1:0", SECRET, node.handle, settings=limits, on_peer_closed=peer_closed
+        )
+        async with server, asyncio.timeout(20):
+            channel = await Channel.connect(server.url, SECRET, settings=limits, on_closed=closed)
+            await body(Rig(node, server, channel, lost))
+            await channel.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert "0 peers, 0 calls" in repr(server)
+
+    def runner(body: Callable[[Rig], Awaitable[None]], limits: ChannelSettings | None = None) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else None
+        with asyncio.Runner(loop_factory=factory) as loop:
+            loop.run(rigged(body, limits))
+
+    return runner
+
+
+def tail(what: str, lines: int = 3) -> TailLogs:
+    return TailLogs(function=what, lines=lines)
+
+
+def test_a_call_streams_its_replies_in_order(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("count", 5000)) as replies:
+            got = [reply async for reply in replies]
+        assert got == [LogLines(lines=(str(i),)) for i in range(5000)]
+        assert await rig.channel.ask(GetStatus()) == Done()
+        with pytest.raises(ChannelError, match="answered by nothing"):
+            await rig.channel.ask(tail("count", 0))
+
+    run(body)
+
+
+def test_many_calls_share_the_connection(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async def one(index: int) -> None:
+            data = bytes([index % 256]) * (index * 37)
+            assert await rig.channel.ask(
+                InvokeHandler(request_id=str(index), instance_id="i", body=data)
+            ) == HandlerChunk(data=data)
+
+        await asyncio.gather(*(one(index) for index in range(300)))
+        assert "0 calls" in repr(rig.channel)
+
+    run(body)
+
+
+def test_bodies_beyond_the_credit_pass_and_beyond_the_bound_do_not(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        data = random.Random(0).randbytes(3 << 20)
+        request = InvokeHandler(request_id="r", instance_id="i", body=data)
+        assert await rig.channel.ask(request) == HandlerChunk(data=data)
+        with pytest.raises(ChannelError, match="over the bound"):
+            await rig.channel.ask(InvokeHandler(request_id="r", instance_id="i", body=data * 2))
+        assert await rig.channel.ask(GetStatus()) == Done()
+
+    run(body, ChannelSettings(max_frame_bytes=4 << 20))
+
+
+def test_leaving_a_call_cancels_its_handler(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("hang")) as replies:
+            assert await anext(aiter(replies)) == LogLines(lines=("first",))
+        await rig.node.cancelled.wait()
+        assert await rig.channel.ask(GetStatus()) == Done()
+
+    run(body)
+
+
+def test_cancelling_the_caller_cancels_its_handler(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        asking = asyncio.create_task(rig.channel.ask(tail("hang")))
+        await rig.node.started.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await rig.node.cancelled.wait()
+
+    run(body)
+
+
+def test_failures_keep_their_code_and_what_came_before(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("refuse")) as replies:
+            assert await anext(aiter(replies)) == LogLines(lines=("before",))
+            with pytest.raises(RemoteError, match="draining: this node is leaving") as caught:
+                await anext(aiter(replies))
+        assert caught.value.code == "draining"
+        with pytest.raises(RemoteError) as caught:
+            await rig.channel.ask(tail("crash"))
+        assert (caught.value.code, caught.value.message) == ("internal", "'a fault'")
+
+    run(body)
+
+
+def test_a_slow_reader_stops_its_own_handler_and_nobody_else(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("flood")) as slow:
+            assert await anext(aiter(slow)) == LogLines(lines=("x" * 1000,))
+            for _ in range(20):
+                async with rig.channel.call(tail("count", 500)) as replies:
+                    assert len([reply async for reply in replies]) == 500
+            assert 100 < rig.node.sent <= INITIAL_CREDIT / 1000 + 2
+            before = rig.node.sent
+            for _ in range(before + 100):
+                await anext(aiter(slow))
+            assert rig.node.sent >= before + 100
+
+    run(body)
+
+
+def test_calls_beyond_the_bound_are_refused_one_by_one(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("hang")), rig.channel.call(tail("hang")):
+            with pytest.raises(RemoteError, match="overloaded"):
+                await rig.channel.ask(GetStatus())
+        assert await rig.channel.ask(GetStatus()) == Done()
+
+    run(body, ChannelSettings(max_calls=2))
+
+
+def test_a_server_that_closes_ends_every_call(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("hang")) as replies:
+            await anext(aiter(replies))
+            waiting = asyncio.create_task(rig.channel.ask(tail("flood")))
+            await rig.server.aclose()
+            with pytest.raises(ChannelClosed):
+                await anext(aiter(replies))
+            with pytest.raises(ChannelClosed):
+                await waiting
+        assert rig.node.cancelled.is_set() and rig.channel.is_closed
+        with pytest.raises(ChannelClosed):
+            await rig.channel.ask(GetStatus())
+        assert sorted(line.split(":")[0] for line in rig.lost) == ["client", "server"]
+
+    run(body)
+
+
+def test_a_client_that_closes_ends_its_handlers(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("hang")) as replies:
+            await anext(aiter(replies))
+            await rig.channel.aclose()
+            with pytest.raises(ChannelClosed, match="was closed"):
+                await anext(aiter(replies))
+        await rig.node.cancelled.wait()
+
+    run(body)
+
+
+def test_pings_keep_an_idle_channel_and_its_calls(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        async with rig.channel.call(tail("hang")) as replies:
+            await anext(aiter(replies))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.6):
+                    await anext(aiter(replies))
+        assert not rig.channel.is_closed and not rig.lost
+
+    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=0.2))
+
+
+class _Scripted(asyncio.Protocol):
+    """A peer that authenticates and then goes by `script`: sent at once, or as its first answer."""
+
+    def __init__(self, script: bytes, *, answers: bool = False) -> None:
+        self._script = script
+        self._answers = answers
+        self.received = bytearray()
+        self.heard = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._answers:
+            self._transport.write(self._script)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.heard.set()
+        if self._answers:
+            self._transport.write(self._script)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (b"", "silent"),
+        (b"\xff" * 64, "unknown frame kind"),
+        (pack(Kind.OPEN, 1), "OPEN came from a server"),
+        (pack(Kind.DATA, 1, b"\xc1"), "a reply is malformed"),
+        (pack(Kind.ERROR, 1, b"\xc1"), "an ERROR frame is malformed"),
+        (pack(Kind.DATA, 1, msgspec.msgpack.encode(LogLines(lines=("x" * 1000,)))) * 400, "credit"),
+    ],
+)
+def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) -> None:
+    async def main() -> None:
+        listener = await listen(
+            "tcp://127.0.0.1:0",
+            secret=SECRET,
+            service=SERVICE,
+            make_protocol=lambda: _Scripted(script, answers=True),
+            timeout_s=5,
+        )
+        limits = ChannelSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+        closed = asyncio.Event()
+        channel = await Channel.connect(
+            listener.endpoint.url, SECRET, settings=limits, on_closed=lambda *_: closed.set()
+        )
+        with pytest.raises(ChannelClosed, match=why):
+            async with channel.call(GetStatus()) as replies:
+                await closed.wait()
+                async for _ in replies:
+                    pass
+        await channel.aclose()
+        listener.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"\0" * 9,
+        pack(Kind.DATA, 1),
+        pack(Kind.OPEN, 1, msgspec.msgpack.encode(tail("hang"))) * 2,
+        (1 << 31).to_bytes(4, "big") + bytes([Kind.OPEN]) + bytes(4),
+        pack(Kind.CREDIT, 1),
+    ],
+)
+def test_a_client_that_misbehaves_is_hung_up_on_and_others_go_on(run: Run, script: bytes) -> None:
+    async def body(rig: Rig) -> None:
+        bad = await dial(
+            rig.server.url,
+            secret=SECRET,
+            service=SERVICE,
+            make_protocol=lambda: _Scripted(script),
+            timeout_s=5,
+        )
+        await bad.lost.wait()
+        assert await rig.channel.ask(GetStatus()) == Done()
+
+    run(body)
+
+
+def test_a_malformed_request_fails_alone(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        odd = await dial(
+            rig.server.url,
+            secret=SECRET,
+            service=SERVICE,
+            make_protocol=lambda: _Scripted(pack(Kind.OPEN, 7, b"\x81\xa4type\xa7Nothing")),
+            timeout_s=5,
+        )
+        await odd.heard.wait()
+        ((kind, call, failure),) = (
+            (k, c, bytes(b)) for k, c, b in FrameSplitter(1 << 20).split(odd.received)
+        )
+        assert (kind, call) == (Kind.ERROR, 7) and b"bad_request" in failure
+
+    run(body)
+
+
+def test_who_cannot_connect_learns_why() -> None:
+    async def main() -> None:
+        async with ChannelServer("tcp://127.0.0.1:0", SECRET, Node().handle) as server:
+            with pytest.raises(ChannelError, match="secret"):
+                await Channel.connect(server.url, b"other")
+            url = server.url
+        with pytest.raises(ChannelClosed, match="cannot connect"):
+            await Channel.connect(url, SECRET)
+
+    asyncio.run(main())
+
+
+kinds = st.sampled_from([Kind.OPEN, Kind.DATA, Kind.ERROR])
+frames = st.lists(st.tuples(kinds, st.integers(0, 2**32 - 1), st.binary(max_size=200)))
+
+
+@settings(deadline=None)
+@given(frames, st.randoms())
+def test_frames_survive_the_wire_however_it_is_cut(
+    sent: list[tuple[Kind, int, bytes]], cuts: random.Random
+) -> None:
+    data = b"".join(pack(*frame) for frame in sent)
+    splitter, got = FrameSplitter(1 << 20), []
+    while data:
+        count = cuts.randint(1, 80)
+        piece, data = data[:count], data[count:]
+        got += [(kind, call, bytes(body)) for kind, call, body in splitter.split(piece)]
+    assert got == sent
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_noise_only_ever_raises_channel_error(noise: bytes) -> None:
+    splitter = FrameSplitter(1 << 20)
+    try:
+        for start in range(0, len(noise), HEADER_BYTES + 2):
+            list(splitter.split(noise[start : start + HEADER_BYTES + 2]))
+    except ChannelError:
+        pass
+
+
+def test_a_failure_of_any_text_fits_its_frame() -> None:
+    frame = pack_failure(1, "x" * 100, "\udc80 and " + "\U0001f40d" * 100_000)
+    ((kind, _, body),) = FrameSplitter(1 << 20).split(frame)
+    assert kind == Kind.ERROR and len(body) < 16 * 1024
