@@ -42,7 +42,7 @@ def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, int, int]]]
     pages = draw(st.integers(2, 10))
     most = pages * PAGE_TOKENS
     sequences = draw(st.integers(1, 6))
-    limits = Limits(sequences=sequences, step_tokens=sequences + draw(st.integers(0, 40)))
+    limits = Limits(sequences=sequences, prefill_tokens=draw(st.integers(1, 40)))
     load = st.tuples(st.integers(0, 20), st.integers(1, most - 1), st.integers(1, 60))
     rows = draw(st.lists(load, min_size=1, max_size=10))
     return pages, limits, [(a, p, min(n, most - p)) for a, p, n in sorted(rows)]
@@ -77,7 +77,8 @@ def test_everyone_finishes_in_order_and_pages_come_back(
         assert plan.chunks or len(scheduler) == 0, "work is there, but nothing runs"
         for name in plan.preempted:
             cached[name] = 0
-        assert sum(chunk.count for chunk in plan.chunks) <= limits.step_tokens
+        assert sum(chunk.count for chunk in plan.chunks) <= limits.prefill_tokens + len(plan.chunks)
+        assert sum(chunk.count for chunk in plan.chunks if chunk.count > 1) <= limits.prefill_tokens
         assert len(plan.chunks) <= limits.sequences
         owned = [page for chunk in plan.chunks for page in chunk.pages]
         assert len(owned) == len(set(owned))
@@ -109,7 +110,7 @@ def test_everyone_finishes_in_order_and_pages_come_back(
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(Limits(sequences=4, step_tokens=20), PageAllocator(100))
+    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=19), PageAllocator(100))
     scheduler.add("short", 3)
     assert [(c.request_id, c.count, c.last) for c in scheduler.plan().chunks] == [("short", 3, True)]
     scheduler.ran()
@@ -125,7 +126,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
 
 def test_the_youngest_gives_way_and_is_computed_again() -> None:
     allocator = PageAllocator(4)
-    scheduler = Scheduler(Limits(sequences=4, step_tokens=64), allocator)
+    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64), allocator)
     scheduler.add("old", 32)
     scheduler.add("young", 32)
     assert len(scheduler.plan().chunks) == 2

@@ -75,7 +75,7 @@ class DecoderEngine:
         pool = KvPool(shape, memory)
         self._stage = StageExecutor(bound, pool)
         self._allocator = PageAllocator(pool.pages)
-        limits = Limits(sequences=max_sequences, step_tokens=max_sequences + prefill_budget)
+        limits = Limits(sequences=max_sequences, prefill_tokens=prefill_budget)
         self._scheduler = Scheduler(limits, self._allocator)
         self._sequences: dict[str, _Sequence] = {}
         self._vocabulary = geometry.vocabulary
@@ -186,6 +186,8 @@ class DecoderEngine:
                 self._stage.pool.clear(torch.tensor(plan.new_pages, device=bound.device))
             hidden = self._stage.forward(torch.tensor(ids, device=bound.device), layout)
             if not layout.sampled:
+                if bound.device.type == "cuda":  # sampling would wait; without it nothing else times the step
+                    torch.cuda.synchronize(bound.device)
                 return layout, []
             logits = self._stage.finish(hidden)
             draws = [

@@ -14,19 +14,15 @@ from invoker.engine.pages import PageAllocator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """At most `sequences` at once, and at most `step_tokens` tokens a step (decoded and prefilled)."""
+    """At most `sequences` at once; a step takes one token of each that decodes, and beside these at
+    most `prefill_tokens` of prompts."""
 
     sequences: int
-    step_tokens: int
+    prefill_tokens: int
 
     def __post_init__(self) -> None:
-        if self.sequences < 1:
-            raise ValueError(f"sequences must be at least 1, not {self.sequences}")
-        if self.step_tokens < self.sequences:
-            raise ValueError(
-                f"step_tokens ({self.step_tokens}) must be at least sequences ({self.sequences}), "
-                "so that each gets its token"
-            )
+        if self.sequences < 1 or self.prefill_tokens < 1:
+            raise ValueError(f"limits must be at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +115,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         new_pages: list[int] = []
         preempted: list[str] = []
-        decoding = sum(1 for s in self._running if s.length - s.cached == 1)
-        prefill_left = self._limits.step_tokens - decoding
+        prefill_left = self._limits.prefill_tokens
 
         index = 0
         while index < len(self._running):
