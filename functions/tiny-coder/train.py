@@ -4,8 +4,8 @@
 
 Reads the standard library of the interpreter that runs it (no network), trains a byte-level BPE on it,
 trains the model within the time given (the learning rate follows the clock, so a slower machine sees
-fewer tokens and still ends annealed) and writes a Hugging Face checkpoint in bfloat16 beside this file,
-with `loss.csv` and `training.json` that say how it went. Held-out loss is in bits a byte, over whole files
+fewer tokens and still ends annealed) and writes a Hugging Face checkpoint in bfloat16 to `model/` beside this file,
+with `loss.csv`, `loss.png` and `training.json` that say how it went. Held-out loss is in bits a byte, over whole files
 that neither the tokenizer nor the model has seen.
 """
 
@@ -19,10 +19,12 @@ import platform
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from matplotlib import pyplot
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -246,13 +248,14 @@ def train(shape: Shape, schedule: Schedule, out: Path) -> None:
     print(
         f"held-out: {final:.3f} bits/byte over {held_bytes} bytes, {parameters} parameters", file=sys.stderr
     )
-    save(model.to(torch.bfloat16), tokenizer, out)
+    save(model.to(torch.bfloat16), tokenizer, out / "model")
     with (out / "loss.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", "tokens", "minutes", "train_loss_nats_per_token", "held_out_bits_per_byte"])
         writer.writerows(
             (s, n, f"{m:.2f}", f"{lo:.4f}", "" if h is None else f"{h:.4f}") for s, n, m, lo, h in curve
         )
+    plot(curve, out / "loss.png")
     record = {
         "held_out_bits_per_byte": round(final, 4),
         "held_out_bytes": held_bytes,
@@ -264,11 +267,27 @@ def train(shape: Shape, schedule: Schedule, out: Path) -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "command": "python functions/tiny-coder/train.py " + " ".join(sys.argv[1:]),
+        "command": f"python functions/tiny-coder/train.py --minutes {schedule.minutes:g}",
         "shape": asdict(shape),
         "schedule": asdict(schedule),
     }
     (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def plot(curve: Sequence[tuple[int, int, float, float, float | None]], path: Path) -> None:
+    """Training loss and held-out bits a byte over the tokens seen."""
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(
+        [n / 1e6 for _, n, _, _, _ in curve], [lo for _, _, _, lo, _ in curve], label="training, nats a token"
+    )
+    held = [(n / 1e6, h) for _, n, _, _, h in curve if h is not None]
+    axes.plot(*zip(*held, strict=True), "o-", label="held out, bits a byte")
+    axes.axhline(1.7, linestyle=":", color="grey", label="goal: 1.7 bits a byte")
+    axes.set_xlabel("million tokens seen")
+    axes.set_ylim(bottom=1.0)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -301,7 +320,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=shape.vocab)
     parser.add_argument("--batch-tokens", type=int, default=schedule.batch_tokens)
     parser.add_argument("--muon-lr", type=float, default=schedule.muon_lr)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "model")
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
     train(
         Shape(vocab=options.vocab),
