@@ -1,0 +1,46 @@
+# One image for the gateway and the invokers:
+#
+#     docker build -t hypercast:0.1.0 .                          GPU (CUDA 13, as torch brings it)
+#     docker build -t hypercast:0.1.0 --build-arg EXTRAS=gpu .   GPU with CUDA 12
+#     docker build -t hypercast:0.1.0 --build-arg EXTRAS= .      processors only
+#     docker run hypercast:0.1.0 gateway --help
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS build
+ARG EXTRAS=gpu13
+# A compiler for packages that have no wheel on this platform; it stays in this stage.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends build-essential \
+    && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/hypercast
+ENV PATH=/opt/hypercast/bin:$PATH
+WORKDIR /src
+# The dependencies change seldom and are large: a layer of their own, made from the metadata alone.
+COPY pyproject.toml constraints.txt README.md ./
+RUN pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS:+[${EXTRAS}]}" \
+    && pip uninstall --yes hypercast
+COPY rdmacast/ rdmacast/
+COPY registry/ registry/
+COPY gateway/ gateway/
+COPY invoker/ invoker/
+COPY cli/ cli/
+COPY benchmarks/ benchmarks/
+RUN pip install --no-cache-dir --no-deps .
+
+FROM ${PYTHON_IMAGE}
+RUN groupadd --gid 10001 hypercast \
+    && useradd --uid 10001 --gid 10001 --home-dir /var/lib/hypercast --shell /usr/sbin/nologin hypercast \
+    && install --directory --owner 10001 --group 10001 --mode 0750 \
+        /var/lib/hypercast /var/lib/hypercast/data /var/lib/hypercast/store /run/hypercast-shm
+COPY --from=build /opt/hypercast /opt/hypercast
+COPY functions/ /usr/share/hypercast/functions/
+ENV PATH=/opt/hypercast/bin:$PATH \
+    HOME=/var/lib/hypercast \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /var/lib/hypercast
+# The gateway's HTTP; an invoker's channel and region server.
+EXPOSE 8080 7400 7401
+ENTRYPOINT ["hypercast"]
+CMD ["--help"]

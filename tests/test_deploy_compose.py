@@ -1,0 +1,306 @@
+"""docker-compose.yml and the Dockerfile: well-formed, consistent, and understood by the programs."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gateway.settings import parse as parse_gateway
+from invoker.settings import parse_settings as parse_invoker
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docker-compose.yml"
+
+Service = dict[str, Any]
+
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
+_DURATION = {"type": "string", "pattern": r"^(\d+(h|m|s|ms|us))+$"}
+_NAMED = {"type": "object", "patternProperties": {"^[a-zA-Z0-9._-]+$": {"type": ["object", "null"]}}}
+
+
+def _object(required: list[str] | None = None, **properties: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required or [],
+        "additionalProperties": False,
+    }
+
+
+_DEVICE = {
+    **_object(
+        ["capabilities"],
+        driver=_TEXT,
+        count={"type": ["integer", "string"]},
+        device_ids=_TEXTS,
+        capabilities=_TEXTS,
+        options={"type": "object"},
+    ),
+    "not": {"required": ["count", "device_ids"]},
+}
+
+# The part of the Compose specification that this file uses; anything else is refused, so that a slip in a
+# key's name is found.
+SCHEMA = _object(
+    ["services"],
+    name={"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+    services={
+        "type": "object",
+        "additionalProperties": False,
+        "patternProperties": {
+            "^[a-zA-Z0-9._-]+$": _object(
+                ["image"],
+                image=_TEXT,
+                build=_object(["context"], context=_TEXT, dockerfile=_TEXT, args={"type": "object"}),
+                command=_TEXTS,
+                profiles=_TEXTS,
+                init={"type": "boolean"},
+                read_only={"type": "boolean"},
+                restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
+                stop_grace_period=_DURATION,
+                shm_size={"type": "string", "pattern": r"^\d+(b|k|kb|m|mb|g|gb)$"},
+                tmpfs=_TEXTS,
+                networks=_TEXTS,
+                secrets=_TEXTS,
+                volumes=_TEXTS,
+                ports=_TEXTS,
+                cap_add=_TEXTS,
+                cap_drop=_TEXTS,
+                security_opt=_TEXTS,
+                ulimits={"type": "object", "additionalProperties": {"type": "integer"}},
+                depends_on={
+                    "type": "object",
+                    "additionalProperties": _object(
+                        ["condition"],
+                        condition={
+                            "enum": [
+                                "service_started",
+                                "service_healthy",
+                                "service_completed_successfully",
+                            ]
+                        },
+                    ),
+                },
+                healthcheck=_object(
+                    ["test"],
+                    test={**_TEXTS, "prefixItems": [{"enum": ["CMD", "CMD-SHELL", "NONE"]}]},
+                    interval=_DURATION,
+                    timeout=_DURATION,
+                    start_period=_DURATION,
+                    retries={"type": "integer", "minimum": 1},
+                ),
+                deploy=_object(
+                    resources=_object(
+                        reservations=_object(devices={"type": "array", "items": _DEVICE, "minItems": 1})
+                    )
+                ),
+            )
+        },
+    },
+    networks={
+        "type": "object",
+        "additionalProperties": _object(internal={"type": "boolean"}, driver=_TEXT),
+    },
+    volumes={
+        "type": "object",
+        "additionalProperties": _object(
+            driver=_TEXT, driver_opts={"type": "object", "additionalProperties": _TEXT}
+        ),
+    },
+    secrets={
+        "type": "object",
+        "additionalProperties": {
+            **_object(file=_TEXT, environment=_TEXT, external={"type": "boolean"}),
+            "minProperties": 1,
+            "maxProperties": 1,
+        },
+    },
+)
+
+
+def compose() -> dict[str, Any]:
+    """The file with its ${NAME:-default} filled in, as `docker compose config` gives it."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    assert "${" not in text, "a variable without a default"
+    document = yaml.safe_load(text)
+    return {key: value for key, value in document.items() if not key.startswith("x-")}
+
+
+def services() -> dict[str, Service]:
+    found: dict[str, Service] = compose()["services"]
+    return found
+
+
+INVOKERS = sorted(name for name in services() if name.startswith("invoker"))
+
+
+def test_the_file_fits_the_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(compose())
+
+
+@pytest.mark.parametrize("slip", ["comand", "healtcheck", "enviroment"])
+def test_the_schema_finds_a_slip(slip: str) -> None:
+    document = compose()
+    document["services"]["gateway"][slip] = ["x"]
+    with pytest.raises(jsonschema.ValidationError, match=slip):
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+def test_what_services_name_is_declared() -> None:
+    document = compose()
+    used: dict[str, set[str]] = {"networks": set(), "volumes": set(), "secrets": set()}
+    for name, service in document["services"].items():
+        used["networks"] |= set(service.get("networks", []))
+        used["secrets"] |= set(service.get("secrets", []))
+        used["volumes"] |= {volume.split(":")[0] for volume in service.get("volumes", [])}
+        for needed, how in service.get("depends_on", {}).items():
+            assert needed in document["services"], f"{name} depends on {needed}"
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in document["services"][needed]
+    for section, names in used.items():
+        assert names == set(document[section]), section
+
+
+def test_redis_keeps_its_data() -> None:
+    redis = services()["redis"]
+    command = redis["command"]
+    assert command[command.index("--appendonly") + 1] == "yes"
+    assert "redis:/data" in redis["volumes"]
+    assert "ports" not in redis and redis["networks"] == ["backend"]
+    assert compose()["networks"]["backend"] == {"internal": True}
+
+
+def with_secret(flags: list[str], tmp_path: Path) -> list[str]:
+    secret = tmp_path / "secret"
+    secret.write_text("0" * 64)
+    return [flag.replace("/run/secrets/cluster_secret", str(secret)) for flag in flags]
+
+
+def mounted(service: Service, path: str) -> bool:
+    return any(volume.split(":")[1] == path for volume in service["volumes"])
+
+
+def test_the_gateway_understands_its_command(tmp_path: Path) -> None:
+    service = services()["gateway"]
+    program, *flags = service["command"]
+    assert program == "gateway" and "--secret-file=/run/secrets/cluster_secret" in flags
+    settings = parse_gateway(with_secret(flags, tmp_path), {})
+    assert settings.host == "0.0.0.0"
+    (published,) = service["ports"]
+    assert published == f"127.0.0.1:8080:{settings.port}", (
+        "published on this machine only, unless told otherwise"
+    )
+    assert f":{settings.port}/readyz" in service["healthcheck"]["test"][-1]
+    assert mounted(service, settings.store) and mounted(service, str(settings.data_dir))
+    assert settings.admin_key_file is not None and settings.admin_key_file.parent == settings.data_dir
+    assert seconds(service["stop_grace_period"]) > settings.grace_s
+    assert settings.redis_url == "redis://redis:6379/0"
+
+
+@pytest.mark.parametrize("name", INVOKERS)
+def test_an_invoker_understands_its_command(name: str, tmp_path: Path) -> None:
+    service = services()[name]
+    program, *flags = service["command"]
+    assert program == "invoker" and "--secret-file=/run/secrets/cluster_secret" in flags
+    settings = parse_invoker(with_secret(flags, tmp_path), {})
+    assert settings.node_id == settings.advertise == name
+    assert settings.listen_host == "0.0.0.0" and settings.listen_port and settings.cast_port
+    assert f"{settings.listen_port})" in service["healthcheck"]["test"][-1]
+    assert settings.store_url is not None and mounted(service, settings.store_url)
+    assert mounted(service, str(settings.shm_dir))
+    assert seconds(service["stop_grace_period"]) > settings.grace_s
+    assert str(settings.shm_dir) != "/dev/shm", "a container's own /dev/shm is not shared"
+    if settings.device.startswith("cuda"):
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
+        assert len(device["device_ids"]) == 1 and settings.device == "cuda:0"
+        assert service["profiles"] == ["gpu"]
+    else:
+        assert "deploy" not in service and service["profiles"] == ["cpu"]
+
+
+def test_invokers_share_a_host_tier_and_no_gpu() -> None:
+    by_profile: dict[str, list[str]] = {}
+    for name in INVOKERS:
+        service = services()[name]
+        for reservation in (
+            service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        ):
+            by_profile.setdefault("gpu", []).extend(reservation["device_ids"])
+        assert "--host-id=compose" in service["command"]
+        assert "host-tier:/run/hypercast-shm" in service["volumes"]
+    assert len(by_profile["gpu"]) == len(set(by_profile["gpu"])) == 2
+    options = compose()["volumes"]["host-tier"]["driver_opts"]
+    assert options["type"] == "tmpfs" and "size=16g" in options["o"]
+
+
+def test_own_containers_are_locked_down() -> None:
+    for name, service in services().items():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["restart"] == "unless-stopped"
+        tag = service["image"].partition(":")[2]
+        assert tag and tag != "latest" and "/" not in service["image"]
+        if name != "redis":
+            assert service["read_only"] and service["init"]
+
+
+def test_no_secret_stands_in_the_file() -> None:
+    assert compose()["secrets"] == {"cluster_secret": {"environment": "HYPERCAST_CLUSTER_SECRET"}}
+    for service in services().values():
+        assert "environment" not in service
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """The instructions, continued lines joined."""
+    lines = (line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def test_the_image_is_built_in_stages_and_runs_without_root() -> None:
+    instructions = dockerfile()
+    known = {"ARG", "FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "EXPOSE", "ENTRYPOINT", "CMD"}
+    assert {word for word, _ in instructions} <= known
+    stages = [rest for word, rest in instructions if word == "FROM"]
+    assert stages == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in instructions
+    (user,) = (rest for word, rest in instructions if word == "USER")
+    assert user == "10001:10001"
+    assert ("ENTRYPOINT", '["hypercast"]') in instructions
+
+
+def test_the_image_gets_what_it_is_built_from() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied: set[str] = set()
+    for word, rest in dockerfile():
+        if word == "COPY" and not rest.startswith("--from"):
+            *sources, _ = shlex.split(rest)
+            copied |= set(sources)
+    assert copied == kept
+    for name in kept:
+        assert (ROOT / name).exists(), name
+    packages = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    assert packages is not None
+    for package in re.findall(r'"(\w+)\*"', packages[1]):
+        assert f"{package}/" in copied
+
+
+def test_the_containers_folders_are_the_images() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    for service in services().values():
+        for volume in service["volumes"]:
+            target = volume.split(":")[1]
+            if target.startswith(("/var/lib/hypercast", "/run/hypercast")):
+                assert target in text, f"{target} must exist in the image, owned by its user"
+
+
+def seconds(text: str) -> float:
+    assert text.endswith("s")
+    return float(text.removesuffix("s"))
