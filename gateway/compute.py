@@ -4,6 +4,7 @@ import array
 import base64
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from gateway.contract import Assigned, DispatchError
 from gateway.job import Job
@@ -27,7 +28,7 @@ async def run_compute(job: Job, work: Compute) -> Arrays:
     return arrays
 
 
-Vector = array.array[float]
+Vector: TypeAlias = "array.array[float]"
 
 
 def rows(arrays: Arrays, name: str) -> list[Vector]:
@@ -39,7 +40,12 @@ def rows(arrays: Arrays, name: str) -> list[Vector]:
     if len(found.data) != count * width * 4:
         raise DispatchError("internal", f"the node's {name!r} is not as long as it says", status=500)
     whole = memoryview(found.data)
-    return [array.array("f", whole[i * width * 4 : (i + 1) * width * 4]) for i in range(count)]
+    vectors = []
+    for index in range(count):
+        vector = array.array("f")
+        vector.frombytes(whole[index * width * 4 : (index + 1) * width * 4])
+        vectors.append(vector)
+    return vectors
 
 
 def shortened(vector: Vector, dimensions: int) -> Vector:

@@ -9,7 +9,7 @@ from registry.messages import Array
 
 
 async def pixels(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
-    """The image (see gateway/preprocess.py for what it may be) as [1, 3, height, width]. Raises BadRequest."""
+    """The image (gateway/preprocess.py says what it may be) as [1, 3, height, width]. Raises BadRequest."""
     return await asyncio.to_thread(_preprocess, image, config)
 
 

@@ -1,7 +1,8 @@
 """Prometheus metrics. Labels are functions, versions, start kinds and codes; never ids or keys."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,10 +16,20 @@ _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 1
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlFacts:
+    """What the control side counts. `desired` is by function, on the controlling gateway only."""
+
+    failovers: int
+    desired: Mapping[str, int]
+
+
 class Metrics:
     """The gateway's own registry: nothing global, so that two gateways may live in one process."""
 
-    def __init__(self, view: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None = None
+    ) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=False)
         labels = ("function", "version", "start_kind", "code")
         self.requests = Counter("hypercast_requests", "Requests by outcome.", labels, registry=registry)
@@ -55,13 +66,7 @@ class Metrics:
         self.gpu_seconds = Counter(
             "hypercast_gpu_seconds", "Accelerator time by use.", ("kind",), registry=registry
         )
-        self.failovers = Counter(
-            "hypercast_failovers", "Requests that went on elsewhere.", ("function",), registry=registry
-        )
-        self.desired = Gauge(
-            "hypercast_desired_instances", "What the autoscaler wants.", ("function",), registry=registry
-        )
-        registry.register(_ClusterCollector(view))
+        registry.register(_ClusterCollector(view, control))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -70,8 +75,9 @@ class Metrics:
 class _ClusterCollector:
     """What the cluster's view tells, read at the time of the scrape."""
 
-    def __init__(self, view: Callable[[], Snapshot]) -> None:
+    def __init__(self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None) -> None:
         self._view = view
+        self._control = control
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -106,6 +112,8 @@ class _ClusterCollector:
         yield phases
         yield nodes
         yield from _node_counters(view)
+        if self._control is not None:
+            yield from _control(self._control())
 
 
 _NODE_COUNTERS = {
@@ -124,3 +132,15 @@ def _node_counters(view: Snapshot) -> Iterator[Metric]:
             if counter in up.record.counters:
                 family.add_metric((up.record.id,), up.record.counters[counter])
         yield family
+
+
+def _control(facts: ControlFacts) -> Iterator[Metric]:
+    failovers = CounterMetricFamily("hypercast_failovers", "Requests that went on elsewhere.")
+    failovers.add_metric((), facts.failovers)
+    desired = GaugeMetricFamily(
+        "hypercast_desired_instances", "What the autoscaler wants.", labels=("function",)
+    )
+    for function, count in sorted(facts.desired.items()):
+        desired.add_metric((function,), count)
+    yield failovers
+    yield desired

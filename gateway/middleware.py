@@ -14,6 +14,7 @@ from gateway.services import Services
 
 _log = logging.getLogger("hypercast.access")
 
+_FOLLOWS = "/logs"
 CLIENT_GONE = 499  # for log and metrics alone: nobody is left to receive it
 
 
@@ -59,12 +60,17 @@ class RequestMiddleware:
             return
         gate = self._services.gate
         gate.enter()
+        counted = True
         try:
             exchange.key = await self._services.auth.authenticate(headers.get(b"authorization"))
             authorize(exchange.key, scope["path"])
+            if scope["path"].endswith(_FOLLOWS):
+                gate.leave()  # somebody who watches the log holds up no shutdown
+                counted = False
             await self._app(scope, receive, reply.send)
         finally:
-            gate.leave()
+            if counted:
+                gate.leave()
 
     async def _fail(self, error: Exception, reply: "_Reply", exchange: Exchange) -> None:
         known = translate(error)

@@ -1,0 +1,185 @@
+"""Fakes beside the seam: a dispatcher that plays a script, a cluster that notes what it is asked, and
+a blob store in memory."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.contract import Assigned, Call, Event, Stage
+from registry.change import Snapshot
+from registry.errors import Conflict, CorruptImage, NotFound, StoreError
+from registry.function import FunctionVersion
+from registry.messages import Compute, Generate, InvokeHandler, Tokens, Usage
+from registry.state import ClusterState
+
+Script = Callable[[Call], AsyncIterator[Event]]
+
+HOT = Assigned(
+    instance_id="i-1", node="n0", gpu_type="cpu", gpu_count=1, start_kind="hot", queue_ms=0.2, load_ms=0.0
+)
+
+
+_EMPTY = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), demands=())
+
+
+async def repeat_prompt(call: Call) -> AsyncIterator[Event]:
+    """A hot instance that gives the prompt's ids again and again, one a message, until max_tokens."""
+    work = call.work
+    assert isinstance(work, Generate)
+    yield HOT
+    count = work.sampling.max_tokens
+    for index in range(count):
+        await asyncio.sleep(0)
+        token = work.prompt_ids[index % len(work.prompt_ids)]
+        reason = "length" if index == count - 1 else ""
+        yield Tokens(ids=(token,), finish_reason=reason, gpu_us=100 * (index + 1))
+    yield Usage(
+        prompt_tokens=len(work.prompt_ids),
+        completion_tokens=count,
+        gpu_us=100 * count,
+        queue_us=0,
+        exec_us=200 * count,
+    )
+
+
+@dataclass
+class FakeDispatcher:
+    """Plays `script` for each call; knows which calls are open and which were left early."""
+
+    script: Script = repeat_prompt
+    calls: list[Call] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    left_early: list[str] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @asynccontextmanager
+    async def run(self, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+        self.calls.append(call)
+        await self._note(lambda: self.open.add(call.request_id))
+        ended = False
+
+        async def events() -> AsyncIterator[Event]:
+            nonlocal ended
+            async for event in self.script(call):
+                ended = isinstance(event, Usage)
+                yield event
+
+        source = events()
+        try:
+            yield source
+        finally:
+            await source.aclose()  # type: ignore[attr-defined]
+            if not ended:
+                self.left_early.append(call.request_id)
+            await self._note(lambda: self.open.discard(call.request_id))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something about the calls."""
+        async with self.changed:
+            await self.changed.wait_for(holds)
+
+    async def _note(self, change: Callable[[], None]) -> None:
+        async with self.changed:
+            change()
+            self.changed.notify_all()
+
+    def works(self) -> list[Generate | Compute | InvokeHandler]:
+        return [call.work for call in self.calls]
+
+
+@dataclass
+class FakeCluster:
+    """Shows a snapshot of `state` (as of the last `refresh`) and notes what operators ask."""
+
+    state: ClusterState
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+    stages: Sequence[Stage] = (Stage(stage="fetch", fraction=0.5), Stage(stage="fetch", fraction=1.0))
+    lines: Sequence[str] = ("n0 started",)
+    failure: Exception | None = None
+    snapshot: Snapshot = _EMPTY
+
+    async def refresh(self) -> None:
+        self.snapshot = await self.state.snapshot()
+
+    def view(self) -> Snapshot:
+        return self.snapshot
+
+    async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
+        self._ask("scale", function, instances, tuple(on), wait)
+
+    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
+        self._ask("warm", function, nodes, tuple(on))
+        for stage in self.stages:
+            yield stage
+
+    async def ensure_host_copy(self, version: FunctionVersion) -> None:
+        self._ask("ensure_host_copy", version.function, version.version)
+        await self.refresh()
+
+    async def drop(self, function: str, tier: str, on: Sequence[str]) -> None:
+        self._ask("drop", function, tier, tuple(on))
+
+    async def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
+        self._ask("logs", function, lines, follow)
+        for line in self.lines:
+            yield line
+
+    def _ask(self, *what: object) -> None:
+        self.asked.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+class MemoryBlobs:
+    """A content-addressed store in memory, as strict as the real one."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self._partial: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
+
+    @property
+    def url(self) -> str:
+        return "memory://"
+
+    async def size(self, digest: str) -> int | None:
+        blob = self.blobs.get(digest)
+        return None if blob is None else len(blob)
+
+    async def read(self, digest: str, *, limit: int) -> bytes:
+        if digest not in self.blobs:
+            raise NotFound(f"no blob {digest}")
+        if len(self.blobs[digest]) > limit:
+            raise StoreError(f"blob {digest} is over {limit} bytes")
+        return self.blobs[digest]
+
+    async def partial_size(self, digest: str) -> int:
+        return len(self._partial.get(digest, b""))
+
+    async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
+        if digest in self.blobs:
+            return total
+        if offset != await self.partial_size(digest):
+            raise Conflict(f"the upload stands at {await self.partial_size(digest)}, not {offset}")
+        async for chunk in chunks:
+            self._partial[digest] = self._partial.get(digest, b"") + chunk
+        data = self._partial.get(digest, b"")
+        if len(data) >= total:
+            del self._partial[digest]
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise CorruptImage(f"the bytes of {digest} do not have that digest")
+            self.blobs[digest] = data
+        return len(data)
+
+    async def delete(self, digest: str) -> None:
+        self.blobs.pop(digest, None)
+        self._partial.pop(digest, None)
+
+    async def digests(self) -> list[str]:
+        return sorted(self.blobs)

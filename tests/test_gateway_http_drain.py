@@ -1,0 +1,151 @@
+"""Deadlines, slow clients and the way out of a gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from gateway.contract import Call, Deadlines, Event, Stage
+from gateway.fakes import HOT, repeat_prompt
+from gateway.settings import StreamSettings
+from registry.messages import Tokens
+from registry.state import UsageFilter
+from registry.usage import RequestStatus
+from tests.gateway_http_fixture import byte_tokenizer, gateway
+
+
+def test_drain_lets_streams_end_and_refuses_what_is_new() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            more = asyncio.Event()
+
+            async def slow(call: Call) -> AsyncIterator[Event]:
+                async for event in repeat_prompt(call):
+                    yield event
+                    if isinstance(event, Tokens):
+                        await more.wait()
+
+            gw.dispatcher.script = slow
+            client = gw.openai()
+            stream = await client.completions.create(model="coder", prompt="ab", max_tokens=4, stream=True)
+            chunks = aiter(stream)
+            first = await anext(chunks)
+            gw.server.leave()
+            async with gw.http() as http:
+                while (await http.get("/readyz")).status_code == 200:
+                    await asyncio.sleep(0)
+                refused = await http.get("/v1/models")
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+                assert refused.headers["connection"] == "close" and refused.headers["retry-after"]
+                assert (await http.get("/livez")).status_code == 200
+            more.set()
+            rest = [chunk async for chunk in chunks]
+            assert "".join(c.choices[0].text for c in [first, *rest] if c.choices) == "abab"
+            async with asyncio.timeout(3):
+                while not gw.server.should_exit:
+                    await asyncio.sleep(0.01)
+            assert (await gw.state.report(UsageFilter()))[0].requests == 1
+
+    asyncio.run(main())
+
+
+def test_what_outlasts_the_grace_time_is_cut_and_billed() -> None:
+    async def main() -> None:
+        async with gateway(grace_s=0.05) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def endless(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                yield Tokens(ids=(1,), gpu_us=1000)
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = endless
+            stream = await gw.openai().completions.create(model="coder", prompt="x", stream=True)
+            chunks = aiter(stream)
+            await anext(chunks)
+            gw.server.leave()
+            with pytest.raises(openai.APIError):
+                [chunk async for chunk in chunks]
+            await gw.services.gate.wait_idle(1)
+            record = await gw.state.request(stream.response.headers["x-request-id"])
+            assert record.status is RequestStatus.CANCELLED and record.billed_gpu_ms == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "stage", "limit"),
+    [
+        (Deadlines(start_s=0.05), "copy", "first output"),
+        (Deadlines(total_s=0.05), "copy", "whole request"),
+    ],
+)
+def test_time_that_runs_out_before_the_first_output(deadlines: Deadlines, stage: str, limit: str) -> None:
+    async def main() -> None:
+        async with gateway(deadlines=deadlines) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def stuck(call: Call) -> AsyncIterator[Event]:
+                yield Stage(stage="copy", fraction=0.5)
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = stuck
+            with pytest.raises(openai.InternalServerError, match=f"'{stage}'.*{limit}") as late:
+                await gw.openai().completions.create(model="coder", prompt="x")
+            assert (late.value.status_code, late.value.code) == (504, "timeout")
+            assert not gw.dispatcher.open
+
+    asyncio.run(main())
+
+
+def test_time_that_runs_out_between_outputs() -> None:
+    async def main() -> None:
+        async with gateway(deadlines=Deadlines(idle_s=0.05)) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def stalls(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                yield Tokens(ids=(1,))
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = stalls
+            stream = await gw.openai().completions.create(model="coder", prompt="x", stream=True)
+            with pytest.raises(openai.APIError, match="next output"):
+                [chunk async for chunk in stream]
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_holds_the_stream_back() -> None:
+    async def main() -> None:
+        streams = StreamSettings(write_timeout_s=0.3)
+        async with gateway(streams=streams) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer(), context_length=0)
+            sent = 0
+
+            async def flood(call: Call) -> AsyncIterator[Event]:
+                nonlocal sent
+                yield HOT
+                for _ in range(200_000):
+                    sent += 1
+                    yield Tokens(ids=(5,) * 200)
+
+            gw.dispatcher.script = flood
+            body = (
+                b'{"model":"coder","prompt":"x","stream":true,"return_token_ids":true,"max_tokens":9000000}'
+            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port, limit=4096)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+                b"authorization: Bearer " + gw.caller_key.encode() + b"\r\n"
+                b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+            )
+            await writer.drain()
+            async with asyncio.timeout(20):
+                await gw.dispatcher.until(lambda: bool(gw.dispatcher.left_early))
+            assert sent < 100_000  # held back by the full socket, then given up
+            writer.close()
+
+    asyncio.run(main())

@@ -1,0 +1,509 @@
+"""The official openai client against the gateway's HTTP side, over a scripted dispatcher."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from gateway.contract import Assigned, Call, DispatchError, Event, Stage
+from gateway.fakes import HOT, repeat_prompt
+from gateway.settings import StreamSettings
+from registry.errors import StateUnavailable
+from registry.function import Task
+from registry.messages import Array, Arrays, Compute, Generate, TokenLogprob, Tokens, Usage
+from registry.state import UsageFilter
+from registry.usage import RequestStatus
+from tests.gateway_http_fixture import EOS, byte_tokenizer, gateway, tokenizer_with_bos
+
+
+def say(*texts: str, finish: str = "stop", logprob: float | None = None) -> object:
+    """A script that generates these texts' ids, one message each."""
+    tokenizer = byte_tokenizer()
+
+    async def script(call: Call) -> AsyncIterator[Event]:
+        work = call.work
+        assert isinstance(work, Generate)
+        yield HOT
+        sent = 0
+        for index, text in enumerate(texts):
+            ids = tuple(tokenizer.encode(text).ids)
+            sent += len(ids)
+            logprobs = () if logprob is None else tuple(TokenLogprob(logprob, ((i, logprob),)) for i in ids)
+            reason = finish if index == len(texts) - 1 else ""
+            yield Tokens(ids=ids, finish_reason=reason, gpu_us=1500 * (index + 1), logprobs=logprobs)
+        yield Usage(
+            prompt_tokens=len(work.prompt_ids),
+            completion_tokens=sent,
+            gpu_us=1500 * len(texts),
+            queue_us=0,
+            exec_us=5000,
+        )
+
+    return script
+
+
+def test_models() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder")
+            client = gw.openai()
+            assert [model.id async for model in client.models.list()] == ["coder"]
+            assert (await client.models.retrieve("coder:1")).id == "coder:1"
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.models.retrieve("coder:2")
+            assert caught.value.code == "model_not_found"
+
+    asyncio.run(main())
+
+
+def test_completion_of_token_ids_and_its_bill() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer(), vocab_size=300)
+            raw = await gw.openai().completions.with_raw_response.create(
+                model="coder",
+                prompt=[10, 11, 12],
+                max_tokens=5,
+                extra_body={"return_token_ids": True, "ignore_eos": True, "some_future_field": 1},
+            )
+            answer = raw.parse()
+            assert answer.choices[0].token_ids == [10, 11, 12, 10, 11]
+            assert answer.choices[0].finish_reason == "length"
+            assert answer.usage.prompt_tokens == 3 and answer.usage.completion_tokens == 5
+            assert raw.headers["x-start-kind"] == "hot"
+            assert raw.headers["x-function-version"] == "1"
+            assert "exec;dur=1.0" in raw.headers["server-timing"]
+            work = gw.dispatcher.works()[0]
+            assert isinstance(work, Generate) and work.sampling.ignore_eos
+            record = await gw.state.request(raw.headers["x-request-id"])
+            assert (record.tenant, record.function, record.status) == ("acme", "coder", RequestStatus.OK)
+            assert (record.prompt_tokens, record.completion_tokens) == (3, 5)
+            assert record.billed_gpu_ms == 1 and record.cost_nanos == 200 + 50
+            assert record.rate_id == "cpu-001"
+
+    asyncio.run(main())
+
+
+def test_chat_whole() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=tokenizer_with_bos())
+            gw.dispatcher.script = say("hé", "llo", EOS)
+            answer = await gw.openai().chat.completions.create(
+                model="coder", messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+            )
+            choice = answer.choices[0]
+            assert answer.object == "chat.completion"
+            assert (choice.message.role, choice.message.content) == ("assistant", "héllo")
+            assert choice.finish_reason == "stop"
+            work = gw.dispatcher.works()[0]
+            assert isinstance(work, Generate)
+            # The default template, without the post-processor's own begin token.
+            assert byte_tokenizer().decode(list(work.prompt_ids)) == "user: x\nassistant:"
+            assert work.sampling.max_tokens == 256 - len(work.prompt_ids)
+
+    asyncio.run(main())
+
+
+def test_completion_adds_the_begin_token() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=tokenizer_with_bos())
+            await gw.openai().completions.create(model="coder", prompt="hey", max_tokens=1)
+            work = gw.dispatcher.works()[0]
+            assert isinstance(work, Generate)
+            assert work.prompt_ids == tuple(tokenizer_with_bos().encode("hey").ids)
+            assert work.prompt_ids[0] == tokenizer_with_bos().token_to_id("<s>")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_chat_stream(include_usage: bool) -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.dispatcher.script = say("one ", "two ", "three", finish="length")
+            stream = await gw.openai().chat.completions.create(
+                model="coder",
+                messages=[{"role": "user", "content": "count"}],
+                stream=True,
+                stream_options={"include_usage": include_usage},
+            )
+            chunks = [chunk async for chunk in stream]
+            assert chunks[0].choices[0].delta.role == "assistant"
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            assert text == "one two three"
+            assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+            if include_usage:
+                assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == len(text)
+                assert all(chunk.usage is None for chunk in chunks[:-1])
+            assert chunks[-1].hypercast["x_start_kind"] == "hot"
+            assert stream.response.headers["x-start-kind"] == "hot"
+            request_id = stream.response.headers["x-request-id"]
+            assert (await gw.state.request(request_id)).status is RequestStatus.OK
+
+    asyncio.run(main())
+
+
+def test_several_prompts_and_choices() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            client = gw.openai()
+            answer = await client.completions.create(
+                model="coder", prompt=[[5, 6], [7, 8]], n=2, max_tokens=3, seed=9
+            )
+            assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+            assert answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == 12
+            seeds = [w.sampling.seed for w in gw.dispatcher.works() if isinstance(w, Generate)]
+            assert sorted(seeds) == [9, 10, 11, 12]
+            stream = await client.completions.create(
+                model="coder", prompt=["ab", "cd"], max_tokens=4, stream=True
+            )
+            texts = ["", ""]
+            finished = []
+            async for chunk in stream:
+                choice = chunk.choices[0]
+                texts[choice.index] += choice.text
+                if choice.finish_reason:
+                    finished.append(choice.index)
+            assert texts == ["abab", "cdcd"]
+            assert sorted(finished) == [0, 1]
+            rows = await gw.state.report(UsageFilter())
+            assert [row.requests for row in rows] == [2]
+
+    asyncio.run(main())
+
+
+def test_logprobs_of_both_shapes() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.dispatcher.script = say("ab", finish="length", logprob=-0.5)
+            client = gw.openai()
+            old = (await client.completions.create(model="coder", prompt="x", logprobs=1)).choices[0].logprobs
+            assert old.tokens == ["a", "b"] and old.token_logprobs == [-0.5, -0.5]
+            assert old.top_logprobs[0] == {"a": -0.5} and old.text_offset == [0, 1]
+            chat = await client.chat.completions.create(
+                model="coder", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=1
+            )
+            entry = chat.choices[0].logprobs.content[1]
+            assert (entry.token, entry.bytes, entry.top_logprobs[0].token) == ("b", [98], "b")
+
+    asyncio.run(main())
+
+
+def test_a_stop_string_cancels_the_call_and_is_billed() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.dispatcher.script = say("one E", "N", "D two", " three", finish="length")
+            raw = await gw.openai().completions.with_raw_response.create(
+                model="coder", prompt="x", max_tokens=50, stop=["END"]
+            )
+            answer = raw.parse()
+            assert answer.choices[0].text == "one "
+            assert answer.choices[0].finish_reason == "stop"
+            assert len(gw.dispatcher.left_early) == 1 and not gw.dispatcher.open
+            record = await gw.state.request(raw.headers["x-request-id"])
+            assert record.status is RequestStatus.OK
+            assert record.completion_tokens == answer.usage.completion_tokens == 11
+            assert record.billed_gpu_ms == 5  # 4500 us were told with the third message
+
+    asyncio.run(main())
+
+
+def test_embeddings() -> None:
+    async def encode(call: Call) -> AsyncIterator[Event]:
+        work = call.work
+        assert isinstance(work, Compute)
+        yield HOT
+        vectors = [float(value) for ids in work.token_ids for value in (len(ids), 3.0, 4.0)]
+        data = array("f", vectors).tobytes()
+        shape = (len(work.token_ids), 3)
+        yield Arrays(arrays={"embeddings": Array(dtype="float32", shape=shape, data=data)})
+        tokens = sum(map(len, work.token_ids))
+        yield Usage(prompt_tokens=tokens, completion_tokens=0, gpu_us=10, queue_us=0, exec_us=20)
+
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("embed", Task.EMBED, tokenizer=byte_tokenizer(), context_length=8)
+            gw.dispatcher.script = encode
+            client = gw.openai()
+            # The client asks for base64 by itself and decodes it.
+            many = await client.embeddings.create(model="embed", input=["a" * (i % 5 + 1) for i in range(70)])
+            assert [item.index for item in many.data] == list(range(70))
+            assert [item.embedding[0] for item in many.data] == [i % 5 + 1 for i in range(70)]
+            assert len(gw.dispatcher.calls) == 3
+            plain = await client.embeddings.create(model="embed", input=[1, 2], encoding_format="float")
+            assert plain.data[0].embedding == [2.0, 3.0, 4.0] and plain.usage.prompt_tokens == 2
+            short = await client.embeddings.create(
+                model="embed", input="aaa", dimensions=2, encoding_format="float"
+            )
+            assert short.data[0].embedding == pytest.approx([3 / 18**0.5, 3 / 18**0.5])
+            with pytest.raises(openai.BadRequestError, match="3 dimensions"):
+                await client.embeddings.create(model="embed", input="a", dimensions=4)
+            with pytest.raises(openai.BadRequestError, match="context"):
+                await client.embeddings.create(model="embed", input="a" * 9)
+
+    asyncio.run(main())
+
+
+def test_error_classes() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            await gw.add_function("ids")
+            client = gw.openai()
+            for key in ("hc_0123_" + "x" * 43, "nonsense"):
+                with pytest.raises(openai.AuthenticationError) as refused:
+                    await gw.openai(key).models.list()
+                assert refused.value.code == "invalid_api_key"
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await client.completions.create(model="nobody", prompt="x")
+            assert unknown.value.code == "model_not_found"
+            for bad, param in (
+                ({"max_tokens": "many"}, "max_tokens"),
+                ({"temperature": 3.0}, "temperature"),
+                ({"stop": [1]}, "stop"),
+                ({"n": 0}, "n"),
+                ({"prompt": [1, "a"]}, "prompt"),
+                ({"prompt": []}, "prompt"),
+            ):
+                with pytest.raises(openai.UnprocessableEntityError) as wrong:
+                    await client.completions.create(**{"model": "coder", "prompt": "x", **bad})
+                assert wrong.value.param is not None and wrong.value.param.startswith(param)
+            with pytest.raises(openai.UnprocessableEntityError) as missing:
+                await client.post("/chat/completions", body={"model": "coder"}, cast_to=object)
+            assert missing.value.param == "messages"
+            with pytest.raises(openai.UnprocessableEntityError) as role:
+                await client.chat.completions.create(
+                    model="coder", messages=[{"role": "user", "content": "x"}, {"role": "nobody"}]
+                )
+            assert role.value.param == "messages[1].role"
+            for bad in (
+                {"prompt": [5] * 300},
+                {"max_tokens": 300},
+                {"echo": True},
+                {"prompt": [10**6]},
+                {"model": "ids", "prompt": "text"},
+            ):
+                with pytest.raises(openai.BadRequestError):
+                    await client.completions.create(**{"model": "coder", "prompt": "x", **bad})
+            for field, value in (("tool_choice", "required"), ("response_format", {"type": "json_object"})):
+                with pytest.raises(openai.BadRequestError) as unsupported:
+                    await client.chat.completions.create(
+                        model="coder", messages=[{"role": "user", "content": "x"}], **{field: value}
+                    )
+                assert unsupported.value.param == field
+            assert not gw.dispatcher.calls
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_the_dispatcher_refuses(stream: bool) -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def refuse(call: Call) -> AsyncIterator[Event]:
+                raise DispatchError("rate_limited", "too many at once", status=429, retry_after_s=7)
+                yield HOT
+
+            gw.dispatcher.script = refuse
+            with pytest.raises(openai.RateLimitError) as limited:
+                await gw.openai().completions.create(model="coder", prompt="x", stream=stream)
+            assert limited.value.response.headers["retry-after"] == "7"
+            assert limited.value.code == "rate_limited"
+            assert not await gw.state.report(UsageFilter())
+
+    asyncio.run(main())
+
+
+def test_a_failure_in_a_stream_is_an_event_and_costs_nothing() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def break_down(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                yield Tokens(ids=(1,), gpu_us=2000)
+                raise DispatchError("function_error", "the engine broke", status=500)
+
+            gw.dispatcher.script = break_down
+            stream = await gw.openai().completions.create(model="coder", prompt="x", stream=True)
+            with pytest.raises(openai.APIError, match="the engine broke"):
+                [chunk async for chunk in stream]
+            record = await gw.state.request(stream.response.headers["x-request-id"])
+            assert record.status is RequestStatus.FAILED
+            assert (record.billed_gpu_ms, record.cost_nanos) == (2, 0)
+
+    asyncio.run(main())
+
+
+def test_a_late_start_is_told_in_comments_and_the_last_chunk() -> None:
+    async def main() -> None:
+        streams = StreamSettings(head_wait_s=0.02, stage_every_s=0.0, keepalive_s=0.05)
+        async with gateway(streams=streams) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            loading = asyncio.Event()
+
+            async def start_cold(call: Call) -> AsyncIterator[Event]:
+                yield Stage(stage="fetch", fraction=0.1)
+                await loading.wait()
+                yield Stage(stage="copy", fraction=0.62)
+                yield Assigned(
+                    instance_id="i",
+                    node="n1",
+                    gpu_type="cpu",
+                    gpu_count=1,
+                    start_kind="cold",
+                    queue_ms=1.0,
+                    load_ms=70.0,
+                )
+                async for event in repeat_prompt(call):
+                    if not isinstance(event, Assigned):
+                        yield event
+
+            gw.dispatcher.script = start_cold
+            body = {"model": "coder", "prompt": "ab", "max_tokens": 2, "stream": True}
+            lines: list[str] = []
+            async with gw.http(gw.caller_key) as http:
+                async with http.stream("POST", "/v1/completions", json=body) as response:
+                    assert response.status_code == 200 and "x-start-kind" not in response.headers
+                    async for line in response.aiter_lines():
+                        lines.append(line)
+                        if line == ": keepalive":
+                            loading.set()
+            assert lines[0] == ": stage=fetch 10%"
+            assert ": stage=copy 62%" in lines and ": start-kind=cold" in lines
+            assert ": server-timing=queue;dur=1.0, load;dur=70.0" in lines
+            assert '"x_start_kind":"cold"' in lines[-4] and lines[-2] == "data: [DONE]"
+            assert (await gw.state.report(UsageFilter()))[0].requests == 1
+            metrics = gw.services.metrics.render().decode()
+            assert 'hypercast_cold_starts_total{function="coder"} 1.0' in metrics
+            assert 'hypercast_held_requests{function="coder"} 0.0' in metrics
+
+    asyncio.run(main())
+
+
+def test_client_that_leaves_cancels_its_call_and_is_billed() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def endless(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                for index in range(3):
+                    yield Tokens(ids=(index,), gpu_us=1000 * (index + 1))
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = endless
+            stream = await gw.openai().completions.create(
+                model="coder", prompt="x", stream=True, max_tokens=200
+            )
+            seen = 0
+            async for _ in stream:
+                seen += 1
+                if seen == 3:
+                    break
+            assert gw.dispatcher.open
+            await stream.close()
+            async with asyncio.timeout(1):
+                await gw.dispatcher.until(lambda: not gw.dispatcher.open)
+                await gw.services.gate.wait_idle(1)
+            record = await gw.state.request(stream.response.headers["x-request-id"])
+            assert record.status is RequestStatus.CANCELLED
+            assert (record.completion_tokens, record.billed_gpu_ms) == (3, 3)
+
+    asyncio.run(main())
+
+
+def test_a_whole_request_is_cancelled_too_when_its_client_leaves() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def hang(call: Call) -> AsyncIterator[Event]:
+                yield Stage(stage="fetch", fraction=0.5)
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = hang
+            request = asyncio.create_task(gw.openai().completions.create(model="coder", prompt="x"))
+            async with asyncio.timeout(2):
+                await gw.dispatcher.until(lambda: bool(gw.dispatcher.open))
+                request.cancel()
+                await gw.dispatcher.until(lambda: not gw.dispatcher.open)
+            assert not await gw.state.report(UsageFilter())  # no instance had taken it
+            with pytest.raises(asyncio.CancelledError):
+                await request
+
+    asyncio.run(main())
+
+
+def test_client_request_ids_are_kept_and_each_use_is_billed() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            client = gw.openai()
+            for _ in range(2):
+                raw = await client.completions.with_raw_response.create(
+                    model="coder", prompt="x", max_tokens=1, extra_headers={"x-request-id": "mine-1"}
+                )
+                assert raw.headers["x-request-id"] == "mine-1"
+            strange = await client.models.with_raw_response.list(extra_headers={"x-request-id": "a b/c"})
+            assert strange.headers["x-request-id"].startswith("req-")
+            assert (await gw.state.report(UsageFilter()))[0].requests == 2
+            assert len({call.request_id for call in gw.dispatcher.calls}) == 2
+
+    asyncio.run(main())
+
+
+class DeafLedger:
+    """A ledger that does not answer the first writes; `lost` of them reach it nevertheless."""
+
+    def __init__(self, ledger: object, refusals: int, *, lost: bool) -> None:
+        self._ledger = ledger
+        self._refusals = refusals
+        self._lost = lost
+
+    async def add_request(self, record: object) -> bool:
+        if self._refusals:
+            self._refusals -= 1
+            if self._lost:
+                await self._ledger.add_request(record)  # type: ignore[attr-defined]
+            raise StateUnavailable("connection reset")
+        return await self._ledger.add_request(record)  # type: ignore[attr-defined, no-any-return]
+
+    async def request(self, request_id: str) -> object:
+        return await self._ledger.request(request_id)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_ledger_that_falters_bills_once(lost: bool) -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.services.biller._ledger = DeafLedger(gw.state, 2, lost=lost)  # type: ignore[assignment]
+            await gw.openai().completions.create(model="coder", prompt="x", max_tokens=1)
+            assert (await gw.state.report(UsageFilter()))[0].requests == 1
+
+    asyncio.run(main())
+
+
+def test_nothing_begins_while_nothing_can_be_billed() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.services.pulse.note(alive=False, reason="test")
+            with pytest.raises(openai.InternalServerError) as refused:
+                await gw.openai().completions.create(model="coder", prompt="x")
+            assert refused.value.status_code == 503 and refused.value.code == "state_unavailable"
+            assert refused.value.response.headers["retry-after"]
+            assert not gw.dispatcher.calls
+
+    asyncio.run(main())
