@@ -223,26 +223,22 @@ class HostTier:
             return self._remove(self.directory / digest)
 
     def close(self) -> None:
-        """Leave the tier; the last process of the host takes the images with it. Idempotent."""
+        """Leave the tier; the last process of the host takes the images with it. Idempotent.
+
+        Tiers beside this one that no process uses any more (theirs were killed) go as well.
+        """
         if self._users_fd < 0:
             return
         fd, self._users_fd = self._users_fd, -1
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return
-        try:
-            # The users file goes last: a process that joins meanwhile waits for its lock until then.
-            for path in sorted(self.directory.iterdir(), key=lambda path: path.name == USERS):
-                path.unlink(missing_ok=True)
-            self.directory.rmdir()
+            _remove_if_unused(self.directory, fd)
+            for folder in sorted(self.directory.parent.glob(f"*/{USERS}")):
+                with suppress(FileNotFoundError):
+                    _remove_if_unused(folder.parent, os.open(folder, os.O_RDWR | os.O_CLOEXEC))
             self.directory.parent.rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                 log.warning("cannot remove the host tier %s: %s", self.directory, error)
-        finally:
-            os.close(fd)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -344,6 +340,20 @@ class HostTier:
             return True
         finally:
             os.close(fd)
+
+
+def _remove_if_unused(directory: Path, users_fd: int) -> None:
+    """Remove a tier that nobody else uses. Closes `users_fd`, a descriptor of its users file."""
+    try:
+        fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The users file goes last: a process that joins meanwhile waits for its lock until then.
+        for path in sorted(directory.iterdir(), key=lambda path: path.name == USERS):
+            path.unlink(missing_ok=True)
+        directory.rmdir()
+    except BlockingIOError:
+        return
+    finally:
+        os.close(users_fd)
 
 
 def _private_folder(folder: Path) -> None:

@@ -1,0 +1,355 @@
+"""Nodes as real processes, forked by a real zygote, over a real Redis."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from registry.channel import Channel
+from registry.images.pack import pack_to_folder
+from registry.images.store import LocalStore
+from registry.messages import (
+    Done,
+    Generate,
+    GetStatus,
+    Holder,
+    ImageRef,
+    InstanceProgress,
+    InstanceStarted,
+    Sampling,
+    StartInstance,
+    StopInstance,
+    Usage,
+    WarmImage,
+)
+from registry.node import NodeRecord
+from registry.redis_state import RedisState
+from registry.state import ClusterConfig
+from tests.checkpoints import write_checkpoint
+from tests.invoker_fixture import SECRET, make_image
+from tests.redis_fixture import RedisServer, running_redis
+
+CLUSTER = f"processes-{os.getpid()}"
+SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
+
+
+class Zygote:
+    """A zygote process and its events."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self._folder = folder
+        self._redis_url = redis_url
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "invoker.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "HYPERCAST_CLUSTER_SECRET": SECRET},
+        )
+
+    def send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def event(self) -> dict:
+        """The next thing the zygote says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the zygote ended: {self.process.poll()}"
+        return json.loads(line)
+
+    def spawn(self, name: str, host: str, *flags: str) -> int:
+        """Fork a node; returns its process id."""
+        argv = ["--redis-url", self._redis_url, "--node-id", name, "--host-id", host, "--device", "cpu"]
+        argv += ["--gpu-memory", "32MiB", "--host-memory", "64MiB", "--lease-s", "2", "--threads", "1"]
+        order = {"id": name, "argv": [*argv, *flags], "log": str(self.log(name))}
+        self.send(json.dumps({"spawn": order}).encode())
+        event = self.event()
+        assert event.get("spawned") == name, event
+        return event["pid"]
+
+    def log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def stop(self) -> list[dict]:
+        """End it in order; returns what it still said."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        events = [json.loads(line) for line in self.process.stdout]
+        assert self.process.wait(30) == 0
+        self.process.stdout.close()
+        return events
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the tests of this file share."""
+
+    zygote: Zygote
+    redis: RedisServer
+    store: LocalStore
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("machine")
+    store = LocalStore(folder / "store")
+
+    async def prepare() -> None:
+        await store.claim(CLUSTER)
+        async with RedisState.connect(redis.url) as state:
+            await state.cluster_config(ClusterConfig(cluster_id=CLUSTER, store_url=store.url))
+
+    with running_redis(folder) as redis:
+        asyncio.run(prepare())
+        zygote = Zygote(folder, redis.url)
+        try:
+            yield Machine(zygote, redis, store, folder)
+        finally:
+            if zygote.process.poll() is None:
+                zygote.stop()
+    shutil.rmtree(SHM, ignore_errors=True)
+
+
+async def joined(state: RedisState, name: str) -> NodeRecord:
+    """The record of a node, once it has joined."""
+    snapshot = await state.snapshot()
+    for up in snapshot.nodes:
+        if up.record.id == name:
+            return up.record
+    async for _, change in state.watch(snapshot.cursor):
+        record = getattr(change, "record", None)
+        if isinstance(record, NodeRecord) and record.id == name:
+            return record
+    raise AssertionError("the feed ended")
+
+
+@contextlib.asynccontextmanager
+async def channel_to(record: NodeRecord) -> AsyncIterator[Channel]:
+    channel = await Channel.connect(record.channel, SECRET.encode())
+    try:
+        yield channel
+    finally:
+        await channel.aclose()
+
+
+async def ask(channel: Channel, request) -> list:
+    async with channel.call(request) as call:
+        return [reply async for reply in call]
+
+
+async def counters(channel: Channel) -> dict[str, int]:
+    (status,) = await ask(channel, GetStatus())
+    return dict(status.record.counters)
+
+
+def holder(record: NodeRecord) -> Holder:
+    return Holder(node=record.id, host=record.host, cast=record.cast, tier="host")
+
+
+async def put(store: LocalStore, data: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data
+
+    await store.append(hashlib.sha256(data).hexdigest(), 0, chunks(), total=len(data))
+
+
+def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -> None:
+    zygote = machine.zygote
+    write_checkpoint("llama", machine.folder / "llama")
+    packed = pack_to_folder(machine.folder / "llama", machine.folder / "packed")
+    data = (packed.path / "image.bin").read_bytes()
+    encoded = (packed.path / "manifest.json").read_bytes()
+
+    def start(name: str, *holders: Holder) -> StartInstance:
+        image = ImageRef(
+            image=packed.manifest.sha256,
+            manifest=packed.manifest_digest,
+            nbytes=len(data),
+            holders=holders,
+            manifest_bytes=encoded,
+        )
+        return StartInstance(
+            instance_id=name,
+            function="llama",
+            version=1,
+            task="generate",
+            architecture=packed.manifest.architecture,
+            dtype="float32",
+            context_length=128,
+            max_concurrency=4,
+            assets={"config.json": (machine.folder / "llama" / "config.json").read_bytes()},
+            image=image,
+        )
+
+    async def tokens(channel: Channel, instance: str) -> list[int]:
+        sampling = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
+        request = Generate(request_id="r", instance_id=instance, prompt_ids=(3, 4, 5), sampling=sampling)
+        *messages, usage = await ask(channel, request)
+        assert isinstance(usage, Usage) and usage.gpu_us > 0
+        return [token for message in messages for token in message.ids]
+
+    async def scenario() -> None:
+        await put(machine.store, data)
+        pids = [zygote.spawn("n0", "h0"), zygote.spawn("n1", "h1")]
+        async with RedisState.connect(machine.redis.url) as state:
+            first, second = await joined(state, "n0"), await joined(state, "n1")
+            assert [first.pid, second.pid] == pids
+            async with channel_to(first) as a, channel_to(second) as b:
+                kinds = []
+                for channel, name, holders in (
+                    (a, "i0", ()),
+                    (b, "i1", (holder(first),)),
+                    (b, "i2", (holder(first),)),
+                ):
+                    started = (await ask(channel, start(name, *holders)))[-1]
+                    assert isinstance(started, InstanceStarted)
+                    kinds.append(started.start_kind)
+                expected = await tokens(a, "i0")
+                assert len(expected) == 12
+                assert await tokens(b, "i1") == await tokens(b, "i2") == expected
+                await ask(b, StopInstance(instance_id="i1"))
+                await ask(b, StopInstance(instance_id="i2"))
+                warm = (await ask(b, start("i3")))[-1]
+                assert [*kinds, warm.start_kind] == ["cold", "cold", "hot", "warm"]
+                assert (await counters(a))["disk_read_bytes"] == len(data)
+                assert (await counters(b))["disk_read_bytes"] == 0
+                assert (await counters(b))["cast_recv_bytes"] == len(data)
+        for name, pid in zip(("n0", "n1"), pids, strict=True):
+            os.kill(pid, signal.SIGTERM)
+            assert zygote.event() == {"exited": name, "pid": pid, "code": 0}
+        async with RedisState.connect(machine.redis.url) as state:
+            assert (await state.snapshot()).nodes == ()
+        assert not SHM.exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_load_killed_midway_is_taken_over_by_another_process_of_its_host(machine: Machine) -> None:
+    zygote = machine.zygote
+    image = make_image("large", 4 << 20)
+
+    async def scenario() -> None:
+        await put(machine.store, image.data)
+        zygote.spawn("m0", "g0")
+        slow = zygote.spawn("m1", "g1", "--link-rate", "2mbit")
+        zygote.spawn("m2", "g1")
+        async with RedisState.connect(machine.redis.url) as state:
+            source, victim, heir = [await joined(state, f"m{number}") for number in range(3)]
+            async with channel_to(source) as a, channel_to(victim) as b, channel_to(heir) as c:
+                await ask(a, WarmImage(image=image.ref()))
+                request = WarmImage(image=image.ref(holder(source)))
+                async with b.call(request) as call:
+                    async for reply in call:
+                        assert isinstance(reply, InstanceProgress) and reply.fraction < 1.0
+                        break
+                    waiting = asyncio.create_task(ask(c, request))
+                    await asyncio.wait([waiting], timeout=0.2)
+                    assert not waiting.done()
+                    os.kill(slow, signal.SIGKILL)
+                    assert zygote.event() == {"exited": "m1", "pid": slow, "signal": signal.SIGKILL}
+                assert isinstance((await waiting)[-1], Done)
+                got = await counters(c)
+                assert got["cast_recv_bytes"] == len(image.data) and got["disk_read_bytes"] == 0
+                assert [path.name for path in (SHM / "g1").iterdir() if len(path.name) >= 64] == [
+                    image.digest
+                ]
+                # The one that was killed comes back under its name, to the host tier as it is now.
+                again = zygote.spawn("m1", "g1")
+                snapshot = await state.snapshot()
+                async for _, change in state.watch(snapshot.cursor):
+                    record = getattr(change, "record", None)
+                    if isinstance(record, NodeRecord) and record.pid == again:
+                        break
+                assert record.epoch > victim.epoch
+                assert [holding.image for holding in record.holdings] == [image.digest]
+
+    asyncio.run(scenario())
+
+
+def test_a_node_outlives_its_redis_and_is_known_again(machine: Machine) -> None:
+    zygote = machine.zygote
+    image = make_image("b", 1 << 20)
+
+    async def scenario() -> None:
+        await put(machine.store, image.data)
+        pid = zygote.spawn("k0", "k0")
+        async with RedisState.connect(machine.redis.url) as state:
+            record = await joined(state, "k0")
+        async with channel_to(record) as channel:
+            await machine.redis.kill()
+            assert isinstance((await ask(channel, WarmImage(image=image.ref())))[-1], Done)
+            await machine.redis.start()
+            async with RedisState.connect(machine.redis.url) as state:
+                snapshot = await state.snapshot()
+                known = {up.record.id: up.record for up in snapshot.nodes}
+                if "k0" not in known or not known["k0"].holdings:
+                    async for _, change in state.watch(snapshot.cursor):
+                        record = getattr(change, "record", None)
+                        if isinstance(record, NodeRecord) and record.id == "k0" and record.holdings:
+                            break
+        os.kill(pid, signal.SIGTERM)
+        assert zygote.event()["code"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_node_whose_name_was_taken_ends(machine: Machine) -> None:
+    zygote = machine.zygote
+
+    async def scenario() -> None:
+        pid = zygote.spawn("t0", "t0")
+        async with RedisState.connect(machine.redis.url) as state:
+            record = await joined(state, "t0")
+            await state.next_node_epoch("t0")
+            usurper = await state.next_node_epoch("t0")
+            assert usurper > record.epoch
+            await state.put_node(replace(record, epoch=usurper), 5.0)
+        assert zygote.event() == {"exited": "t0", "pid": pid, "code": 1}
+        assert "epoch" in zygote.log("t0").read_text()
+
+    asyncio.run(scenario())
+
+
+def test_bad_orders_are_answered_and_the_end_of_stdin_ends_all(machine: Machine) -> None:
+    zygote = machine.zygote
+    for line, message in (
+        (b"nonsense", "bad command"),
+        (b'{"spawn": {"id": "x"}}', "expected"),
+        (b'{"spawn": {"id": "x", "argv": [1], "log": "y"}}', "list of strings"),
+        (b'{"spawn": {"id": "x", "argv": [], "log": "/nowhere/x.log"}}', "cannot open"),
+    ):
+        zygote.send(line)
+        assert message in zygote.event()["error"]
+    log = str(zygote.log("bad"))
+    zygote.send(json.dumps({"spawn": {"id": "bad", "argv": ["--nonsense"], "log": log}}).encode())
+    assert zygote.event()["spawned"] == "bad"
+    assert zygote.event()["code"] == 2
+    assert "--redis-url" in Path(log).read_text()
+    pid = zygote.spawn("z0", "z0")
+
+    async def running() -> None:
+        async with RedisState.connect(machine.redis.url) as state:
+            await joined(state, "z0")
+
+    asyncio.run(running())
+    opened = [Path(f"/proc/{pid}/fd/{fd}").readlink() for fd in (0, 1, 2)]
+    assert opened == [Path(os.devnull), zygote.log("z0"), zygote.log("z0")]
+    pipes = {path.readlink() for path in Path(f"/proc/{zygote.process.pid}/fd").iterdir()}
+    kept = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()} & pipes
+    assert not any(str(target).startswith("pipe:") for target in kept), kept
+    ended = zygote.stop()
+    assert {event["exited"] for event in ended} >= {"z0", "m0", "m1", "m2"}
+    assert all(event.get("code") == 0 for event in ended), ended
+    assert not SHM.exists()

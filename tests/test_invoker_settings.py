@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from invoker.device import DeviceFacts, default_arena_bytes, find_device, slug
+from invoker.errors import SettingsError
+from invoker.settings import parse_settings
+
+SECRET = {"HYPERCAST_CLUSTER_SECRET": "x" * 32}
+LEAST = ["--redis-url", "unix:///tmp/r.sock"]
+
+
+def test_defaults() -> None:
+    settings = parse_settings(LEAST, SECRET)
+    assert settings.secret == b"x" * 32
+    assert (settings.listen_host, settings.listen_port) == ("127.0.0.1", 0)
+    assert settings.advertise == "127.0.0.1"
+    assert settings.gpu_memory_bytes is None and settings.link_rate_bytes_s is None
+    assert settings.lease_s == 6.0 and settings.keep_hot_s == 0.0 and not settings.allow_handlers
+
+
+def test_all_flags(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("y" * 40 + "\n")
+    argv = [*LEAST, "--secret-file", str(secret), "--node-id", "n0", "--host-id", "h0"]
+    argv += ["--listen", "0.0.0.0:7400", "--cast-port", "7401", "--advertise", "10.0.0.9"]
+    argv += ["--device", "cuda:1", "--gpu-memory", "2GiB", "--host-memory", "512MiB"]
+    argv += ["--shm-dir", "/x", "--store", "s3://b", "--link-rate", "10mbit", "--allow-handlers"]
+    argv += ["--threads", "3", "--nodes-hint", "4", "--lease-s", "2", "--grace", "5s", "--keep-hot", "1m"]
+    settings = parse_settings(argv, {})
+    assert settings.secret == b"y" * 40
+    assert (settings.listen_host, settings.listen_port, settings.cast_port) == ("0.0.0.0", 7400, 7401)
+    assert (settings.gpu_memory_bytes, settings.host_memory_bytes) == (2 << 30, 512 << 20)
+    assert settings.link_rate_bytes_s == 1_250_000
+    assert (settings.grace_s, settings.keep_hot_s, settings.device) == (5.0, 60.0, "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ([], SECRET, "--redis-url"),
+        ([*LEAST, "--gpu-memory", "2Qi"], SECRET, "unknown unit 'qi'"),
+        ([*LEAST, "--colour", "red"], SECRET, "--colour"),
+        ([*LEAST, "--gpu-mem", "2GiB"], SECRET, "--gpu-mem"),
+        ([*LEAST, "--device", "tpu"], SECRET, "neither auto, cpu nor cuda:N"),
+        ([*LEAST, "--listen", "1.2.3.4:port"], SECRET, "'port' is not a port"),
+        ([*LEAST, "--lease-s", "0"], SECRET, "not between 0.1 and 3600"),
+        ([*LEAST, "--node-id", "a/b"], SECRET, "letters, digits"),
+        ([*LEAST, "--grace", "5"], SECRET, "no unit"),
+        ([*LEAST, "--threads", "0"], SECRET, "1 to 4096"),
+        (LEAST, {}, "no cluster secret"),
+        (LEAST, {"HYPERCAST_CLUSTER_SECRET": "short"}, "too short"),
+        ([*LEAST, "--secret-file", "/nowhere/secret"], {}, "no such file"),
+    ],
+)
+def test_bad_values_are_refused_with_a_reason(argv, environ, message) -> None:
+    with pytest.raises(SettingsError) as raised:
+        parse_settings(argv, environ)
+    assert message in str(raised.value)
+
+
+def test_help_has_examples(capsys) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse_settings(["--help"], {})
+    assert leaving.value.code == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("listen", ["[::1]:80", "::1", "node-7:80"])
+def test_addresses(listen: str) -> None:
+    settings = parse_settings([*LEAST, "--listen", listen], SECRET)
+    assert settings.listen_host == listen.replace("[", "").split("]")[0].removesuffix(":80")
+
+
+def test_device_facts_and_default_sizes() -> None:
+    facts = find_device("cpu")
+    assert facts.gpu_type == "cpu" and facts.memory_bytes >= facts.free_bytes > 0
+    small = DeviceFacts(device="cpu", gpu_type="cpu", memory_bytes=4 << 30, free_bytes=1 << 30)
+    assert default_arena_bytes(small, 1) == 1 << 30
+    assert default_arena_bytes(small, 4) == 256 << 20
+    gpu = DeviceFacts(device="cuda:0", gpu_type="nvidia-h200", memory_bytes=100, free_bytes=90)
+    assert default_arena_bytes(gpu, 4) == 81
+    assert slug("NVIDIA H200") == "nvidia-h200"
