@@ -2,11 +2,11 @@
 
     python functions/tiny-coder/train.py --minutes 20
 
-Reads the standard library of the interpreter that runs it (no network), trains a byte-level BPE on it,
-trains the model within the time given (the learning rate follows the clock, so a slower machine sees
-fewer tokens and still ends annealed) and writes a Hugging Face checkpoint in bfloat16 to `model/` beside this file,
-with `loss.csv`, `loss.png` and `training.json` that say how it went. Held-out loss is in bits a byte, over whole files
-that neither the tokenizer nor the model has seen.
+Reads the standard library of the interpreter that runs it (no network), trains a byte-level BPE on it
+and then the model, within the time given: the learning rate follows the clock, so a slower machine sees
+fewer tokens and still ends annealed. Writes a Hugging Face checkpoint in bfloat16 to `model/` beside this
+file, and `loss.csv`, `loss.png` and `training.json` that say how it went. Held-out loss is in bits a
+byte, over whole files that neither the tokenizer nor the model has seen.
 """
 
 import argparse
