@@ -137,6 +137,7 @@ class MemoryBlobs:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+        self.appended = asyncio.Event()
         self._partial: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:
@@ -169,6 +170,7 @@ class MemoryBlobs:
             raise Conflict(f"the upload stands at {await self.partial_size(digest)}, not {offset}")
         async for chunk in chunks:
             self._partial[digest] = self._partial.get(digest, b"") + chunk
+        self.appended.set()
         data = self._partial.get(digest, b"")
         if len(data) >= total:
             del self._partial[digest]

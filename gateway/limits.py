@@ -28,12 +28,9 @@ def content_length(scope: Scope) -> int | None:
 
 
 def too_large(limit_bytes: int) -> ApiError:
-    return ApiError(
-        413,
-        "too_large",
-        f"the body is larger than {limit_bytes} bytes",
-        headers=(("connection", "close"),),
-    )
+    # The connection stays open: the server throws the rest of the body away. Closing it now would
+    # reset it under a client that still sends, which then never sees this answer.
+    return ApiError(413, "too_large", f"the body is larger than {limit_bytes} bytes")
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

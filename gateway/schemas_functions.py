@@ -1,6 +1,6 @@
 """Bodies of the generic invoke that have no OpenAI counterpart."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -8,7 +8,7 @@ from msgspec import Meta
 from gateway.schemas_openai import Input
 
 # Base64, a data URL or a nested array: see gateway/preprocess.py.
-Image = Annotated[str, Meta(min_length=1)] | Annotated[list[object], Meta(min_length=1)]
+Image = Annotated[str, Meta(min_length=1)] | Annotated[list[Any], Meta(min_length=1)]
 TopK = Annotated[int, Meta(ge=1, le=1000)]
 
 

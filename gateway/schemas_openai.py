@@ -1,6 +1,6 @@
 """Bodies of the OpenAI endpoints. Fields that we do not know are let pass, as clients send many."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=16)] | None
 Input = Annotated[str, Meta(min_length=1)] | Annotated[list[str | int | list[int]], Meta(min_length=1)]
-Object = dict[str, object]
+Object = dict[str, Any]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):

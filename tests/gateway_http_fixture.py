@@ -164,5 +164,6 @@ async def gateway(
         for client in running.clients:
             await client.close()
         server.leave()
-        await serving
+        async with asyncio.timeout(grace_s + 10):
+            await serving
         await services.aclose()

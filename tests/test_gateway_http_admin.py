@@ -47,7 +47,7 @@ def manifest_of(image: bytes, architecture: str = "LlamaForCausalLM") -> bytes:
     )
 
 
-def draft(gw: Gateway, image: bytes, **changes: object) -> dict[str, object]:
+def draft(gw: Gateway, image: bytes, /, **changes: object) -> dict[str, object]:
     """A deploy's body, its blobs in the store."""
     return {
         "name": "tiny",
@@ -166,7 +166,7 @@ def test_upload_resumes_where_it_was_cut() -> None:
             nothing = await http.head(path)
             assert (nothing.status_code, nothing.headers["upload-offset"]) == (200, "0")
             # A client that announces more than it sends, then goes.
-            reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
             head = (
                 f"PATCH {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gw.admin_key}\r\n"
                 f"upload-offset: 0\r\nupload-length: {len(data)}\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -174,11 +174,8 @@ def test_upload_resumes_where_it_was_cut() -> None:
             writer.write(head.encode() + data[:70_000])
             await writer.drain()
             writer.close()
-            await gw.services.gate.wait_idle(0.01)
             async with asyncio.timeout(5):
-                while not (offset := int((await http.head(path)).headers["upload-offset"])):
-                    await asyncio.sleep(0)
-            assert await gw.services.gate.wait_idle(5)
+                await gw.blobs.appended.wait()
             offset = int((await http.head(path)).headers["upload-offset"])
             assert 0 < offset <= 70_000
             wrong = await http.patch(
