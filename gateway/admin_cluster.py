@@ -1,6 +1,7 @@
 """/admin: operating the running cluster (scale, warm, drop, logs, nodes, instances)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
@@ -44,7 +45,7 @@ class ClusterAdmin:
         asked = await self._body(request, self._warm)
         stages = self._services.cluster.warm(name, asked.nodes, asked.on)
 
-        async def lines() -> AsyncIterator[bytes]:
+        async def lines() -> AsyncGenerator[bytes, None]:
             async for stage in stages:
                 yield msgspec.json.encode({"stage": stage.stage, "fraction": stage.fraction}) + b"\n"
             yield b'{"done":true}\n'
@@ -70,7 +71,7 @@ class ClusterAdmin:
             raise Unprocessable("follow must be true or false", param="follow")
         found = self._services.cluster.logs(name, int(count), follow in ("true", "1"))
 
-        async def lines() -> AsyncIterator[bytes]:
+        async def lines() -> AsyncGenerator[bytes, None]:
             async for line in found:
                 yield line.encode(errors="replace") + b"\n"
 
@@ -114,7 +115,7 @@ class LineReply:
     status; a later one is a last line with the error envelope."""
 
     def __init__(
-        self, services: Services, exchange: Exchange, media_type: str, lines: AsyncIterator[bytes]
+        self, services: Services, exchange: Exchange, media_type: str, lines: AsyncGenerator[bytes, None]
     ) -> None:
         self._services = services
         self._exchange = exchange
@@ -125,10 +126,11 @@ class LineReply:
         stream = ByteStream(send, self._media_type, self._services.settings.streams.write_timeout_s)
         try:
             async with Attended(receive) as attended:
-                async for line in self._lines:
-                    if not stream.started:
-                        await stream.start(())
-                    await stream.write(line)
+                async with aclosing(self._lines) as lines:
+                    async for line in lines:
+                        if not stream.started:
+                            await stream.start(())
+                        await stream.write(line)
                 attended.finish()
                 if not stream.started:
                     await stream.start(())

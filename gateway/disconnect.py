@@ -17,7 +17,7 @@ class Attended:
 
     Works as asyncio.timeout does: it cancels the current task and takes its own cancellation back.
     The request's body must have been read. `tick`, where given, is called when its time has come and
-    returns in how many seconds to call it again.
+    returns in how many seconds to call it again; if it fails, the body is cancelled and the failure raised.
     """
 
     def __init__(self, receive: Receive, *, tick: Tick | None = None, tick_in_s: float = 0.0) -> None:
@@ -27,7 +27,7 @@ class Attended:
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._cancelling = 0
-        self._gone = False
+        self._fault: Exception | None = None
         self._finished = False
 
     def finish(self) -> None:
@@ -46,14 +46,26 @@ class Attended:
     ) -> None:
         assert self._task is not None and self._watcher is not None
         self._watcher.cancel()
-        if self._gone:
-            ours = self._task.uncancel() <= self._cancelling
-            if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise ClientGone from error
-        if self._watcher.done() and not self._watcher.cancelled() and kind is None:
-            self._watcher.result()
+        if self._fault is None:
+            return
+        ours = self._task.uncancel() <= self._cancelling
+        if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise self._fault from error
 
     async def _watch(self) -> None:
+        try:
+            await self._until_gone()
+        except Exception as error:
+            self._fault = error  # of a tick: what it could not do, the body cannot do either
+        else:
+            self._fault = ClientGone()
+        if self._finished:
+            self._fault = None
+            return
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _until_gone(self) -> None:
         loop = asyncio.get_running_loop()
         when = loop.time() + self._tick_in_s if self._tick is not None else None
         while True:
@@ -62,14 +74,7 @@ class Attended:
                     message = await self._receive()
             except TimeoutError:
                 assert self._tick is not None
-                try:
-                    when = loop.time() + await self._tick()
-                except ClientGone:
-                    break
+                when = loop.time() + await self._tick()
                 continue
             if message["type"] == "http.disconnect":
-                break
-        if not self._finished:
-            assert self._task is not None
-            self._gone = True
-            self._task.cancel()
+                return

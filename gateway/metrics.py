@@ -42,7 +42,7 @@ class Metrics:
         )
         self.first_token = Histogram(
             "hypercast_time_to_first_token_seconds",
-            "From the request's arrival to its first output.",
+            "From the begin of a call to its first output.",
             ("function", "start_kind"),
             buckets=_LATENCY_S,
             registry=registry,

@@ -48,11 +48,9 @@ class GatewaySettings:
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
-    data_dir: Path | None = None
     secret: bytes = b""
     admin_key_file: Path | None = None
     expect_nodes: int = 0
-    node_lease_s: float = 5.0
     grace_s: float = 30.0
     linger_s: float = 0.0
     key_cache_s: float = 5.0
@@ -68,8 +66,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
     """Settings from flags; exits with a message for an unknown or bad one."""
     parser = _parser()
     flags = parser.parse_args(argv)
+    data: Path | None = flags.data_dir
+    secret_file = flags.secret_file or (data and data / "cluster.secret")
     try:
-        secret = load_or_create_secret(flags.secret_file, environ)
+        secret = load_or_create_secret(secret_file, environ)
     except (InvalidRecord, OSError) as error:
         parser.error(f"{error} (flag --secret-file)")
     return GatewaySettings(
@@ -78,11 +78,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
         gateway_id=flags.gateway_id,
         redis_url=flags.redis_url,
         store=flags.store,
-        data_dir=flags.data_dir,
         secret=secret,
-        admin_key_file=flags.admin_key_file,
+        admin_key_file=flags.admin_key_file or (data and data / "admin.key"),
         expect_nodes=flags.expect_nodes,
-        node_lease_s=flags.node_lease_s,
         grace_s=flags.grace,
         linger_s=flags.linger,
         max_in_flight=flags.max_in_flight,
@@ -104,11 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--gateway-id", default="", help="this gateway's name in the cluster; default: a fresh one")
     add("--redis-url", required=True, help="redis://host:port/db or unix:///path/redis.sock")
     add("--store", required=True, help="blob store: a folder or an fsspec URL")
-    add("--data-dir", type=Path, help="folder of this installation")
+    add("--data-dir", type=Path, help="where admin.key and cluster.secret are by default")
     add("--secret-file", type=Path, help="file with the cluster's secret (or HYPERCAST_CLUSTER_SECRET)")
     add("--admin-key-file", type=Path, help="where the first admin key is written, mode 0600")
     add("--expect-nodes", type=_count, default=0, help="/readyz waits for so many nodes")
-    add("--node-lease-s", type=_seconds, default=5.0, help="a silent node is gone after this time")
     add(
         "--grace", type=_argument(parse_duration), default=30.0, help="time for requests in flight on SIGTERM"
     )
@@ -137,16 +134,6 @@ def _argument(parse_text: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, not {text!r}")
-    return seconds
 
 
 def _port(text: str) -> int:
