@@ -73,7 +73,8 @@ class CallRun:
                 self.gpu_us = max(self.gpu_us, event.gpu_us)
             case Usage():
                 self.usage = event
-                self.gpu_us = event.gpu_us
+                # A node that was lost after its last token never said what it used in all.
+                self.gpu_us = max(self.gpu_us, event.gpu_us)
             case _:
                 self._output()
         return event

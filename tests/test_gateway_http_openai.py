@@ -495,6 +495,24 @@ def test_a_ledger_that_falters_bills_once(lost: bool) -> None:
     asyncio.run(main())
 
 
+def test_a_node_lost_before_its_usage_is_billed_by_its_last_token() -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def lost(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                yield Tokens(ids=(1, 2), finish_reason="length", gpu_us=2500)
+                yield Usage(prompt_tokens=1, completion_tokens=2, gpu_us=0, queue_us=0, exec_us=0)
+
+            gw.dispatcher.script = lost
+            raw = await gw.openai().completions.with_raw_response.create(model="coder", prompt="x")
+            record = await gw.state.request(raw.headers["x-request-id"])
+            assert (record.billed_gpu_ms, record.completion_tokens) == (3, 2)
+
+    asyncio.run(main())
+
+
 def test_nothing_begins_while_nothing_can_be_billed() -> None:
     async def main() -> None:
         async with gateway() as gw:
