@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,8 @@ from invoker.memory import address_of, advise_huge, populate
 from invoker.threads import in_thread
 
 COPY_CHUNK_BYTES = 8 << 20
-_POPULATE_BYTES = 32 << 20
+PREFAULT_BYTES = 1 << 30  # what a CPU arena takes ahead of use; it is filled from its start on
+_POPULATE_BYTES = 16 << 20
 
 log = logging.getLogger("invoker.arena")
 
@@ -119,8 +121,8 @@ class SpanArena:
 class CpuArena(SpanArena):
     """The arena of a CPU node: anonymous memory of its own, so a start copies as it would to a GPU.
 
-    A background thread takes the pages, so that neither the node's start nor an instance's first copy
-    waits for all of them; the copy takes what is still missing.
+    A background thread takes the pages when the processor has nothing better to do, so that neither the
+    node's start nor an instance's first copy waits for them; the copy takes what is still missing.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -132,7 +134,8 @@ class CpuArena(SpanArena):
         self._prefault.start()
 
     def _take_pages(self) -> None:
-        size = len(self._mapping)
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        size = min(len(self._mapping), PREFAULT_BYTES)
         for offset in range(0, size, _POPULATE_BYTES):
             if self._closing.is_set():
                 return

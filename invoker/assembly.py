@@ -63,8 +63,6 @@ async def run_node(
             await _first(publishing, asyncio.create_task(_until(stop)))
             if not publishing.done():
                 log.info("node %s leaves: draining", settings.node_id)
-                node.drains()
-                publisher.node_changed()
                 await _first(publishing, asyncio.create_task(node.drain()))
                 await _leave(settings, state, epoch, publisher, publishing)
         finally:

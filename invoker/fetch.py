@@ -16,13 +16,12 @@ from rdmacast.pull import Connector, PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import PeerAddress
 from registry.errors import CorruptImage
-from registry.images.manifest import UNIT_BYTES, Manifest
+from registry.images.manifest import UNIT_BYTES, Manifest, default_blocks
 from registry.images.store import BlobReader, BlobStore
 from registry.images.verify import check_units
 
 CHUNK_BYTES = 32 * UNIT_BYTES
 READS_IN_FLIGHT = 3
-PULL_BYTES = 8 * UNIT_BYTES
 _NAMED_UNITS = 8
 
 
@@ -104,7 +103,10 @@ async def from_peers(
     """Pull the image from the first peer that can give it, going on with the next. Raises CastError."""
     manifest = target.manifest
     plan = PullPlan(
-        region=manifest.sha256, nbytes=manifest.nbytes, block_bytes=PULL_BYTES, sources=tuple(sources)
+        region=manifest.sha256,
+        nbytes=manifest.nbytes,
+        block_bytes=_block_bytes(manifest),
+        sources=tuple(sources),
     )
 
     def check(offset: int, view: memoryview) -> Sequence[int]:
@@ -141,6 +143,11 @@ async def _each(target: Target, read: Callable[[int, int], Awaitable[None]]) -> 
             target.mark(offset, nbytes)
 
     await together(*(work() for _ in range(READS_IN_FLIGHT)))
+
+
+def _block_bytes(manifest: Manifest) -> int:
+    """The size of a cast's blocks: whole units, at most the default number of blocks."""
+    return max(1, -(-manifest.unit_count // default_blocks(manifest.nbytes))) * UNIT_BYTES
 
 
 def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:

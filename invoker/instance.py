@@ -46,6 +46,7 @@ class Instance:
         self.runner: EngineRunner | None = None
         self.handler: Handler | None = None
         self.failure: Exception | None = None  # what ended it, if not a stop
+        self.ending = False  # its task is on its way out: a second cancellation would cut that short
         self.told: InstanceRecord | None = None  # the first record of the state it is known to be in
 
     def __repr__(self) -> str:

@@ -45,6 +45,7 @@ class Instances:
         self._ended = ended
         self._instances: dict[str, Instance] = {}
         self._draining = False
+        self._controller_epoch = 0
 
     def __repr__(self) -> str:
         return f"<Instances {list(self._instances.values())!r}>"
@@ -56,7 +57,7 @@ class Instances:
     def start(self, request: StartInstance) -> Instance:
         """Begin a start, or join the one of the same id. The start goes on whoever waits for it.
 
-        Raises Draining; BadWork if the id is that of another function.
+        Raises Draining; BadWork if the id is that of another function, or the controller's lease has passed.
         """
         known = self._instances.get(request.instance_id)
         if known is not None:
@@ -65,6 +66,9 @@ class Instances:
             return known
         if self._draining:
             raise Draining(f"node {self._node} is leaving")
+        if 0 < request.controller_epoch < self._controller_epoch:
+            raise BadWork(f"controller {request.controller_epoch} has been succeeded by another")
+        self._controller_epoch = max(self._controller_epoch, request.controller_epoch)
         life = accepted(
             request.instance_id,
             request.function,
@@ -102,7 +106,8 @@ class Instances:
                     await instance.idle()
             except TimeoutError:
                 self._tell(instance, f"stopping with {instance.work} requests under way after {grace_s:g} s")
-        if not instance.life.final:
+        if not instance.ending:
+            instance.ending = True
             instance.task.cancel()
         await instance.ended()
 
@@ -138,6 +143,7 @@ class Instances:
             raise EngineError(f"the engine failed: {instance.runner.failure}")
 
     async def _end(self, instance: Instance, state: InstanceState, error: str) -> None:
+        instance.ending = True
         try:
             await release(instance, self._gear)
         finally:

@@ -88,11 +88,8 @@ class Node:
     async def drain(self) -> None:
         """Take nothing new, and finish what is under way within the grace period."""
         self._state = NodeState.DRAINING
+        self._parts.changed()
         await self._parts.instances.drain(self._parts.settings.grace_s)
-
-    def drains(self) -> None:
-        """Say so from now on."""
-        self._state = NodeState.DRAINING
 
     def record(self) -> NodeRecord:
         """The node's record as of now; whatever it lists is served to other nodes too."""

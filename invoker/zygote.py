@@ -7,7 +7,7 @@
 
 At the end of stdin, or on SIGTERM or SIGINT, the children get SIGTERM, after STOP_S SIGKILL, and the
 zygote exits. If the zygote dies, the kernel kills its children. The zygote starts no thread and touches
-no accelerator: neither survives a fork.
+no accelerator: neither survives a fork (OpenBLAS, which numpy brings, restarts its pool by itself).
 """
 
 import ctypes
