@@ -30,7 +30,6 @@ def content(name: str, nbytes: int) -> bytes:
 def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
     filling = tier.begin(digest(name), nbytes)
     assert isinstance(filling, Filling)
-    filling.populate(0, nbytes)
     filling.view[:] = content(name, nbytes)
     return filling.publish()
 
