@@ -145,11 +145,10 @@ def running(model: str) -> list[dict[str, object]]:
 
 
 def holders(model: str) -> set[str]:
-    image = next(row["image"] for row in listed("list") if row["name"] == model)
     return {
         str(node["id"])
         for node in listed("nodes")
-        if "host" in node["tiers"].get(image, ())  # type: ignore[attr-defined]
+        if f"{model}:1" in node["tiers"]["host"]  # type: ignore[index]
     }
 
 

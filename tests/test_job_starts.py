@@ -36,8 +36,7 @@ def start_kind(platform: Platform, model: str) -> tuple[str, str]:
 
 
 def holders(platform: Platform, model: str) -> set[str]:
-    image = platform.get(f"/admin/functions/{model}")["current"]["image"]
-    return {node["id"] for node in platform.nodes() if "host" in node["tiers"].get(image, ())}
+    return {node["id"] for node in platform.nodes() if f"{model}:1" in node["tiers"]["host"]}
 
 
 def asleep(platform: Platform, model: str) -> None:
