@@ -67,7 +67,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """An instance took the call. Sent once, before the first output."""
+    """An instance took the call. Sent before the first output; again (the last one counts) if that
+    instance did not serve it after all and another took it, but never after the first output."""
 
     instance_id: str
     node: str

@@ -10,7 +10,7 @@ from gateway.actions import Action, DropFrom, FetchVersion, StartOn, StopOn, War
 from gateway.admission import Admission
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
-from gateway.node_calls import NodeCalls
+from gateway.node_calls import NodeCalls, SourceGone
 from gateway.planner import KeyDemand, Plan, Planner
 from gateway.progress import StartProgress
 from gateway.replicator import Replicator
@@ -67,6 +67,8 @@ class Controller:
         self._work = work
         changes.subscribe(work.notify)
         self._epoch: int | None = None
+        self._starts: set[str] = set()  # under way here
+        self._stops: set[str] = set()  # of these, which were stopped meanwhile
 
     def __repr__(self) -> str:
         return f"<Controller {self._leadership!r} {self._planner!r}>"
@@ -132,6 +134,7 @@ class Controller:
 
     async def _start(self, action: StartOn) -> None:
         key, instance_id, epoch = action.key, action.instance_id, self._epoch
+        self._starts.add(instance_id)
         log.info("starting %s of %s on %s", instance_id, key, action.node)
         try:
             async for step in self._calls.start(action, epoch or 0):
@@ -139,10 +142,18 @@ class Controller:
                 self._changes.notify_soon()
             self._planner.started(instance_id, self._clock.monotonic_s())
             await self._calls.refresh(action.node)
+        except SourceGone as error:
+            log.info("start of %s of %s on %s put off: %s", instance_id, key, action.node, error)
+            self._planner.put_off(instance_id)
         except RegistryError as error:
+            if instance_id in self._stops:  # it failed because it was stopped
+                self._planner.put_off(instance_id)
+                return
             log.warning("start of %s of %s on %s failed: %s", instance_id, key, action.node, error)
             await self._start_failed(action, error)
         finally:
+            self._starts.discard(instance_id)
+            self._stops.discard(instance_id)
             self._progress.forget(key, instance_id)
             self._changes.notify_soon()
 
@@ -174,6 +185,8 @@ class Controller:
 
     async def _stop(self, action: StopOn) -> None:
         log.info("stopping %s on %s", action.instance_id, action.node)
+        if action.instance_id in self._starts:
+            self._stops.add(action.instance_id)
         try:
             await self._calls.stop(action)
         except RemoteError as error:

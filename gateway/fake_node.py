@@ -261,7 +261,7 @@ class FakeNode:
                 await self._stop(request, send)
             case WarmImage(image=image):
                 self.counts["warms"] += 1
-                await self._fetch(image)
+                await self._fetch(image, send)
                 await self._hold(image.image, Tier.HOST, image.nbytes)
                 await send(Done())
             case DropImage(image=image, tier=tier):
@@ -294,29 +294,34 @@ class FakeNode:
         self.instances[request.instance_id] = instance
         await self._publish(instance, InstanceState.STARTING)
         await self._publish(instance, InstanceState.LOADING)
-        await send(InstanceProgress(stage="fetch", fraction=0.5))
+        await send(InstanceProgress(stage="reserve", fraction=0.0))
         if image is not None:
-            await self._fetch(image)
+            await self._fetch(image, send)
             await self._hold(image.image, Tier.HOST, image.nbytes)
             await self._hold(image.image, Tier.GPU, image.nbytes)
         await self._publish(instance, InstanceState.READY)
         await send(InstanceStarted(instance_id=request.instance_id, start_kind=kind.value, phases_ms={}))
 
-    async def _fetch(self, image: ImageRef) -> None:
+    async def _fetch(self, image: ImageRef, send: Send) -> None:
         if self.holds(image.image, Tier.HOST):
             return
         if image.image in self._loaded:  # another load on this node
             await self._loaded[image.image].wait()
             return
+        names = {holder.node for holder in image.holders}
+        # A peer that has not begun to load does not know the image.
+        peers = [
+            n for n in self._net.nodes.values() if n.alive and n.id in names and image.image in n._loaded
+        ]
         loaded = self._loaded[image.image] = asyncio.Event()
-        peers = [n for n in self._net.nodes.values() if n.alive and n.id in {h.node for h in image.holders}]
+        await send(InstanceProgress(stage="fetch", fraction=0.5))
         if peers:
             self.counts["peer_reads"] += 1
         else:
             self.counts["store_reads"] += 1
         await self.loading.through()
         if peers and not peers[0].holds(image.image, Tier.HOST):
-            await peers[0]._loaded.setdefault(image.image, asyncio.Event()).wait()
+            await peers[0]._loaded[image.image].wait()
         loaded.set()
 
     async def _hold(self, image: str, tier: Tier, nbytes: int) -> None:

@@ -1,12 +1,14 @@
 """The calls that gateways make to nodes besides requests: start, stop, warm, drop, logs, status."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 
 from gateway.actions import StartOn, StopOn
 from gateway.directory import Directory
 from gateway.node_client import Links, NodeClient
 from gateway.start_assets import StartAssets
-from registry.errors import ChannelClosed, ChannelError, RemoteError
+from registry.errors import ChannelClosed, ChannelError, RegistryError, RemoteError
 from registry.function import FunctionVersion
 from registry.messages import (
     DropImage,
@@ -24,14 +26,34 @@ from registry.messages import (
 )
 
 
+# How long a start waits for the first bytes on the node that it takes the image from.
+_ARRIVAL_S = 30.0
+
+
+class SourceGone(RegistryError):
+    """The node that was to give the image did not get it either."""
+
+
+class Arrival:
+    """Bytes of an image on their way to a node: `begun` once some are there or the load ended."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.failed = False
+
+
 class NodeCalls:
-    """Every method raises ChannelClosed (node lost), RemoteError, and where it reads blobs also NotFound
+    """A node that takes an image from another on which it is only arriving is called once bytes are
+    there: before that the other would not know the image, and the store would be read twice.
+
+    Every method raises ChannelClosed (node lost), RemoteError, and where it reads blobs also NotFound
     and ImageError."""
 
     def __init__(self, links: Links, directory: Directory, assets: StartAssets) -> None:
         self._links = links
         self._directory = directory
         self._assets = assets
+        self._arrivals: dict[tuple[str, str], Arrival] = {}
 
     async def start(self, action: StartOn, controller_epoch: int) -> AsyncGenerator[InstanceProgress, None]:
         """Start an instance; ends when it is ready."""
@@ -49,14 +71,18 @@ class NodeCalls:
             image=await self._assets.image_ref(version, action.holders),
             controller_epoch=controller_epoch,
         )
-        started = False
-        async with self._client(action.node).call(request) as replies:
-            async for reply in replies:
-                if isinstance(reply, InstanceProgress):
-                    yield reply
-                started = isinstance(reply, InstanceStarted)
-        if not started:
-            raise RemoteError("internal", f"node {action.node} ended the start without a word")
+        with self._arriving(version.image, action.node) as arrival:
+            await self._source(version.image, action.holders)
+            started = False
+            async with self._client(action.node).call(request) as replies:
+                async for reply in replies:
+                    if isinstance(reply, InstanceProgress):
+                        if reply.fraction > 0:
+                            arrival.begun.set()
+                        yield reply
+                    started = isinstance(reply, InstanceStarted)
+            if not started:
+                raise RemoteError("internal", f"node {action.node} ended the start without a word")
 
     async def stop(self, action: StopOn) -> None:
         """Drain and stop an instance; returns when it is gone."""
@@ -69,10 +95,15 @@ class NodeCalls:
         image = await self._assets.image_ref(version, holders)
         if image is None:
             return
-        async with self._client(node).call(WarmImage(image=image, function=version.function)) as replies:
-            async for reply in replies:
-                if isinstance(reply, InstanceProgress):
-                    yield reply
+        request = WarmImage(image=image, function=version.function)
+        with self._arriving(version.image, node) as arrival:
+            await self._source(version.image, holders)
+            async with self._client(node).call(request) as replies:
+                async for reply in replies:
+                    if isinstance(reply, InstanceProgress):
+                        if reply.fraction > 0:
+                            arrival.begun.set()
+                        yield reply
 
     async def drop(self, image: str, node: str, tier: str) -> None:
         await self._do(node, DropImage(image=image, tier=tier))
@@ -94,6 +125,36 @@ class NodeCalls:
                 if isinstance(reply, LogLines):
                     for line in reply.lines:
                         yield line
+
+    @contextmanager
+    def _arriving(self, image: str | None, node: str) -> Iterator[Arrival]:
+        """While this is held others see that the image is on its way to the node."""
+        arrival = Arrival()
+        if image is None or (image, node) in self._arrivals:  # nothing comes, or by another call
+            yield arrival
+            return
+        self._arrivals[image, node] = arrival
+        try:
+            yield arrival
+        except BaseException:
+            arrival.failed = True
+            raise
+        finally:
+            del self._arrivals[image, node]
+            arrival.begun.set()
+
+    async def _source(self, image: str | None, holders: tuple[Holder, ...]) -> None:
+        """Wait until the first holder has something to give. Raises SourceGone."""
+        arrival = self._arrivals.get((image, holders[0].node)) if image and holders else None
+        if arrival is None:
+            return
+        try:
+            async with asyncio.timeout(_ARRIVAL_S):
+                await arrival.begun.wait()
+        except TimeoutError:
+            return  # then the node sees for itself
+        if arrival.failed:
+            raise SourceGone(f"the image did not arrive on {holders[0].node}")
 
     async def _do(self, node: str, request: Request) -> None:
         async with self._client(node).call(request) as replies:

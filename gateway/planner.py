@@ -48,7 +48,7 @@ class KeyDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A start asked for whose record has not shown up; after the node said it is ready, it must by `until`."""
+    """A start asked for whose record has not shown up; once the node said ready, it must by `until`."""
 
     key: VersionKey
     node: str
@@ -256,26 +256,29 @@ class Planner:
             if loads[current].ready < min(plan.desired.get(current, 0), loads[current].cap):
                 return  # the old version stays until the new one is there
             load = replace(load, scaling=replace(load.scaling, keep_alive_s=0.0))
+            memory = give_up_floor(memory)
+        ready = [i for i in directory.ready(key) if i.instance_id not in self.stopping]
+        coming = [i for i in directory.coming(key) if i.instance_id not in self.stopping]
+        keep_on: tuple[str, ...] = ()
+        pins = self._pins.get(key)
+        if pins is not None and len({i.node for i in ready} & set(pins.on)) >= pins.instances:
+            # The named nodes are ready: now the others are surplus, as if the number were set again.
+            memory, keep_on, pins = asked(memory, pins.instances), pins.on, None
+            del self._pins[key]
         decision = self._policy.decide(load, memory, now)
         self._memories[key] = decision.memory
         plan.desired[key] = decision.desired
         plan.again_at(decision.next_at)
-        pins = self._pins.get(key)
-        ready = [i for i in directory.ready(key) if i.instance_id not in self.stopping]
-        coming = [i for i in directory.coming(key) if i.instance_id not in self.stopping]
         missing = decision.desired - load.live
         if pins is not None:
             there = {i.node for i in ready + coming} | {p.node for p in self.pending.values() if p.key == key}
             missing = min(pins.instances, decision.desired) - len(there & set(pins.on))
-            if missing <= 0 and load.starting == 0 and load.ready <= decision.desired:
-                del self._pins[key]
         if missing > 0:
             self._start(key, missing, load, directory, loads, in_flight, plan, now)
         surplus = load.live - decision.desired
-        if pins is not None:  # starts on the named nodes may stand beside the others until they are ready
-            surplus, coming = load.ready - decision.desired, []
+        if pins is not None:  # until these are ready the others stay beside them
+            surplus = 0
         if surplus > 0:
-            keep_on = pins.on if pins is not None else ()
             for instance in choose_stops(surplus, ready, coming, in_flight=in_flight, keep_on=keep_on):
                 self._stop(instance, directory, plan, self._settings.drain_grace_s)
 
@@ -467,6 +470,10 @@ class Planner:
         if total >= self._settings.max_starts and key in self._memories:
             self._memories[key] = give_up_floor(self._memories[key])
             self._pins.pop(key, None)
+
+    def put_off(self, instance_id: str) -> None:
+        """A start was not made, through nobody's fault."""
+        self.pending.pop(instance_id, None)
 
     def stop_failed(self, instance_id: str) -> None:
         """The node was not told: the instance counts again, and may be stopped again.

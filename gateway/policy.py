@@ -91,39 +91,41 @@ class ConcurrencyTarget:
         wanted = math.ceil(calls / scaling.target_concurrency)
         need = _clamp(wanted, 0 if asleep else scaling.min_instances, load.cap)
 
-        surplus_since, peak, next_at = None, 0, None
+        floor, floor_until = self._floor(load, memory, now)
+        since: float | None = None
+        peak, next_at = 0, floor_until
         desired, reason = need, f"{calls} calls at {scaling.target_concurrency} each"
         if asleep:
             reason = "asleep until the next call"
+        elif load.live > need and load.starting and not memory.cut:
+            desired, reason = load.live, "starting"
         elif load.live > need and not memory.cut:
-            surplus_since = now if memory.surplus_since is None or load.starting else memory.surplus_since
-            peak = wanted if memory.surplus_since is None else max(memory.peak, wanted)
-            window_s = scaling.keep_alive_s if peak == 0 else min(scaling.keep_alive_s, self._stable_s)
-            if load.starting or now < surplus_since + window_s:
+            since = now if memory.surplus_since is None else memory.surplus_since
+            peak = max(memory.peak, wanted)
+            kept = max(_clamp(peak, scaling.min_instances, load.live), floor)
+            ends_at: float | None = since + self._window_s(peak, scaling)
+            if ends_at is not None and now < ends_at:
                 desired, reason = load.live, "kept alive"
-                next_at = None if load.starting else surplus_since + window_s
             else:
-                desired = _clamp(peak, scaling.min_instances, load.live)
-                reason = f"no more than {peak} were needed for {window_s:g} s"
-                if desired > need:  # go on counting towards the next step down
-                    surplus_since, peak = now, wanted
-                    next_at = now + (scaling.keep_alive_s if peak == 0 else min(window_s, self._stable_s))
-                else:
-                    surplus_since, peak = None, 0
-
-        floor, floor_until = self._floor(load, memory, now)
+                desired, reason, ends_at = kept, f"at most {peak} were needed of late", None
+                if need < kept and floor < kept:  # the surplus that is left counts anew
+                    since, peak = now, wanted
+                    ends_at = now + self._window_s(peak, scaling)
+            if ends_at is not None:
+                next_at = ends_at if next_at is None else min(next_at, ends_at)
         if floor > desired:
             desired, reason = floor, f"set to {floor}"
-        if floor and floor_until is not None:
-            next_at = floor_until if next_at is None else min(next_at, floor_until)
         return Decision(
             desired=min(desired, load.cap),
             reason=reason,
             memory=Memory(
-                surplus_since=surplus_since, peak=peak, floor=floor, floor_until=floor_until, asleep=asleep
+                surplus_since=since, peak=peak, floor=floor, floor_until=floor_until, asleep=asleep
             ),
             next_at=next_at,
         )
+
+    def _window_s(self, peak: int, scaling: Scaling) -> float:
+        return scaling.keep_alive_s if peak == 0 else min(scaling.keep_alive_s, self._stable_s)
 
     @staticmethod
     def _floor(load: FunctionLoad, memory: Memory, now: float) -> tuple[int, float | None]:

@@ -92,7 +92,7 @@ class Serving:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """All events of the call; ends after Usage. To be closed by whoever does not read to the end."""
-        ticket, announced = self._ticket, False
+        ticket = self._ticket
         tries_left = self._desk.max_tries
         while True:
             shown: Stage | None = None
@@ -107,8 +107,7 @@ class Serving:
                 ticket.wake.clear()
                 await self._until(ticket.wake.wait())
             instance = ticket.instance
-            if not announced:
-                announced = True
+            if not self._outputs:
                 yield self._assigned(instance)
             try:
                 client = self._desk.client(instance.node)

@@ -235,7 +235,7 @@ async def ask(control: Control, call: Call) -> Answer:
             events.append(event)  # noqa: PERF401
     return Answer(
         stages=tuple(e for e in events if isinstance(e, Stage)),
-        assigned=next(e for e in events if isinstance(e, Assigned)),
+        assigned=[e for e in events if isinstance(e, Assigned)][-1],
         ids=[token for e in events if isinstance(e, Tokens) for token in e.ids],
         usage=next(e for e in events if isinstance(e, Usage)),
         events=tuple(events),

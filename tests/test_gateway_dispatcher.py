@@ -156,7 +156,12 @@ def test_a_handler_is_repeated_before_its_first_output_only() -> None:
                         for node in cluster.nodes.values():
                             if node is not victim:
                                 node.token.open()
-            assert [type(e) for e in got if not isinstance(e, Stage)] == [Assigned, HandlerChunk, Usage]
+            assert [type(e) for e in got if not isinstance(e, Stage)] == [
+                Assigned,
+                Assigned,
+                HandlerChunk,
+                Usage,
+            ]
 
     asyncio.run(main())
 

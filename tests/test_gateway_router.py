@@ -1,0 +1,101 @@
+"""Routing and admission: least loaded within limits, first come first served."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_fixture import make_instance
+from gateway.admission import Admission, AdmissionLimits, Ticket
+from gateway.contract import DispatchError
+from gateway.directory import VersionKey
+from gateway.router import Slots
+
+KEY = VersionKey("f", 1)
+
+
+def ticket(at: float = 0.0) -> Ticket:
+    return Ticket(KEY, at, 0, hot=False)
+
+
+def test_the_least_loaded_by_share_takes_the_call() -> None:
+    slots, rng = Slots(), random.Random(1)
+    big, small = make_instance("big", "a", max_concurrency=8), make_instance("small", "b", max_concurrency=2)
+    taken: Counter[str] = Counter()
+    while (choice := slots.choose([big, small], rng, 0.0).instance) is not None:
+        slots.take(choice.instance_id)
+        taken[choice.instance_id] += 1
+        if sum(taken.values()) == 5:
+            assert taken == {"big": 4, "small": 1}
+    assert taken == {"big": 8, "small": 2}
+    slots.free("small")
+    assert slots.choose([big, small], rng, 0.0).instance is small
+
+
+def test_ties_are_broken_by_the_given_chance() -> None:
+    slots = Slots()
+    both = [make_instance("a", "a"), make_instance("b", "b")]
+    rng = random.Random(7)
+    seen = [slots.choose(both, rng, 0.0).instance for _ in range(32)]
+    assert all(instance in seen for instance in both)
+
+
+def test_a_full_instance_is_left_alone_for_a_while() -> None:
+    slots, rng = Slots(), random.Random(1)
+    only = make_instance("a", "a")
+    slots.refuse_until("a", 5.0)
+    choice = slots.choose([only], rng, 4.0)
+    assert (choice.instance, choice.next_at) == (None, 5.0)
+    assert slots.choose([only], rng, 5.0).instance is only
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 40))
+def test_no_instance_is_above_its_limit_and_loads_differ_by_at_most_a_slot(
+    limits: list[int], calls: int
+) -> None:
+    slots, rng = Slots(), random.Random(3)
+    instances = [make_instance(f"i{n}", f"n{n}", max_concurrency=limit) for n, limit in enumerate(limits)]
+    for _ in range(calls):
+        chosen = slots.choose(instances, rng, 0.0).instance
+        if chosen is None:
+            assert sum(slots.in_flight.values()) == sum(limits)
+            break
+        slots.take(chosen.instance_id)
+    for instance in instances:
+        assert slots.in_flight[instance.instance_id] <= instance.max_concurrency
+
+
+def test_lanes_are_first_come_first_served_and_a_returning_call_keeps_its_place() -> None:
+    admission = Admission(AdmissionLimits())
+    tickets = [ticket(float(at)) for at in range(3)]
+    for one in tickets:
+        admission.hold(one)
+    instance = make_instance("i", "a")
+    admission.assign(tickets[0], instance)
+    assert (admission.held, admission.calls) == (2, 3)
+    admission.unassign(tickets[0])
+    admission.hold(tickets[0], again=True)
+    assert list(admission.lane(KEY).held) == tickets
+    for one in tickets:
+        admission.leave(one)
+        admission.leave(one)
+    assert admission.calls == 0 and list(admission.lanes()) == []
+
+
+def test_limits_hold_for_new_calls_only() -> None:
+    admission = Admission(AdmissionLimits(held_per_function=1, held=2))
+    first, other = ticket(), Ticket(VersionKey("g", 1), 0.0, 0, hot=False)
+    admission.hold(first)
+    with pytest.raises(DispatchError, match="wait for f"):
+        admission.hold(ticket())
+    admission.hold(other)
+    with pytest.raises(DispatchError):
+        admission.hold(Ticket(VersionKey("h", 1), 0.0, 0, hot=False))
+    assert len(list(admission.lanes())) == 2
+    admission.hold(ticket(), again=True)
+    admission.draining = True
+    with pytest.raises(DispatchError) as caught:
+        admission.check_open()
+    assert (caught.value.code, caught.value.status, caught.value.retry_after_s) == ("draining", 503, 2)
