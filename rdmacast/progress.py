@@ -60,10 +60,12 @@ class Progress:
         return source in self._lost
 
     def assign(self) -> Fetch | None:
-        """The next fetch to start; None if all is on its way or here. Raises NoHolder."""
+        """The next fetch to start; None if there is none until one in flight ends. Raises NoHolder."""
         if not self._missing:
             return None
         alive = [source for source in range(self._sources) if source not in self._lost]
+        if not alive and self._in_flight:
+            return None  # what was read before its source was lost still counts
         if not alive:
             raise NoHolder(self._describe_loss(), self.missing)
         block = heappop(self._missing)

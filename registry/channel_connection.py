@@ -78,6 +78,11 @@ class ChannelConnection(asyncio.Protocol):
                 self._loop.call_soon(self._flush)
             self._out.append(frame)
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether `writable` would wait."""
+        return not self._writable.is_set()
+
     async def writable(self) -> None:
         """Return when the peer takes more. Raises ChannelClosed."""
         if not self._writable.is_set():

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import msgspec
 
@@ -22,26 +21,25 @@ _CLOSE_S = 1.0  # for the last frames to go out
 
 
 class _ServerCall:
-    """A call under way and how much of its replies the caller will take."""
+    """A call under way; `credit` is how much of its replies the caller will still take."""
+
+    __slots__ = ("_granted", "credit", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
-        self._credit = INITIAL_CREDIT
-        self._granted = asyncio.Event()
-        self._granted.set()
+        self.credit = INITIAL_CREDIT
+        self._granted: asyncio.Future[None] | None = None
 
     def grant(self, credit: int) -> None:
-        self._credit += credit
-        if self._credit > 0:
-            self._granted.set()
+        self.credit += credit
+        if self._granted is not None and not self._granted.done() and self.credit > 0:
+            self._granted.set_result(None)
 
-    async def spend(self, nbytes: int) -> None:
-        """Wait for credit, then take `nbytes` of it."""
-        if not self._granted.is_set():
-            await self._granted.wait()
-        self._credit -= nbytes + FRAME_COST
-        if self._credit <= 0:
-            self._granted.clear()
+    async def granted(self) -> None:
+        """Return once there is credit."""
+        while self.credit <= 0:
+            self._granted = asyncio.get_running_loop().create_future()
+            await self._granted
 
 
 class _ServerConnection(ChannelConnection):
@@ -105,13 +103,17 @@ class _ServerConnection(ChannelConnection):
         call.task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, id_: int, call: _ServerCall, request: Request) -> None:
+        replies: AsyncIterator[Reply] | None = None
         try:
-            async with _closing(self._handler(request)) as replies:
-                async for reply in replies:
-                    body = self._encoder.encode(reply)
-                    await call.spend(len(body))
+            replies = self._handler(request)
+            async for reply in replies:
+                body = self._encoder.encode(reply)
+                if call.credit <= 0:
+                    await call.granted()
+                if self.is_congested:
                     await self.writable()
-                    self.write(pack(Kind.DATA, id_, body))
+                call.credit -= len(body) + FRAME_COST
+                self.write(pack(Kind.DATA, id_, body))
             self.write(pack(Kind.END, id_))
         except ChannelClosed:
             return  # nobody is left to answer
@@ -121,6 +123,8 @@ class _ServerConnection(ChannelConnection):
             # After a CANCEL the id may belong to another call by now.
             if self._calls.get(id_) is call:
                 del self._calls[id_]
+            if isinstance(replies, AsyncGenerator):
+                await replies.aclose()
 
 
 class ChannelServer:
@@ -207,17 +211,6 @@ class ChannelServer:
         logger.info("the channel with %s closed: %s", connection.peer, reason)
         if self._on_peer_closed is not None:
             self._on_peer_closed(connection.peer, reason)
-
-
-@asynccontextmanager
-async def _closing(replies: AsyncIterator[Reply]) -> AsyncIterator[AsyncIterator[Reply]]:
-    """Close an async generator when its loop is left; any other iterator needs no closing."""
-    try:
-        yield replies
-    finally:
-        close = getattr(replies, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _describe(error: Exception, request: Request) -> tuple[str, str]:
