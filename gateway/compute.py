@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from gateway.contract import Assigned, DispatchError
 from gateway.job import Job
+from gateway.schemas_functions import Label
 from registry.messages import Arrays, Compute, Usage
 
 
@@ -60,11 +61,14 @@ def as_json(vector: Vector, *, base64_encoded: bool) -> str | list[float]:
     return base64.b64encode(vector.tobytes()).decode("ascii") if base64_encoded else vector.tolist()
 
 
-def top_labels(logits: Vector, labels: Sequence[str], top_k: int) -> list[tuple[str, float]]:
-    """The likeliest labels and their softmax scores."""
+def top_labels(logits: Vector, labels: Sequence[str], top_k: int) -> list[Label]:
+    """The likeliest labels."""
     values = logits.tolist()
     peak = max(values, default=0.0)
     weights = [math.exp(value - peak) for value in values]
     total = sum(weights) or 1.0
     best = sorted(range(len(values)), key=lambda index: -values[index])[:top_k]
-    return [(labels[i] if i < len(labels) else f"LABEL_{i}", weights[i] / total) for i in best]
+    return [
+        Label(label=labels[i] if i < len(labels) else f"LABEL_{i}", score=weights[i] / total, logit=values[i])
+        for i in best
+    ]

@@ -24,7 +24,6 @@ from gateway.schemas_functions import (
     ClassifyResponse,
     FeaturesRequest,
     FeaturesResponse,
-    Label,
 )
 from gateway.schemas_openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
 from gateway.services import Services
@@ -95,7 +94,7 @@ class FunctionRoutes:
 
         def shape(vectors: Sequence[Vector]) -> ClassifyResponse:
             best = top_labels(vectors[0], assets.labels, top_k)
-            return ClassifyResponse(labels=[Label(label=label, score=score) for label, score in best])
+            return ClassifyResponse(labels=best)
 
         return EncoderReply(
             self._services, exchange, version, "classify", pixels=array, output="logits", shape=shape

@@ -22,10 +22,11 @@ class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Label(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     score: float
+    logit: float
 
 
 class ClassifyResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The likeliest labels, best first; scores are a softmax over all labels."""
+    """The likeliest labels, best first; scores are a softmax of the logits over all labels."""
 
     labels: list[Label]
 
