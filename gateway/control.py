@@ -19,7 +19,8 @@ from gateway.leadership import Leadership
 from gateway.node_calls import NodeCalls
 from gateway.node_client import Dial
 from gateway.nodes import NodeLinks
-from gateway.planner import Planner, PlannerSettings
+from gateway.plan import PlannerSettings
+from gateway.planner import Planner
 from gateway.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.progress import StartProgress
 from gateway.replicator import Replicator

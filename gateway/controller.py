@@ -11,7 +11,8 @@ from gateway.admission import Admission
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
 from gateway.node_calls import NodeCalls, SourceGone
-from gateway.planner import KeyDemand, Plan, Planner
+from gateway.plan import KeyDemand, Plan
+from gateway.planner import Planner
 from gateway.progress import StartProgress
 from gateway.replicator import Replicator
 from gateway.router import Slots

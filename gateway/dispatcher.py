@@ -65,7 +65,7 @@ class CallDispatcher:
         self.counts = DispatchCounts()
         self._directory = directory
         self._changes = changes
-        self._links = links
+        self.links = links
         self._progress = progress
         self._admission = admission
         self._demand = demand
@@ -101,7 +101,7 @@ class CallDispatcher:
     # --- for Serving
 
     def client(self, node: str) -> NodeClient | None:
-        return self._links.client(node)
+        return self.links.client(node)
 
     def gpu_of(self, node: str) -> tuple[str, int]:
         entry = self._directory.node(node)
@@ -125,7 +125,7 @@ class CallDispatcher:
         self._release(ticket)
         match outcome:
             case Outcome.LOST:
-                self._links.lost(instance.node)
+                self.links.lost(instance.node)
             case Outcome.DRAINING:  # its record will say so any moment
                 until = self._clock.monotonic_s() + self._settings.draining_s
                 self.slots.refuse_until(instance.instance_id, until)

@@ -7,11 +7,11 @@ time but by the events that a test holds back.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from registry.errors import ChannelClosed, RemoteError
+from gateway.fake_channel import FakeChannel, FakeNet, Gate, Send
+from gateway.wakeup import Wakeup
+from registry.errors import RemoteError
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.messages import (
     Array,
@@ -28,7 +28,6 @@ from registry.messages import (
     InvokeHandler,
     LogLines,
     NodeStatus,
-    Reply,
     Request,
     StartInstance,
     StopInstance,
@@ -39,8 +38,6 @@ from registry.messages import (
 )
 from registry.node import Holding, NodeRecord, NodeState, Tier
 from registry.state import ClusterState
-
-Send = Callable[[Reply], Awaitable[None]]
 
 
 def next_token(context: tuple[int, ...]) -> int:
@@ -56,98 +53,6 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
     return list(context[len(prompt) :])
 
 
-class Gate:
-    """Open by default; a test may close it to hold something back, and wait for arrivals at it."""
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._arrived = asyncio.Event()
-        self.waiting = 0
-
-    def open(self) -> None:
-        self._open.set()
-
-    def close(self) -> None:
-        self._open.clear()
-        self._arrived.clear()
-
-    async def arrived(self) -> None:
-        """Return once someone waits at the closed gate."""
-        await self._arrived.wait()
-
-    async def through(self) -> None:
-        if not self._open.is_set():
-            self.waiting += 1
-            self._arrived.set()
-            try:
-                await self._open.wait()
-            finally:
-                self.waiting -= 1
-        else:
-            await asyncio.sleep(0)
-
-
-class FakeNet:
-    """All fake nodes by their channel address; `dial` is what gateways are given."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, FakeNode] = {}
-
-    async def dial(self, record: NodeRecord) -> "FakeChannel":
-        node = self.nodes.get(record.channel)
-        if node is None or not node.alive:
-            raise ChannelClosed(f"nobody listens at {record.channel}")
-        return node.open_channel()
-
-
-class FakeChannel:
-    """One gateway's channel to one node."""
-
-    def __init__(self, node: "FakeNode") -> None:
-        self._node = node
-        self._closed = asyncio.Event()
-
-    async def wait_closed(self) -> None:
-        await self._closed.wait()
-
-    async def aclose(self) -> None:
-        self._closed.set()
-        self._node.channels.discard(self)
-
-    @asynccontextmanager
-    async def call(self, request: Request) -> AsyncIterator[AsyncIterator[Reply]]:
-        if self._closed.is_set():
-            raise ChannelClosed(f"the channel to {self._node.id} is closed")
-        replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
-
-        async def serve() -> None:
-            try:
-                await self._node.answer(request, replies.put)
-                await replies.put(None)
-            except RemoteError as error:
-                await replies.put(error)
-
-        async def watch() -> None:
-            await self._closed.wait()
-            await replies.put(ChannelClosed(f"node {self._node.id} is gone"))
-
-        tasks = [asyncio.create_task(serve()), asyncio.create_task(watch())]
-        try:
-            yield _drain(replies)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drain(replies: "asyncio.Queue[Reply | BaseException | None]") -> AsyncIterator[Reply]:
-    while (reply := await replies.get()) is not None:
-        if isinstance(reply, BaseException):
-            raise reply
-        yield reply
-
-
 @dataclass(slots=True)
 class FakeInstance:
     record: InstanceRecord
@@ -157,7 +62,8 @@ class FakeInstance:
 
 
 class FakeNode:
-    """`counts` has `store_reads`, `peer_reads`, `starts`, `stops`, `warms`, `calls`, `cancelled`."""
+    """`counts` has `store_reads`, `peer_reads`, `starts`, `stops`, `warms`, `drops`, `calls`, `served` and
+    `cancelled`, and `most_running` calls at once."""
 
     def __init__(
         self,
@@ -182,8 +88,9 @@ class FakeNode:
         self.call_errors: list[RemoteError] = []  # one for each of the next calls
         self._state = state
         self._net = net
+        self._ended = Wakeup()
         self._ttl_s = ttl_s
-        self._loaded: dict[str, asyncio.Event] = {}
+        self.loaded: dict[str, asyncio.Event] = {}
         self._record = NodeRecord(
             id=id_,
             host=host or f"host-{id_}",
@@ -222,6 +129,10 @@ class FakeNode:
         self._net.nodes[self._record.channel] = self
         await self.beat()
 
+    def listening(self, channel: str) -> None:
+        """Be reached at this address instead of through the net."""
+        self._record = replace(self._record, channel=channel)
+
     async def beat(self) -> None:
         await self._state.put_node(self._record, self._ttl_s)
 
@@ -229,7 +140,7 @@ class FakeNode:
         """Die without a word: channels break, the records stay until their lease runs out."""
         self.alive = False
         self.instances.clear()
-        self._loaded.clear()
+        self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
         await self.cut()
 
@@ -247,6 +158,11 @@ class FakeNode:
         channel = FakeChannel(self)
         self.channels.add(channel)
         return channel
+
+    async def served(self, calls: int) -> None:
+        """Return once so many more calls have come to their end here."""
+        until = self.counts["served"] + calls
+        await self._ended.wait_for(lambda: self.counts["served"] >= until)
 
     def holds(self, image: str, tier: Tier) -> bool:
         return any(h.image == image and tier in h.tiers for h in self._record.holdings)
@@ -305,15 +221,13 @@ class FakeNode:
     async def _fetch(self, image: ImageRef, send: Send) -> None:
         if self.holds(image.image, Tier.HOST):
             return
-        if image.image in self._loaded:  # another load on this node
-            await self._loaded[image.image].wait()
+        if image.image in self.loaded:  # another load on this node
+            await self.loaded[image.image].wait()
             return
         names = {holder.node for holder in image.holders}
         # A peer that has not begun to load does not know the image.
-        peers = [
-            n for n in self._net.nodes.values() if n.alive and n.id in names and image.image in n._loaded
-        ]
-        loaded = self._loaded[image.image] = asyncio.Event()
+        peers = [n for n in self._net.nodes.values() if n.alive and n.id in names and image.image in n.loaded]
+        loaded = self.loaded[image.image] = asyncio.Event()
         await send(InstanceProgress(stage="fetch", fraction=0.5))
         if peers:
             self.counts["peer_reads"] += 1
@@ -321,7 +235,7 @@ class FakeNode:
             self.counts["store_reads"] += 1
         await self.loading.through()
         if peers and not peers[0].holds(image.image, Tier.HOST):
-            await peers[0]._loaded[image.image].wait()
+            await peers[0].loaded[image.image].wait()
         loaded.set()
 
     async def _hold(self, image: str, tier: Tier, nbytes: int) -> None:
@@ -347,7 +261,7 @@ class FakeNode:
             if holding.tiers:
                 holdings.append(holding)
         if tier is Tier.HOST:
-            self._loaded.pop(image, None)
+            self.loaded.pop(image, None)
         self._record = replace(
             self._record, holdings=tuple(holdings), gpu_free_bytes=self._record.gpu_free_bytes + freed
         )
@@ -385,6 +299,8 @@ class FakeNode:
         self.counts["most_running"] = max(self.counts["most_running"], instance.running)
         try:
             await self._work(work, send)
+            self.counts["served"] += 1
+            self._ended.notify()
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise

@@ -25,7 +25,6 @@ from registry.messages import (
     WarmImage,
 )
 
-
 # How long a start waits for the first bytes on the node that it takes the image from.
 _ARRIVAL_S = 30.0
 

@@ -6,84 +6,18 @@ never asked for twice. `plan` returns actions; whoever carries them out reports 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from gateway.actions import Action, FetchVersion, StartOn, StopOn, WarmOn
+from gateway.actions import FetchVersion, StartOn, StopOn, WarmOn
 from gateway.directory import Directory, VersionKey
 from gateway.placement import choose_sources, choose_starts, choose_stops, impossible, sites, tier_of
+from gateway.plan import KeyDemand, Penalty, Pending, Pins, Plan, PlannerSettings
 from gateway.policy import FunctionLoad, Memory, ScalerPolicy, asked, give_up_floor
+from gateway.room import choose_victims, used_images
 from registry.function import FunctionVersion, Scaling, Task
 from registry.instance import InstanceRecord
 from registry.node import NodeRecord, Tier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerSettings:
-    """`max_starts` is how many starts in a row may fail before a wished number is given up.
-
-    An instance serves `max(target_concurrency, batch)` calls at once, at most `max_batch`: an engine
-    batches, so a call that waits for a second instance is better off on the first meanwhile. A
-    handler serves exactly its target.
-    """
-
-    max_starts: int = 3
-    batch: int = 8
-    max_batch: int = 256
-    drain_grace_s: float = 600.0
-    delete_grace_s: float = 30.0
-    record_wait_s: float = 10.0
-    wish_age_s: float = 15.0
-    penalty_s: float = 1.0
-    max_penalty_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyDemand:
-    """Calls of one version over all gateways."""
-
-    in_flight: int = 0
-    held: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A start asked for whose record has not shown up; once the node said ready, it must by `until`."""
-
-    key: VersionKey
-    node: str
-    image: str | None
-    image_bytes: int
-    until: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Penalty:
-    """A node on which starts of a version failed `count` times in a row; none there before `until`."""
-
-    until: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Nodes that an operator named for a number of instances."""
-
-    on: tuple[str, ...]
-    instances: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Plan:
-    """The outcome of one step; `next_at` is when to plan again if nothing happens before."""
-
-    actions: list[Action] = field(default_factory=list)
-    desired: dict[VersionKey, int] = field(default_factory=dict)
-    next_at: float | None = None
-
-    def again_at(self, when: float | None) -> None:
-        if when is not None:
-            self.next_at = when if self.next_at is None else min(self.next_at, when)
 
 
 class Planner:
@@ -316,7 +250,7 @@ class Planner:
             sites(
                 version,
                 free,
-                used_images=self._used_images(directory),
+                used_images=used_images(directory),
                 reserved_bytes=self._reserved(),
                 instances=Counter(i.node for i in directory.instances()),
                 loading_hosts={node.host for node in loading},
@@ -349,7 +283,17 @@ class Planner:
                 )
             )
         if len(targets) < count and load.held and image:
-            self._make_room(key, version, free, directory, loads, in_flight, plan)
+            victims = choose_victims(
+                version,
+                free,
+                directory,
+                loads,
+                in_flight=in_flight,
+                reserved_bytes=self._reserved(),
+                stopping=self.stopping,
+            )
+            for instance in victims:
+                self._stop(instance, directory, plan, self._settings.drain_grace_s)
 
     def _free_nodes(
         self, key: VersionKey, nodes: list[NodeRecord], directory: Directory, plan: Plan, now: float
@@ -367,44 +311,6 @@ class Planner:
             else:
                 free.append(node)
         return free
-
-    def _make_room(
-        self,
-        key: VersionKey,
-        version: FunctionVersion,
-        nodes: Iterable[NodeRecord],
-        directory: Directory,
-        loads: Mapping[VersionKey, FunctionLoad],
-        in_flight: Mapping[str, int],
-        plan: Plan,
-    ) -> None:
-        """Calls wait and no arena has room: let go of idle instances that nobody needs now.
-
-        On the node where the fewest must go; those used longest ago first. One node a step.
-        """
-        spare: dict[VersionKey, int] = {}
-        for other, load in loads.items():
-            need = -(-(load.in_flight + load.held) // load.scaling.target_concurrency)
-            spare[other] = load.ready - max(need, load.scaling.min_instances)
-        best: list[InstanceRecord] | None = None
-        for node in nodes:
-            here = [i for i in directory.instances() if i.node == node.id]
-            lack = version.image_bytes - node.gpu_free_bytes + self._reserved().get(node.id, 0)
-            lack -= sum(self._bytes(directory, i) for i in here if i.instance_id in self.stopping)
-            if lack <= 0:
-                return  # room is coming already
-            left, victims = Counter(spare), []
-            for instance in sorted(here, key=lambda i: i.since):
-                other = VersionKey(instance.function, instance.version)
-                idle = instance in directory.ready(other) and not in_flight.get(instance.instance_id)
-                if lack > 0 and idle and other != key and left[other] > 0:
-                    left[other] -= 1
-                    lack -= self._bytes(directory, instance)
-                    victims.append(instance)
-            if lack <= 0 and (best is None or len(victims) < len(best)):
-                best = victims
-        for instance in best or ():
-            self._stop(instance, directory, plan, self._settings.drain_grace_s)
 
     def _stop(self, instance: InstanceRecord, directory: Directory, plan: Plan, grace_s: float) -> None:
         if instance.instance_id in self.stopping or directory.node(instance.node) is None:
@@ -427,23 +333,11 @@ class Planner:
                 found.append(entry.record)
         return found
 
-    def _used_images(self, directory: Directory) -> dict[str, set[str]]:
-        used: dict[str, set[str]] = {}
-        for instance in directory.instances():
-            version = directory.version(VersionKey(instance.function, instance.version))
-            if version is not None and version.image is not None:
-                used.setdefault(instance.node, set()).add(version.image)
-        return used
-
     def _reserved(self) -> dict[str, int]:
         reserved: Counter[str] = Counter()
         for pending in self.pending.values():
             reserved[pending.node] += pending.image_bytes
         return reserved
-
-    def _bytes(self, directory: Directory, instance: InstanceRecord) -> int:
-        version = directory.version(VersionKey(instance.function, instance.version))
-        return version.image_bytes if version is not None and version.image is not None else 0
 
     def _max_concurrency(self, version: FunctionVersion, scaling: Scaling) -> int:
         if version.task is Task.HANDLER:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from gateway.actions import DropFrom, WarmOn
 from gateway.directory import Directory
 from gateway.placement import choose_loader, choose_sources, choose_warm
-from gateway.planner import Plan, Planner
+from gateway.plan import Plan
+from gateway.planner import Planner
 from registry.instance import InstanceState
 from registry.node import Tier
 

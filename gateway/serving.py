@@ -85,6 +85,7 @@ class Serving:
         self._outputs = 0
         self._finished = False  # the last output came; only Usage is missing
         self._failed_over = False
+        self._gpu_us = 0  # of the last instance, as far as told
         self._stage = ""
 
     def __repr__(self) -> str:
@@ -194,8 +195,9 @@ class Serving:
 
     def _account(self, reply: Reply) -> Event:
         match reply:
-            case Tokens(ids=ids, finish_reason=reason):
+            case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._ids.extend(ids)
+                self._gpu_us = gpu_us
                 self._finished = bool(reason)
             case Arrays():
                 self._finished = True
@@ -218,10 +220,16 @@ class Serving:
         )
 
     def _synthetic_usage(self) -> Usage:
-        """The call is complete, but its node was lost before it said what it used: time is not billed."""
+        """The call is complete, but its node was lost before it said what it used in all."""
         work = self._call.work
         prompt = len(work.prompt_ids) if isinstance(work, Generate) else 0
-        return Usage(prompt_tokens=prompt, completion_tokens=len(self._ids), gpu_us=0, queue_us=0, exec_us=0)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=len(self._ids),
+            gpu_us=self._gpu_us,
+            queue_us=0,
+            exec_us=self._gpu_us,
+        )
 
     def _check_repeatable(self, instance: InstanceRecord, error: ChannelClosed) -> None:
         if self._outputs and not self._finished and not isinstance(self._call.work, Generate):

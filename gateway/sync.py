@@ -59,6 +59,7 @@ class DirectorySync:
                 if self.alive:
                     log.warning("the shared state is away: %s", error)
                 self.alive = False
+                self._changes.notify_soon()
                 await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
                 wait_s = min(_LAST_WAIT_S, wait_s * 2)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from gateway.contract import Assigned, Call, Deadlines, Event, Stage
 from gateway.control import Control, ControlSettings, make_control
-from gateway.fake_node import FakeNet, FakeNode
+from gateway.fake_channel import FakeNet
+from gateway.fake_node import FakeNode
 from gateway.policy import ScalerPolicy
 from registry.function import FunctionVersion, Scaling, Task
 from registry.instance import InstanceRecord, InstanceState, StartKind

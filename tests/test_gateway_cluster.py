@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-
 from control_fixture import ask, make_call, make_version, open_cluster, open_gateway
+
 from gateway.contract import DispatchError
 from gateway.fake_node import tokens_after
 from registry.errors import NotFound, RemoteError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from control_fixture import MIB, ask, digest, make_call, make_version, open_cluster, open_gateway
 
-from gateway.contract import DispatchError
+from gateway.contract import DispatchError, Stage
 from gateway.control import ControlSettings
 from gateway.directory import VersionKey
 from gateway.fake_node import tokens_after
@@ -18,6 +18,7 @@ from registry.errors import StateUnavailable
 from registry.function import Scaling
 from registry.instance import InstanceState
 from registry.memory_state import MemoryState
+from registry.messages import Usage
 from registry.node import Tier
 
 QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
@@ -134,8 +135,7 @@ def test_a_redeploy_under_load_fails_no_call_and_replaces_the_instances() -> Non
                     served.append(current.version)
 
             clients = [asyncio.create_task(client(number)) for number in range(3)]
-            while len(served) < 20:
-                await asyncio.sleep(0)
+            await asyncio.gather(*(cluster.nodes[i.node].served(10) for i in cluster.ready()))
             gate = [node.loading for node in cluster.nodes.values()]
             for one in gate:
                 one.close()
@@ -148,9 +148,7 @@ def test_a_redeploy_under_load_fails_no_call_and_replaces_the_instances() -> Non
             for one in gate:
                 one.open()
             await cluster.control.changes.wait_for(lambda: not cluster.control.directory.instances(key))
-            before = len(served)
-            while len(served) < before + 20:
-                await asyncio.sleep(0)
+            await asyncio.gather(*(cluster.nodes[i.node].served(20) for i in cluster.ready()))
             stop.set()
             await asyncio.gather(*clients)
             assert served[-1] == new.version
@@ -287,16 +285,14 @@ def test_while_the_state_is_away_routes_keep_serving_and_starts_wait() -> None:
             other = await cluster.deploy(name="g", image="image-2")
             await ask(cluster.control, make_call(version))
             state.gone.set()
-            while cluster.control.stats().state_alive:
-                await asyncio.sleep(0)
+            await cluster.control.changes.wait_for(lambda: not cluster.control.stats().state_alive)
             assert (await ask(cluster.control, make_call(version))).ids == EXPECTED
             starts = cluster.counts("starts")
-            held = asyncio.create_task(ask(cluster.control, make_call(other)))
-            while not cluster.control.stats().held:
-                await asyncio.sleep(0)
-            assert cluster.counts("starts") == starts
-            state.gone.clear()
-            assert (await held).ids == EXPECTED
+            async with cluster.control.dispatcher.run(make_call(other)) as events:
+                assert isinstance(await anext(events), Stage)
+                assert (cluster.control.stats().held, cluster.counts("starts")) == (1, starts)
+                state.gone.clear()
+                assert isinstance([event async for event in events][-1], Usage)
 
     asyncio.run(main())
 
@@ -308,7 +304,7 @@ def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:
             assert version.image == digest("image-1")
             await cluster.control.changes.wait_for(lambda: not cluster.control.directory.nodes())
             assert [i.state for i in cluster.ready() if i.state is InstanceState.READY] == []
-            with pytest.raises(DispatchError, match="no_nodes|node"):
+            with pytest.raises(DispatchError, match="as many nodes"):
                 await cluster.control.cluster.scale("f", 1, (), wait=True)
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from control_fixture import make_holding, make_instance, make_node, make_version
+
 from gateway.directory import Directory, VersionKey
 from registry.change import (
     Demand,

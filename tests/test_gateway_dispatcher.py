@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-
 from control_fixture import ask, make_call, open_cluster
+
 from gateway.admission import AdmissionLimits
 from gateway.contract import Assigned, Call, Deadlines, DispatchError, Stage
 from gateway.control import ControlSettings
@@ -143,6 +143,7 @@ def test_a_handler_is_repeated_before_its_first_output_only() -> None:
             version = await cluster.deploy(image=None, task=Task.HANDLER)
             await cluster.control.cluster.scale("f", 2, (), wait=True)
             work = InvokeHandler(request_id="r", instance_id="", body=b"{}")
+            death: asyncio.Task[None] | None = None
             call = Call(request_id="r", tenant="t", version=version, work=work)
             for node in cluster.nodes.values():
                 node.token.close()
@@ -150,12 +151,14 @@ def test_a_handler_is_repeated_before_its_first_output_only() -> None:
             async with cluster.control.dispatcher.run(call) as events:
                 async for event in events:
                     got.append(event)
-                    if isinstance(event, Assigned):
+                    if isinstance(event, Assigned) and death is None:
                         victim = cluster.nodes[event.node]
-                        asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(victim.kill()))
+                        death = asyncio.create_task(victim.kill())
                         for node in cluster.nodes.values():
                             if node is not victim:
                                 node.token.open()
+            assert death is not None
+            await death
             assert [type(e) for e in got if not isinstance(e, Stage)] == [
                 Assigned,
                 Assigned,

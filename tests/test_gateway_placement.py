@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from control_fixture import MIB, digest, make_holding, make_instance, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_fixture import MIB, digest, make_holding, make_instance, make_node, make_version
 from gateway.placement import (
     Site,
     choose_sources,

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 import pytest
+from control_fixture import make_instance
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_fixture import make_instance
 from gateway.admission import Admission, AdmissionLimits, Ticket
 from gateway.contract import DispatchError
 from gateway.directory import VersionKey

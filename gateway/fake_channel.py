@@ -1,0 +1,119 @@
+"""Channels without sockets: how tests reach FakeNodes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from registry.errors import ChannelClosed, RemoteError
+from registry.messages import Reply, Request
+from registry.node import NodeRecord, Tier
+
+Send = Callable[[Reply], Awaitable[None]]
+
+
+class FakePeer(Protocol):
+    """What the net needs of a FakeNode, and what FakeNodes need of each other."""
+
+    id: str
+    alive: bool
+    channels: "set[FakeChannel]"
+    loaded: dict[str, asyncio.Event]
+
+    def open_channel(self) -> "FakeChannel": ...
+
+    def holds(self, image: str, tier: Tier) -> bool: ...
+
+    async def answer(self, request: Request, send: Send) -> None: ...
+
+
+class Gate:
+    """Open by default; a test may close it to hold something back, and wait for arrivals at it."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._arrived = asyncio.Event()
+        self.waiting = 0
+
+    def open(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+        self._arrived.clear()
+
+    async def arrived(self) -> None:
+        """Return once someone waits at the closed gate."""
+        await self._arrived.wait()
+
+    async def through(self) -> None:
+        if not self._open.is_set():
+            self.waiting += 1
+            self._arrived.set()
+            try:
+                await self._open.wait()
+            finally:
+                self.waiting -= 1
+        else:
+            await asyncio.sleep(0)
+
+
+class FakeNet:
+    """All fake nodes by their channel address; `dial` is what gateways are given."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, FakePeer] = {}
+
+    async def dial(self, record: NodeRecord) -> "FakeChannel":
+        node = self.nodes.get(record.channel)
+        if node is None or not node.alive:
+            raise ChannelClosed(f"nobody listens at {record.channel}")
+        return node.open_channel()
+
+
+class FakeChannel:
+    """One gateway's channel to one node."""
+
+    def __init__(self, node: "FakePeer") -> None:
+        self._node = node
+        self._closed = asyncio.Event()
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        self._closed.set()
+        self._node.channels.discard(self)
+
+    @asynccontextmanager
+    async def call(self, request: Request) -> AsyncIterator[AsyncIterator[Reply]]:
+        if self._closed.is_set():
+            raise ChannelClosed(f"the channel to {self._node.id} is closed")
+        replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+
+        async def serve() -> None:
+            try:
+                await self._node.answer(request, replies.put)
+                await replies.put(None)
+            except RemoteError as error:
+                await replies.put(error)
+
+        async def watch() -> None:
+            await self._closed.wait()
+            await replies.put(ChannelClosed(f"node {self._node.id} is gone"))
+
+        tasks = [asyncio.create_task(serve()), asyncio.create_task(watch())]
+        try:
+            yield _drain(replies)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(replies: "asyncio.Queue[Reply | BaseException | None]") -> AsyncIterator[Reply]:
+    while (reply := await replies.get()) is not None:
+        if isinstance(reply, BaseException):
+            raise reply
+        yield reply
