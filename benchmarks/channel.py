@@ -376,7 +376,7 @@ def describe_machine() -> dict[str, object]:
         "commit": commit.stdout.strip(),
         "machine": f"{os.cpu_count()} x {cpu}",
         "python": platform.python_version(),
-        "load_average_before": os.getloadavg()[0],
+        "load_average": os.getloadavg()[0],
         "command": " ".join(["python -m benchmarks.channel", *sys.argv[1:]]),
     }
 
