@@ -332,3 +332,13 @@ def test_minilm_from_the_package_index_packs() -> None:
         ("embeddings.position_ids",),
     )
     assert "1_Pooling/config.json" in collect_assets(folder)
+
+
+def test_a_checkpoint_of_mixed_floats_becomes_one_dtype(tmp_path: Path) -> None:
+    tensors = llama_tensors(dtype="BF16")
+    norm = llama_tensors(dtype="F32")["model.norm.weight"]
+    tensors["model.norm.weight"] = norm
+    plan = plan_checkpoint(write_checkpoint(tmp_path / "c", tensors, llama_config()))
+    assert plan.dtype == "bfloat16"
+    assert {entry.dtype for entry in plan.layout.tensors} == {"BF16"}
+    assert (read_tensor(plan, read_all(plan), "model.norm.weight") == norm.astype(ml_dtypes.bfloat16)).all()

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from registry.errors import CheckpointError
 from registry.images.architectures import Arrangement, arrange, read_config
-from registry.images.dtypes import convert, dominant_dtype
+from registry.images.dtypes import FLOATS, convert, dominant_dtype
 from registry.images.layout import Layout, lay_out
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_checkpoint
 
@@ -169,6 +169,10 @@ def _plan(
     config: dict[str, object], arrangement: Arrangement, sources: dict[str, SourceTensor], dtype: str
 ) -> PackPlan:
     row = arrangement.architecture
+    placed = [sources[name] for part in arrangement.parts for name in part.names]
+    if dtype == "auto" and len({source.dtype for source in placed if source.dtype in FLOATS}) > 1:
+        # One instance computes in one dtype: a few tensors kept in another are converted.
+        dtype = dominant_dtype((source.dtype, source.nbytes) for source in placed)
     layout = lay_out(arrangement.parts, sources, dtype)
     for entry in layout.tensors:
         if entry.dtype.startswith("F8"):
