@@ -40,6 +40,7 @@ class ImageSource(Source):
 )
 @click.option("--keep-alive", type=DURATION, help="Idle time before an instance stops (default 60s).")
 @click.option("--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights (default: as stored).")
+@click.option("--model", metavar="PATH|HUB_ID", help="The checkpoint of a function.yaml that names none.")
 @click.option("--description", help="For people.")
 @output_option
 @client_options
@@ -51,6 +52,7 @@ def deploy_command(
     target_concurrency: int | None,
     keep_alive: float | None,
     dtype: str | None,
+    model: str | None,
     description: str | None,
     form: str,
     url: str | None,
@@ -65,6 +67,7 @@ def deploy_command(
     Examples:
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy functions/echo
+      hypercast deploy functions/embed --model ./my-bert
       hypercast deploy some-org/some-model --name m --dtype bfloat16
     """
     given = {
@@ -79,7 +82,7 @@ def deploy_command(
         chosen = name or (spec.name if spec else None)
         if chosen is None:
             raise UsageError("give the function a name with --name")
-        bundle = make_bundle(source, spec, dtype, description)
+        bundle = make_bundle(source, spec, model, dtype, description)
         if spec is not None:
             scaling = {**spec_scaling(spec), **scaling}
     except ImageError as exc:
@@ -100,12 +103,16 @@ def deploy_command(
     )
 
 
-def make_bundle(source: str, spec: FunctionSpec | None, dtype: str | None, description: str | None) -> Bundle:
+def make_bundle(
+    source: str, spec: FunctionSpec | None, model: str | None, dtype: str | None, description: str | None
+) -> Bundle:
     """What to send for `source`; its function.yaml, if any, gives what no flag says."""
     if spec is not None and spec.handler is not None:
+        if model is not None:
+            raise UsageError("a function with a handler has no --model")
         return bundle_handler(Path(source).expanduser(), spec)
     return bundle_model(
-        model_source(source, spec),
+        model or model_source(source, spec),
         dtype or (spec.dtype if spec else "auto"),
         description or (spec.description if spec else ""),
         spec.task if spec else None,
