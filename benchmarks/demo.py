@@ -90,7 +90,8 @@ async def call(
     first = 0.0
     count = 0
     pieces: list[str] = []
-    raw = await client.completions.with_raw_response.create(
+    facts: dict[str, str] = {}
+    stream = await client.completions.create(
         model=model,
         prompt=prompt,
         max_tokens=tokens,
@@ -100,25 +101,21 @@ async def call(
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True},
     )
-    async for chunk in raw.parse():
+    async for chunk in stream:
         if chunk.choices and not first:
             first = time.perf_counter()
         pieces += [choice.text for choice in chunk.choices]
         if chunk.usage:
             count = chunk.usage.completion_tokens
+            facts = chunk.hypercast  # type: ignore[attr-defined]
     ended = time.perf_counter()
     if count != tokens:
         raise DemoFailed(f"{model}: asked for {tokens} tokens, got {count}")
-    record = json.loads(
-        await asyncio.to_thread(
-            hypercast, "usage", "show", raw.headers["x-request-id"], "-o", "json", quiet=True
-        )
-    )
     return Reading(
         model=model,
         what=what,
-        start_kind=record["start_kind"],
-        node=record["node"],
+        start_kind=facts["x_start_kind"],
+        node=facts["node"],
         ttft_s=first - began,
         tokens_per_s=(count - 1) / max(1e-9, ended - first),
         text="".join(pieces),
@@ -255,7 +252,7 @@ def main() -> None:
         say(hypercast("deploy", str(ROOT / "functions" / TINY), "--keep-alive", "5m"))
         say(hypercast("deploy", str(checkpoint), "--name", BIG, "--keep-alive", "5m"))
         asyncio.run(session(url, key))
-        say("The bill:" + hypercast("usage", "report"))
+        say(hypercast("usage", "report"))
     except DemoFailed as failure:
         sys.exit(f"demo failed: {failure}\nlogs are in {DATA / 'logs'}")
     finally:

@@ -43,6 +43,11 @@ class Ticket:
         self.error: DispatchError | None = None
         self.wake = asyncio.Event()
 
+    def lost_instance(self) -> None:
+        """The ready instance that the call found is gone; if there is no other, it waits for a start."""
+        if self.instance is None:
+            self.hot, self.ready_s = False, None
+
     def __repr__(self) -> str:
         at = self.instance.instance_id if self.instance else "held"
         return f"<Ticket {self.key} {self.error or at}>"

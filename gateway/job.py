@@ -77,12 +77,18 @@ class Job:
         return call_id(self.exchange.request_id, len(self.runs))
 
     def note_assigned(self, assigned: Assigned) -> bool:
-        """Note that an instance took a call; says whether it was the request's first."""
-        if self.assigned is not None:
+        """Note that an instance took a call; says whether it was the request's first.
+
+        Another instance may take the first call over before its first output: then that one counts.
+        """
+        first = self.assigned is None
+        if not first and self.runs[0].assigned is not assigned:
             return False
         self.assigned = assigned
         self.exchange.start_kind = assigned.start_kind
         self.exchange.node = assigned.node
+        if not first:
+            return False
         self._hold(False)
         if assigned.start_kind == StartKind.COLD:
             self._services.metrics.cold_starts.labels(self.version.function).inc()

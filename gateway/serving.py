@@ -143,6 +143,8 @@ class Serving:
             self._failed_over = self._failed_over or self._outputs > 0
             self._stage = "queue"
             self._desk.again(ticket, outcome, failover=outcome is Outcome.LOST)
+            if outcome is not Outcome.FULL:
+                ticket.lost_instance()
 
     async def _until(self, awaitable: Awaitable[_T]) -> _T:
         """Await under the limit that is in force now."""
