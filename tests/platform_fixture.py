@@ -97,9 +97,7 @@ class Platform:
         return value
 
     def logs(self, lines: int = 12) -> str:
-        parts = []
-        for path in sorted((self.data / "logs").glob("*.log")):
-            parts.append(
-                f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-            )
-        return "\n".join(parts)
+        return "\n".join(
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            for path in sorted((self.data / "logs").glob("*.log"))
+        )
