@@ -53,6 +53,7 @@ def main() -> None:
     """Serve one node until it closes the socket."""
     descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     confine.die_with(parent_pid)
+    confine.close_descriptors(keep=descriptor)
     os.umask(0o077)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sock = socket.socket(fileno=descriptor)
@@ -109,7 +110,7 @@ def _load(scratch: Path, load: Load) -> Callable[[Any], Any]:
 
 
 async def _serve(sock: socket.socket, handler: Callable[[Any], Any], load: Load) -> None:
-    reader, writer = await asyncio.open_connection(sock=sock)
+    reader, writer = await asyncio.open_unix_connection(sock=sock)
     pool = ThreadPoolExecutor(load.threads, thread_name_prefix="handler")
     service = _Service(handler, writer, pool, load.output_bytes)
     while (body := await read_body(reader, MAX_BODY_BYTES + OVERHEAD_BYTES)) is not None:

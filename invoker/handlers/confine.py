@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -63,6 +64,14 @@ def die_with(parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def close_descriptors(*, keep: int) -> None:
+    """Close whatever was inherited beside the standard streams: not every event loop sees to it."""
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number != keep:
+            with suppress(OSError):  # the listing's own descriptor has gone
+                os.close(number)
 
 
 def hide_memory() -> None:

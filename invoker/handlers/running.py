@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from invoker.handlers import confine
 from invoker.handlers.errors import (
     BadHandler,
     HandlerCrashed,
@@ -39,13 +37,12 @@ from invoker.handlers.protocol import (
     read_body,
     to_node,
 )
+from invoker.handlers.spawn import ProcessOutput, kill_strays, kill_tree, start_process
 from registry.function_yaml import HandlerSpec
 
 GRACE_S = 0.5  # between asking an overdue call to end and killing the process
 _DRAIN_S = 1.0  # for output that is still in the pipe after the process ended
 _ERROR_LINES = 10
-# What a handler may keep of the node's environment: where the machine's libraries and devices are.
-_INHERITED = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE", "TZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +79,17 @@ class RunningHandler:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        output: ProcessOutput,
         spec: HandlerSpec,
+        folder: Path,
         on_log: Callable[[str], None],
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._output = output
         self._spec = spec
+        self._folder = folder
         self._log = LogLines(on_log)
         self._calls: dict[int, Call] = {}
         self._next_call = 1
@@ -125,10 +126,20 @@ class RunningHandler:
     ) -> "RunningHandler":
         """Start the process and load the handler. Raises BadHandler with what it said."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await _start_process(spec, folder, theirs, ours)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        running = cls(process, reader, writer, spec, on_log)
+        output = await ProcessOutput.open()
+        try:
+            with theirs:
+                process = await start_process(spec, folder, theirs, output.write_end)
+        except BaseException as error:
+            ours.close()
+            output.close()
+            if isinstance(error, OSError):
+                raise BadHandler(f"the handler's process cannot be started: {error}") from error
+            raise
+        finally:
+            os.close(output.write_end)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        running = cls(process, reader, writer, output, spec, folder, on_log)
         try:
             await running._load(sandbox, timeout_s)
         except BaseException as error:
@@ -166,18 +177,13 @@ class RunningHandler:
         """Kill the process and what it started; calls under way end with `reason`."""
         if self._kill_reason is None:
             self._kill_reason = reason
-        _kill_tree(self._process)
+        kill_tree(self._process)
 
     async def aclose(self) -> None:
-        """Let the process end, or kill it; calls under way end with HandlerStopped."""
+        """Kill the process and what it started; calls under way end with HandlerStopped."""
         if self._kill_reason is None:
             self._kill_reason = HandlerStopped("the handler was stopped")
-        self._writer.close()
-        try:
-            async with asyncio.timeout(GRACE_S):
-                await self.ended.wait()
-        except TimeoutError:
-            _kill_tree(self._process)
+        kill_tree(self._process)
         await self.ended.wait()
         if self._task is not None:
             await self._task
@@ -254,11 +260,13 @@ class RunningHandler:
 
     async def _end(self) -> None:
         """Make sure that the process is gone, then fail the calls that it left."""
-        _kill_tree(self._process)
+        kill_tree(self._process)
         await self._process.wait()
+        await asyncio.to_thread(kill_strays, self._folder)
         await asyncio.wait([self._output_task], timeout=_DRAIN_S)
         self._output_task.cancel()
         await asyncio.gather(self._output_task, return_exceptions=True)
+        self._output.close()
         self._log.end()
         self._writer.close()
         with suppress(OSError):
@@ -284,8 +292,7 @@ class RunningHandler:
         return message if not lines else message + "\nlast log lines:\n" + "\n".join(lines)
 
     async def _read_output(self) -> None:
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(16 * 1024):
+        while data := await self._output.reader.read(16 * 1024):
             self._log.feed(data)
 
     def _renew_cpu_limit(self) -> None:
@@ -299,39 +306,6 @@ class RunningHandler:
             resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (soft, hard))
 
 
-async def _start_process(
-    spec: HandlerSpec, folder: Path, theirs: socket.socket, ours: socket.socket
-) -> asyncio.subprocess.Process:
-    if confine.landlock_version() < 1:
-        # Without Landlock, only this keeps a process of the same user out of our memory.
-        confine.hide_memory()
-    environment = {
-        "PATH": os.defpath,
-        "LANG": "C.UTF-8",
-        "HOME": str(folder),
-        "TMPDIR": str(folder),
-        "MALLOC_ARENA_MAX": "2",
-        **{name: os.environ[name] for name in _INHERITED if name in os.environ},
-        **spec.env,
-    }
-    arguments = ["-I", "-B", "-m", "invoker.handlers.child", str(theirs.fileno()), str(os.getpid())]
-    try:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *arguments,
-            cwd=folder,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-    except OSError as error:
-        ours.close()
-        raise BadHandler(f"the handler's process cannot be started: {error}") from error
-
-
 def _failure(frame: Failed) -> HandlerError:
     match frame.kind:
         case "too_large":
@@ -340,14 +314,3 @@ def _failure(frame: Failed) -> HandlerError:
             return HandlerRaised(f"the handler ran into its memory limit\n{frame.message}")
         case _:
             return HandlerRaised(frame.message)
-
-
-def _kill_tree(process: asyncio.subprocess.Process) -> None:
-    """Kill the process, its group, and those of its descendants that left the group."""
-    if process.returncode is None:  # else the number may be another's by now
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

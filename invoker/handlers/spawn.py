@@ -1,0 +1,91 @@
+"""Starting a handler's process and ending it, with all that it started."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from invoker.handlers import confine
+from registry.function_yaml import HandlerSpec
+
+# What a handler may keep of the node's environment: where the machine's libraries and devices are.
+_INHERITED = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE", "TZ")
+
+
+class ProcessOutput:
+    """A pipe for both output streams. It is not the event loop's own, which would take the process for
+    running as long as anything that it started keeps the pipe open."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport, write_end: int
+    ) -> None:
+        self.reader = reader
+        self.write_end = write_end
+        self._transport = transport
+
+    @classmethod
+    async def open(cls) -> "ProcessOutput":
+        read_end, write_end = os.pipe()
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+        )
+        return cls(reader, transport, write_end)
+
+    def close(self) -> None:
+        """Close the reading end; writers that are left get an error."""
+        self._transport.close()
+
+
+async def start_process(
+    spec: HandlerSpec, folder: Path, theirs: socket.socket, output: int
+) -> asyncio.subprocess.Process:
+    if confine.landlock_version() < 1:
+        # Without Landlock, only this keeps a process of the same user out of our memory.
+        confine.hide_memory()
+    environment = {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        "TMPDIR": str(folder),
+        "MALLOC_ARENA_MAX": "2",
+        **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+        **spec.env,
+        "HOME": str(folder),  # tells what the handler started, see kill_strays
+    }
+    arguments = ["-I", "-B", "-m", "invoker.handlers.child", str(theirs.fileno()), str(os.getpid())]
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=folder,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
+
+
+def kill_tree(process: asyncio.subprocess.Process) -> None:
+    """Kill the process, its group, and those of its descendants that left the group."""
+    if process.returncode is None:  # else the number may be another's by now
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def kill_strays(folder: Path) -> None:
+    """Kill what the process left behind in other groups: all of it has the handler's folder as its home."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.uids().real == os.getuid() and process.environ().get("HOME") == str(folder):
+                process.kill()
