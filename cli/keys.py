@@ -21,6 +21,7 @@ def keys_command() -> None:
 @click.option("--name", default="", help="What it is for.")
 @click.option("--role", type=click.Choice(["caller", "admin"]), default="caller", show_default=True)
 @click.option("--function", "functions", multiple=True, help="Only this function (may be repeated).")
+@click.option("--max-concurrent", type=click.IntRange(1), help="Requests at once, a gateway (default: any).")
 @click.option("--expires", type=DURATION, help="Good for so long, e.g. 720h.")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text")
 @client_options
@@ -29,6 +30,7 @@ def create(
     name: str,
     role: str,
     functions: tuple[str, ...],
+    max_concurrent: int | None,
     expires: float | None,
     form: str,
     url: str | None,
@@ -44,6 +46,7 @@ def create(
         "role": role,
         "functions": list(functions),
         "expires_in_s": expires,
+        "max_concurrent": max_concurrent,
     }
     with connect(url, api_key) as client:
         made = client.json("POST", "/admin/keys", json=body)

@@ -43,6 +43,7 @@ class KeyAdmin:
             asked.name,
             functions=[check_name(name) for name in asked.functions],
             expires_at=expires_at,
+            max_concurrent=asked.max_concurrent,
             clock=clock,
         )
         await self._services.state.put_key(made.key)

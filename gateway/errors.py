@@ -98,6 +98,11 @@ class BadRequest(ApiError):
         super().__init__(400, code, message, param=param)
 
 
+class TooMany(ApiError):
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(429, "rate_limited", message, retry_after_s=retry_after_s)
+
+
 class Unauthorized(ApiError):
     def __init__(self, message: str, *, code: str = "invalid_api_key") -> None:
         super().__init__(401, code, message, headers=(("www-authenticate", "Bearer"),))

@@ -67,7 +67,11 @@ class RequestMiddleware:
             if scope["path"].endswith(_FOLLOWS):
                 gate.leave()  # somebody who watches the log holds up no shutdown
                 counted = False
-            await self._app(scope, receive, reply.send)
+            if scope["path"].startswith("/admin/"):
+                await self._app(scope, receive, reply.send)
+            else:
+                with self._services.concurrency.admit(exchange.key):
+                    await self._app(scope, receive, reply.send)
         finally:
             if counted:
                 gate.leave()

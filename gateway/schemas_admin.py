@@ -102,6 +102,7 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     role: Literal["admin", "caller"] = "caller"
     functions: Annotated[list[ShortText], Meta(max_length=1024)] = []
     expires_in_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
+    max_concurrent: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
 class CreateRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gateway.assets import AssetCache
 from gateway.auth import Authenticator
 from gateway.billing import Biller
+from gateway.concurrency import KeyConcurrency
 from gateway.contract import Blobs, Cluster, Dispatcher
 from gateway.drain import Gate
 from gateway.functions import Functions
@@ -29,6 +30,7 @@ class Services:
     pulse: Pulse
     gate: Gate
     auth: Authenticator
+    concurrency: KeyConcurrency
     functions: Functions
     assets: AssetCache
     biller: Biller
@@ -62,6 +64,7 @@ def make_services(
         pulse=pulse,
         gate=Gate(settings.max_in_flight),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
+        concurrency=KeyConcurrency(),
         functions=Functions(cluster, state, clock),
         assets=AssetCache(blobs),
         biller=Biller(state, pulse, clock),

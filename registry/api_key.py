@@ -12,7 +12,8 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """`id` is public; `digest` is the hex SHA-256 of the secret (secrets carry 256 random bits, so no salt
-    or stretching is needed); keys look like `hc_<id>_<secret>`. `functions` empty means all functions."""
+    or stretching is needed); keys look like `hc_<id>_<secret>`. `functions` empty means all functions.
+    `max_concurrent` bounds the requests that a gateway serves for the key at once (None: no bound)."""
 
     id: str
     digest: str
@@ -23,3 +24,4 @@ class ApiKey:
     expires_at: float | None = None
     revoked_at: float | None = None
     functions: tuple[str, ...] = ()
+    max_concurrent: int | None = None

@@ -103,6 +103,13 @@ def test_error_classes(platform: Platform, client: OpenAI, coder: str) -> None:
             stranger.models.list()
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="nobody", prompt="x")
+    single = platform.run("keys", "create", "--max-concurrent", "1").stdout.strip()
+    with OpenAI(base_url=f"{platform.url}/v1", api_key=single, max_retries=0) as narrow:
+        with narrow.completions.create(model=coder, prompt="x", max_tokens=400, stream=True) as stream:
+            next(iter(stream))
+            with pytest.raises(openai.RateLimitError) as caught:
+                narrow.completions.create(model=coder, prompt="x", max_tokens=1)
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
     with pytest.raises(openai.UnprocessableEntityError):
         client.completions.create(model=coder, prompt="x", max_tokens="many")  # type: ignore[call-overload]
     with pytest.raises(openai.BadRequestError, match="context"):
