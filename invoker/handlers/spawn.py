@@ -74,13 +74,16 @@ async def start_process(
 
 def kill_tree(process: asyncio.subprocess.Process) -> None:
     """Kill the process, its group, and those of its descendants that left the group."""
+    descendants: list[psutil.Process] = []
     if process.returncode is None:  # else the number may be another's by now
         with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
+            descendants = psutil.Process(process.pid).children(recursive=True)
+    # The handler first: it must not see its children die and go on.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for descendant in descendants:
+        with suppress(psutil.NoSuchProcess):
+            descendant.kill()
 
 
 def kill_strays(folder: Path) -> None:
