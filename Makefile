@@ -28,7 +28,7 @@ lint: install
 	$(BIN)/lint-imports
 
 soak: install
-	$(BIN)/python -m pytest -q -m soak tests
+	$(BIN)/python -m pytest -q -m soak tests/test_soak.py
 
 bench: install
 	$(BIN)/python -m benchmarks.channel --json /tmp/hypercast-channel.json

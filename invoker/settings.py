@@ -12,7 +12,7 @@ from typing import NoReturn
 from invoker.errors import SettingsError
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
-from registry.secrets import load_or_create_secret
+from registry.secrets import load_or_create_secret, secret_beside
 from registry.sizes import parse_rate, parse_size
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -74,7 +74,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     host_id = given.host_id or socket.gethostname()
     return Settings(
         redis_url=given.redis_url,
-        secret=_secret(given.secret_file, environ),
+        secret=_secret(given.secret_file or secret_beside(given.redis_url), environ),
         node_id=given.node_id or f"{host_id[:50]}-{os.getpid()}",
         host_id=host_id,
         listen_host=listen_host,
@@ -107,7 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--redis-url", required=True, help="the cluster's Redis: redis://host:port/db or unix:///path")
-    add("--secret-file", type=Path, help="file with the cluster's secret (else $HYPERCAST_CLUSTER_SECRET)")
+    add(
+        "--secret-file",
+        type=Path,
+        help="the cluster's secret (default: $HYPERCAST_CLUSTER_SECRET, or beside a unix:// socket)",
+    )
     add("--node-id", type=_name, help="a name of its own (default: host and process id)")
     add("--host-id", type=_name, help="nodes with equal host share one host tier (default: the host name)")
     add("--listen", type=_address, default=("127.0.0.1", 0), help="ADDR[:PORT] (default: 127.0.0.1)")

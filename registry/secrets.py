@@ -140,6 +140,18 @@ async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock 
     return plaintext
 
 
+def secret_beside(redis_url: str) -> Path | None:
+    """The `cluster.secret` in the folder of an embedded Redis's socket, if there is one to read.
+
+    Whoever may open the socket's folder is on the cluster's own machine, as its own user.
+    """
+    if not redis_url.startswith("unix://"):
+        return None
+    socket = redis_url.removeprefix("unix://").partition("?")[0].rpartition("@")[2]
+    path = Path(socket).parent / "cluster.secret"
+    return path if os.access(path, os.R_OK) else None
+
+
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 

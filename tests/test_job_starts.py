@@ -103,7 +103,7 @@ def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
     command = [
         *(sys.executable, "-m", "cli", "invoker", "--node-id", "late", "--host-id", "host-late"),
         *("--redis-url", f"unix://{platform.data}/redis.sock"),
-        *("--secret-file", str(platform.data / "cluster.secret"), "--device", "cpu", "--threads", "1"),
+        *("--device", "cpu", "--threads", "1"),
         *("--gpu-memory", "512MiB", "--host-memory", "512MiB"),
     ]
     with (platform.data / "logs" / "late.log").open("wb") as log:

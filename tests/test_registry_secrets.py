@@ -20,6 +20,7 @@ from registry.secrets import (
     matches,
     new_api_key,
     parse_key,
+    secret_beside,
 )
 
 
@@ -115,3 +116,12 @@ def test_the_admin_key_is_made_once_and_known_to_each_new_state(tmp_path: Path):
             await load_or_create_admin_key(path, state)
 
     asyncio.run(main())
+
+
+def test_the_secret_beside_an_embedded_redis(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/redis.sock?db=0"
+    assert secret_beside(url) is None
+    (tmp_path / "cluster.secret").write_text("x" * 32)
+    assert secret_beside(url) == tmp_path / "cluster.secret"
+    assert secret_beside(f"unix://:password@{tmp_path}/redis.sock") == tmp_path / "cluster.secret"
+    assert secret_beside("redis://localhost:6379/0") is None
