@@ -4,7 +4,7 @@ The HTTP side builds a `Call` and reads its events; which instance serves it, st
 and going on elsewhere after a failure are the dispatcher's.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -68,7 +68,8 @@ class Stage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
     """An instance took the call. Sent before the first output; again (the last one counts) if that
-    instance did not serve it after all and another took it, but never after the first output."""
+    instance did not serve it after all and another took it, but never after the first output.
+    `phases_ms` are those of the start that the call waited for, empty if it found a ready instance."""
 
     instance_id: str
     node: str
@@ -77,6 +78,7 @@ class Assigned:
     start_kind: str
     queue_ms: float
     load_ms: float
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 Event = Stage | Assigned | Tokens | Usage | Arrays | HandlerChunk

@@ -107,10 +107,11 @@ class Job:
         return headers
 
     def timing(self, *, final: bool) -> str:
-        """The Server-Timing value; `exec` only once all is done."""
+        """The Server-Timing value: queue, load, the phases of the start waited for, and at the end exec."""
         if self.assigned is None:
             return ""
         parts = [f"queue;dur={self.assigned.queue_ms:.1f}", f"load;dur={self.assigned.load_ms:.1f}"]
+        parts += [f"{phase};dur={took_ms:.1f}" for phase, took_ms in self.assigned.phases_ms.items()]
         if final:
             parts.append(f"exec;dur={max((run.exec_ms for run in self.runs), default=0.0):.1f}")
         return ", ".join(parts)

@@ -186,6 +186,7 @@ class Serving:
             start_kind="hot" if ticket.hot else instance.start_kind.value,
             queue_ms=(now - ready_s) * 1000,
             load_ms=(ready_s - ticket.arrived_s) * 1000,
+            phases_ms={} if ticket.hot else instance.phases_ms,
         )
 
     def _work(self, instance: InstanceRecord) -> Generate | Compute | InvokeHandler:

@@ -31,6 +31,10 @@ def start_kind(platform: Platform, model: str) -> tuple[str, str]:
         raw = client.completions.with_raw_response.create(
             model=model, prompt=[5, 6, 7], max_tokens=4, temperature=0, extra_body={"ignore_eos": True}
         )
+        timing = raw.headers["server-timing"]
+        assert all(f"{part};dur=" in timing for part in ("queue", "load", "exec"))
+        # The phases of a start stand there for those who waited for it.
+        assert ("bind;dur=" in timing) == (raw.headers["x-start-kind"] != "hot")
         record = platform.get(f"/admin/usage/show/{raw.headers['x-request-id']}")
         return raw.headers["x-start-kind"], record["node"]
 
