@@ -33,11 +33,22 @@ class StopOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmOn:
-    """Bring the version's image into the host tier of `node`."""
+    """Bring the version's image into the host tier of `node`; `keep` makes it the cluster's kept copy,
+    and one that is `yielding` pushes no other kept copy out."""
 
     version: FunctionVersion
     node: str
     holders: tuple[Holder, ...]
+    keep: bool = False
+    yielding: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnkeepOn:
+    """The copy in the host tier of `node` need not be kept any more."""
+
+    image: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +67,4 @@ class FetchVersion:
     key: VersionKey
 
 
-Action = StartOn | StopOn | WarmOn | DropFrom | FetchVersion
+Action = StartOn | StopOn | WarmOn | UnkeepOn | DropFrom | FetchVersion

@@ -119,7 +119,7 @@ class ClusterControl:
         news: asyncio.Queue[None] = asyncio.Queue()
 
         async def fill(node: NodeRecord, holders: tuple[Holder, ...]) -> None:
-            await self._fill(version, node, holders, lambda fraction: tell(node.id, fraction))
+            await self._fill(version, node, holders, lambda fraction: tell(node.id, fraction), keep=False)
 
         def tell(node: str, fraction: float) -> None:
             fractions[node] = fraction
@@ -165,7 +165,8 @@ class ClusterControl:
             if target is None:
                 break
             try:
-                await self._fill(version, target, self._sources(image, [target])[target.id], lambda _: None)
+                holders = self._sources(image, [target])[target.id]
+                await self._fill(version, target, holders, lambda _: None, keep=True)
             except RegistryError as error:
                 failed.add(target.id)
                 last = _reason(error)
@@ -179,13 +180,17 @@ class ClusterControl:
         node: NodeRecord,
         holders: tuple[Holder, ...],
         tell: Callable[[float], None],
+        *,
+        keep: bool,
     ) -> None:
+        """Fill one host tier. A copy that is not to be kept pushes none out that is."""
         assert version.image is not None
         mine = (version.image, node.id) not in self._planner.warming
         if mine:
             self._planner.warming[version.image, node.id] = None
         try:
-            async with aclosing(self._calls.warm(version, node.id, holders)) as steps:
+            steps = self._calls.warm(version, node.id, holders, keep=keep, yielding=not keep)
+            async with aclosing(steps):
                 async for step in steps:
                     tell(step.fraction)
             await self._calls.refresh(node.id)

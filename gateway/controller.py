@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from gateway.actions import Action, DropFrom, FetchVersion, StartOn, StopOn, WarmOn
+from gateway.actions import Action, DropFrom, FetchVersion, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
@@ -128,6 +128,8 @@ class Controller:
                 return self._stop(action)
             case WarmOn():
                 return self._warm(action)
+            case UnkeepOn():
+                return self._unkeep(action)
             case DropFrom():
                 return self._drop(action)
             case FetchVersion():
@@ -210,9 +212,12 @@ class Controller:
         assert image is not None
         log.info("warming %s:%d on %s", action.version.function, action.version.version, action.node)
         try:
-            async for _ in self._calls.warm(action.version, action.node, action.holders):
+            steps = self._calls.warm(
+                action.version, action.node, action.holders, keep=action.keep, yielding=action.yielding
+            )
+            async for _ in steps:
                 pass
-            await self._calls.refresh(action.node)
+            await self._refresh_host(action.node)
         except RegistryError as error:
             log.warning("warming %s on %s failed: %s", action.version.function, action.node, error)
             self._replicator.failed(image, action.node, self._clock.monotonic_s())
@@ -220,14 +225,30 @@ class Controller:
             self._planner.warmed(image, action.node)
             self._changes.notify_soon()
 
+    async def _unkeep(self, action: UnkeepOn) -> None:
+        log.info("%s need not be kept on %s any more", action.image[:12], action.node)
+        try:
+            await self._calls.unkeep(action.image, action.node)
+            await self._refresh_host(action.node)
+        except RegistryError as error:
+            log.info("unkeep on %s: %s", action.node, error)  # the replicator asks again in a while
+        self._changes.notify_soon()
+
     async def _drop(self, action: DropFrom) -> None:
         log.info("dropping %s from the %s tier of %s", action.image[:12], action.tier, action.node)
         try:
             await self._calls.drop(action.image, action.node, action.tier)
-            await self._calls.refresh(action.node)
+            await self._refresh_host(action.node)
         except RegistryError as error:
             log.info("drop on %s: %s", action.node, error)  # the replicator asks again in a while
         self._changes.notify_soon()
+
+    async def _refresh_host(self, node: str) -> None:
+        """Learn anew what the nodes hold that share the host memory of `node`."""
+        entry = self._directory.node(node)
+        for other in self._directory.nodes():
+            if entry is not None and other.reached and other.record.host == entry.record.host:
+                await self._calls.refresh(other.record.id)
 
     async def _fetch(self, action: FetchVersion) -> None:
         try:

@@ -33,6 +33,7 @@ from registry.messages import (
     StopInstance,
     TailLogs,
     Tokens,
+    UnkeepImage,
     Usage,
     WarmImage,
 )
@@ -176,9 +177,14 @@ class FakeNode:
             case StopInstance():
                 await self._stop(request, send)
             case WarmImage(image=image):
-                self.counts["warms"] += 1
+                self.counts["warms"] += not self.holds(image.image, Tier.HOST)
                 await self._fetch(image, send)
                 await self._hold(image.image, Tier.HOST, image.nbytes)
+                if request.keep:
+                    await self._mark(image.image, kept=True)
+                await send(Done())
+            case UnkeepImage(image=digest):
+                await self._mark(digest, kept=False)
                 await send(Done())
             case DropImage(image=image, tier=tier):
                 await self._drop(image, Tier(tier))
@@ -244,9 +250,15 @@ class FakeNode:
         if known is not None and tier in known.tiers:
             return
         tiers = (known.tiers if known else ()) + (tier,)
-        held[image] = Holding(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12)
+        kept = known is not None and known.kept
+        held[image] = Holding(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12, kept=kept)
         free = self._record.gpu_free_bytes - (nbytes if tier is Tier.GPU else 0)
         self._record = replace(self._record, holdings=tuple(held.values()), gpu_free_bytes=free)
+        await self.beat()
+
+    async def _mark(self, image: str, *, kept: bool) -> None:
+        held = (replace(h, kept=kept) if h.image == image else h for h in self._record.holdings)
+        self._record = replace(self._record, holdings=tuple(held))
         await self.beat()
 
     async def _drop(self, image: str, tier: Tier) -> None:
@@ -257,7 +269,8 @@ class FakeNode:
         holdings = []
         for holding in self._record.holdings:
             if holding.image == image:
-                holding = replace(holding, tiers=tuple(t for t in holding.tiers if t is not tier))
+                tiers = tuple(t for t in holding.tiers if t is not tier)
+                holding = replace(holding, tiers=tiers, kept=holding.kept and tier is not Tier.HOST)
             if holding.tiers:
                 holdings.append(holding)
         if tier is Tier.HOST:

@@ -22,6 +22,7 @@ from registry.messages import (
     StartInstance,
     StopInstance,
     TailLogs,
+    UnkeepImage,
     WarmImage,
 )
 
@@ -88,13 +89,19 @@ class NodeCalls:
         await self._do(action.node, StopInstance(instance_id=action.instance_id, grace_s=action.grace_s))
 
     async def warm(
-        self, version: FunctionVersion, node: str, holders: tuple[Holder, ...]
+        self,
+        version: FunctionVersion,
+        node: str,
+        holders: tuple[Holder, ...],
+        *,
+        keep: bool = False,
+        yielding: bool = False,
     ) -> AsyncGenerator[InstanceProgress, None]:
         """Bring the version's image into the node's host tier; ends when it is there."""
         image = await self._assets.image_ref(version, holders)
         if image is None:
             return
-        request = WarmImage(image=image, function=version.function)
+        request = WarmImage(image=image, function=version.function, keep=keep, yielding=yielding)
         with self._arriving(version.image, node) as arrival:
             await self._source(version.image, holders)
             async with self._client(node).call(request) as replies:
@@ -103,6 +110,9 @@ class NodeCalls:
                         if reply.fraction > 0:
                             arrival.begun.set()
                         yield reply
+
+    async def unkeep(self, image: str, node: str) -> None:
+        await self._do(node, UnkeepImage(image=image))
 
     async def drop(self, image: str, node: str, tier: str) -> None:
         await self._do(node, DropImage(image=image, tier=tier))

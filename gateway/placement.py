@@ -23,13 +23,15 @@ _MAX_HOLDERS = 8
 class Site:
     """A node as a place for one image. `free_bytes` counts arena space that idle images would give up;
     `instances` are those that are there now. `rank`: 0 the accelerator holds the image, 1 its host,
-    2 its host is loading it, 3 its disk holds it, 4 nothing."""
+    2 its host is loading it, 3 its disk holds it, 4 nothing. `crowded`: the image would push kept
+    copies out of the host's memory."""
 
     id: str
     host: str
     rank: int
     free_bytes: int
     instances: int
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,17 @@ def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
     """Arena space that a start may take: what is free, and images that no instance uses."""
     idle = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
     return min(node.gpu_bytes, node.gpu_free_bytes + idle) if node.gpu_bytes else node.gpu_free_bytes
+
+
+def host_room_bytes(node: NodeRecord) -> int:
+    """Host memory that an image may take: what is free, and copies that need not be kept."""
+    idle = sum(h.bytes for h in node.holdings if Tier.HOST in h.tiers and not h.kept)
+    return min(node.host_bytes, node.host_free_bytes + idle)
+
+
+def kept_bytes(node: NodeRecord) -> int:
+    """Host memory of the copies that the node's host keeps for the cluster."""
+    return sum(h.bytes for h in node.holdings if h.kept)
 
 
 def sites(
@@ -82,19 +95,21 @@ def sites(
                 rank=rank,
                 free_bytes=free_bytes(node, used_images.get(node.id, ())) - reserved_bytes.get(node.id, 0),
                 instances=instances.get(node.id, 0),
+                crowded=rank > _NEAREST[Tier.HOST] and host_room_bytes(node) < version.image_bytes,
             )
         )
     return found
 
 
 def choose_starts(count: int, candidates: Iterable[Site], *, image_bytes: int) -> list[Site]:
-    """Up to `count` places: nearest tier first, then the host with fewest of these, then the emptiest."""
+    """Up to `count` places: nearest tier first, then where no kept copy must go, then the host with
+    fewest of these, then the emptiest."""
     # Where the accelerator holds the image already, its region is shared.
     left = [site for site in candidates if site.rank == 0 or site.free_bytes >= image_bytes]
     chosen: list[Site] = []
     on_host: Counter[str] = Counter()
     while left and len(chosen) < count:
-        best = min(left, key=lambda s: (s.rank, on_host[s.host], s.instances, -s.free_bytes, s.id))
+        best = min(left, key=lambda s: (s.rank, s.crowded, on_host[s.host], s.instances, -s.free_bytes, s.id))
         left.remove(best)
         chosen.append(best)
         on_host[best.host] += 1
@@ -166,13 +181,16 @@ def choose_loader(image: str, nodes: Sequence[NodeRecord]) -> NodeRecord | None:
 
 
 def choose_warm(image: str, nbytes: int, count: int, nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
-    """Up to `count` nodes for new host copies, at most one a host: room first, then the fewest copies.
+    """Up to `count` nodes for new host copies, at most one a host: room first, then the fewest bytes that
+    are kept there, then the fewest at all.
 
     Every gateway that sees the same nodes chooses the same ones.
     """
     able = [node for node in nodes if node.host_bytes >= nbytes]
     able.sort(
         key=lambda n: (
+            host_room_bytes(n) < nbytes,
+            kept_bytes(n),
             n.host_free_bytes < nbytes,
             sum(h.bytes for h in n.holdings if Tier.HOST in h.tiers),
             not n.reads_store,

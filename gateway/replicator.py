@@ -1,76 +1,65 @@
 """Which images get a host copy, and which surplus copies go: a pure step of the control loop.
 
-Every deployed current version keeps at least one copy in the cluster's host memory; a node that dies
-with the last one is replaced by whoever can still give (or read) the image.
+Every deployed current version keeps at least one copy in the cluster's host memory (keepers.py says
+which one); a node that dies with the last one is replaced by whoever can still give (or read) the image.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.actions import DropFrom, WarmOn
 from gateway.directory import Directory
+from gateway.keepers import Keepers, current_versions, host_copies
 from gateway.placement import choose_loader, choose_sources, choose_warm
 from gateway.plan import Plan
 from gateway.planner import Planner
+from gateway.retries import Retries
 from registry.instance import InstanceState
-from registry.node import Tier
+from registry.node import Holding, NodeRecord, Tier
 
 _SETTLE_S = 5.0  # a node that has just loaded an image may not have told its tiers yet
 _UNKNOWN_IDLE_S = 300.0  # an image without a version may be a deploy that is still under way
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """A node on which an image could not be warmed (or dropped): not before `until`."""
-
-    until: float
-    count: int
-
-
 class Replicator:
     def __init__(self, planner: Planner, *, retry_s: float = 1.0, max_retry_s: float = 60.0) -> None:
         self._planner = planner
-        self._retry_s = retry_s
-        self._max_retry_s = max_retry_s
-        self._retries: dict[tuple[str, str], Retry] = {}
+        self._retries = Retries(first_s=retry_s, most_s=max_retry_s)
+        self._keepers = Keepers(planner, self._retries)
+
+    def __repr__(self) -> str:
+        return f"<Replicator {self._keepers!r} {self._retries!r}>"
 
     def plan(self, directory: Directory, plan: Plan, now: float, wall: float) -> None:
-        """Add the copies to make and to drop to `plan`."""
-        self._retries = {pair: r for pair, r in self._retries.items() if r.until + self._max_retry_s > now}
+        """Add the copies to make, to keep and to drop to `plan`, and put off starts that must wait for it."""
+        self._retries.forget_old(now)
+        self._keepers.relieve(directory, plan, now)
+        self._keepers.designate(directory, plan, now, wall)
         self._replicate(directory, plan, now, wall)
         self._drop_surplus(directory, plan, now, wall)
 
     def failed(self, image: str, node: str, now: float) -> None:
         """Warming or dropping failed there; try again later, and others first."""
-        retry = self._retries.get((image, node), Retry(until=0.0, count=0))
-        wait_s = min(self._max_retry_s, self._retry_s * 2**retry.count)
-        self._retries[image, node] = replace(retry, until=now + wait_s, count=retry.count + 1)
+        self._retries.failed(image, node, now)
 
     def _replicate(self, directory: Directory, plan: Plan, now: float, wall: float) -> None:
-        nodes = list(directory.usable_nodes())
-        for head in directory.functions.values():
-            version = directory.current(head.name)
-            if version is None or version.image is None or directory.holders(version.image, Tier.HOST):
-                continue
-            image = version.image
-            if self._planner.loading(directory, image):
+        nodes = {node.id: node for node in directory.usable_nodes()}
+        for image, version in current_versions(directory).items():
+            if directory.holders(image, Tier.HOST) or self._planner.loading(directory, image):
                 continue
             settled_at = self._settled_at(directory, image, wall)
             if settled_at is not None:
                 plan.again_at(now + settled_at - wall)
                 continue
-            able = []
-            for node in nodes:
-                retry = self._retries.get((image, node.id))
-                if retry is not None and now < retry.until:
-                    plan.again_at(retry.until)
-                else:
-                    able.append(node)
+            able = [node for node in nodes.values() if not self._retries.wait(image, node.id, plan, now)]
             if not directory.holders(image, Tier.GPU):  # someone must read it: from a disk or the store
                 able = [node for node in able if choose_loader(image, [node]) is not None]
             for node in choose_warm(image, version.image_bytes, 1, able):
-                holders = choose_sources(image, [node], nodes, []).holders.get(node.id, ())
+                holders = choose_sources(image, [node], list(nodes.values()), []).holders.get(node.id, ())
                 self._planner.warming[image, node.id] = None
-                plan.actions.append(WarmOn(version=version, node=node.id, holders=holders))
+                plan.actions.append(
+                    WarmOn(version=version, node=node.id, holders=holders, keep=True, yielding=True)
+                )
+                nodes[node.id] = _promised(node, image, version.image_bytes)
 
     def _settled_at(self, directory: Directory, image: str, wall: float) -> float | None:
         """When the nodes with a fresh instance of the image must have told that they hold it."""
@@ -86,15 +75,13 @@ class Replicator:
         return found
 
     def _drop_surplus(self, directory: Directory, plan: Plan, now: float, wall: float) -> None:
-        current: set[str | None] = set()
+        current = current_versions(directory)
         keep_s: dict[str, float] = {}
         used: set[tuple[str, str]] = set()  # (image, host)
         for version in directory.versions():
             head = directory.functions.get(version.function)
             if head is None or version.image is None:
                 continue
-            if head.current == version.version:
-                current.add(version.image)
             keep_s[version.image] = max(keep_s.get(version.image, 0.0), head.scaling.host_keep_alive_s)
             for instance in directory.instances():
                 entry = directory.node(instance.node)
@@ -105,28 +92,21 @@ class Replicator:
                     used.add((version.image, entry.record.host))
         used |= self._arriving(directory)
 
-        copies: dict[str, dict[str, tuple[float, str]]] = {}  # image -> host -> (last used, node)
-        for node in directory.usable_nodes():
-            for holding in node.holdings:
-                if Tier.HOST in holding.tiers:
-                    hosts = copies.setdefault(holding.image, {})
-                    hosts[node.host] = max(hosts.get(node.host, (0.0, "")), (holding.last_used_at, node.id))
-        for image, hosts in copies.items():
+        for image, hosts in host_copies(directory.usable_nodes()).items():
             left = len(hosts)
-            for host, (last_used_at, node_id) in sorted(hosts.items(), key=lambda row: row[1]):
-                retry = self._retries.get((image, node_id))
-                due = last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
-                if (image, host) in used or (image in current and left <= 1):
+            for copy in sorted(hosts.values(), key=lambda copy: (copy.last_used_at, copy.node)):
+                due = copy.last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
+                if (image, copy.host) in used or (image in current and (left <= 1 or copy.kept)):
                     continue
-                if retry is not None and now < retry.until:
-                    plan.again_at(retry.until)
-                elif due > wall:
+                if self._retries.wait(image, copy.node, plan, now):
+                    continue
+                if due > wall:
                     plan.again_at(now + due - wall)
                 else:
                     left -= 1
                     # Until the node tells that it is gone, this keeps us from asking again.
-                    self.failed(image, node_id, now)
-                    plan.actions.append(DropFrom(image=image, node=node_id, tier=Tier.HOST))
+                    self.failed(image, copy.node, now)
+                    plan.actions.append(DropFrom(image=image, node=copy.node, tier=Tier.HOST))
 
     def _arriving(self, directory: Directory) -> set[tuple[str, str]]:
         pairs = set()
@@ -139,3 +119,11 @@ class Replicator:
             if entry is not None and pending.image is not None:
                 pairs.add((pending.image, entry.record.host))
         return pairs
+
+
+def _promised(node: NodeRecord, image: str, nbytes: int) -> NodeRecord:
+    """The node as it will be once it keeps the image, so that several images spread."""
+    coming = Holding(image=image, tiers=(Tier.HOST,), bytes=nbytes, last_used_at=0.0, kept=True)
+    return replace(
+        node, holdings=(*node.holdings, coming), host_free_bytes=max(0, node.host_free_bytes - nbytes)
+    )

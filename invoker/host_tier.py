@@ -5,6 +5,7 @@ Files of the tier's directory
     lock            LOCK_EX for a moment around each change of the directory, so that sizes add up
     <sha>.part      an image being loaded, LOCK_EX by its loader
     <sha>           a complete image, LOCK_SH by whoever has it mapped; its mtime is its last use
+    <sha>.keep      the image is the copy that the cluster keeps: it is evicted after all others
 
 Locks are flock's: a process that dies by kill -9 lets go of them, so that its unfinished load is taken
 over and whatever it had mapped can be evicted. No method waits for a peer process longer than the
@@ -24,6 +25,7 @@ from pathlib import Path
 from invoker.errors import HostTierError, HostTierFull
 
 PART = ".part"
+KEEP = ".keep"
 USERS = "users"
 _DIGEST_LENGTH = 64
 
@@ -37,6 +39,7 @@ class HostImage:
     digest: str
     nbytes: int
     last_used_at: float
+    kept: bool = False
 
 
 class HostMapping:
@@ -136,6 +139,7 @@ class HostTier:
         self.limit_bytes = limit_bytes
         self.evictions = 0
         self._users_fd = self._join()
+        self._sweep()
 
     def __repr__(self) -> str:
         return f"<HostTier {self.directory} {self.used_bytes()} of {self.limit_bytes} bytes>"
@@ -147,7 +151,12 @@ class HostTier:
     def images(self) -> list[HostImage]:
         """The complete images, least recently used first."""
         found = [
-            HostImage(digest=path.name, nbytes=stat.st_size, last_used_at=stat.st_mtime)
+            HostImage(
+                digest=path.name,
+                nbytes=stat.st_size,
+                last_used_at=stat.st_mtime,
+                kept=_marker(path).exists(),
+            )
             for path, stat in self._files()
             if path.suffix != PART
         ]
@@ -173,8 +182,23 @@ class HostTier:
         nbytes = os.fstat(fd).st_size
         return HostMapping(path, fd, _map(fd, nbytes), nbytes)
 
-    def begin(self, digest: str, nbytes: int) -> Filling | LoadElsewhere | None:
-        """Become the loader of an image, making room first. Raises HostTierFull.
+    def keep(self, digest: str) -> bool:
+        """Mark a complete image as the copy that the cluster keeps; False if it is not here."""
+        path = self.directory / digest
+        with self.locked():
+            if not path.exists():
+                return False
+            _marker(path).touch(mode=0o600)
+            return True
+
+    def unkeep(self, digest: str) -> None:
+        """Take the mark away; the image stays."""
+        with self.locked():
+            _marker(self.directory / digest).unlink(missing_ok=True)
+
+    def begin(self, digest: str, nbytes: int, *, yielding: bool = False) -> Filling | LoadElsewhere | None:
+        """Become the loader of an image, making room first: not of kept images if `yielding`, and else
+        of them last. Raises HostTierFull.
 
         None if the image is complete by now. An unfinished load of a process that died starts again
         from nothing: what it wrote is not trusted.
@@ -185,7 +209,7 @@ class HostTier:
                 return None
             if (busy := self._take_over(part)) is not None:
                 return LoadElsewhere(busy)
-            self._make_room(nbytes)
+            self._make_room(nbytes, yielding=yielding)
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -232,9 +256,7 @@ class HostTier:
         fd, self._users_fd = self._users_fd, -1
         try:
             _remove_if_unused(self.directory, fd)
-            for folder in sorted(self.directory.parent.glob(f"*/{USERS}")):
-                with suppress(FileNotFoundError):
-                    _remove_if_unused(folder.parent, os.open(folder, os.O_RDWR | os.O_CLOEXEC))
+            self._remove_unused_beside()
             self.directory.parent.rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
@@ -271,11 +293,31 @@ class HostTier:
                 return fd
             os.close(fd)
 
+    def _sweep(self) -> None:
+        """Remove what processes that were killed left: tiers beside this one, and unfinished loads here.
+
+        Complete images of this tier were checked when they came, so they stay and count.
+        """
+        self._remove_unused_beside()
+        with self.locked():
+            for path in self.directory.glob(f"*{PART}"):
+                self._remove(path)
+
+    def _remove_unused_beside(self) -> None:
+        for users in sorted(self.directory.parent.glob(f"*/{USERS}")):
+            if users.parent != self.directory:
+                with suppress(FileNotFoundError):
+                    _remove_if_unused(users.parent, os.open(users, os.O_RDWR | os.O_CLOEXEC))
+
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """The image files, complete or not; those that vanish meanwhile are left out."""
         found = []
         try:
-            paths = [path for path in self.directory.iterdir() if len(path.name) >= _DIGEST_LENGTH]
+            paths = [
+                path
+                for path in self.directory.iterdir()
+                if len(path.stem) == _DIGEST_LENGTH and path.suffix != KEEP
+            ]
         except FileNotFoundError:
             return []
         for path in paths:
@@ -285,26 +327,30 @@ class HostTier:
                 continue
         return found
 
-    def _make_room(self, nbytes: int) -> None:
-        """Evict until `nbytes` more fit: loads of dead processes first, then images by least recent use."""
+    def _make_room(self, nbytes: int, *, yielding: bool) -> None:
+        """Evict until `nbytes` more fit: loads of dead processes first, then images by least recent use,
+        kept ones last (not at all if `yielding`)."""
         if nbytes > self.limit_bytes:
             raise HostTierFull(
                 f"an image of {nbytes} bytes cannot fit the host tier of {self.limit_bytes} bytes: "
                 f"raise --host-memory"
             )
-        files = sorted(self._files(), key=lambda file: (file[0].suffix != PART, file[1].st_mtime))
+        files = self._files()
+        kept = {path for path, _ in files if _marker(path).exists()}
+        files.sort(key=lambda file: (file[0].suffix != PART, file[0] in kept, file[1].st_mtime))
         used = sum(stat.st_size for _, stat in files)
         for path, stat in files:
             if used + nbytes <= self.limit_bytes:
                 return
-            if stat.st_size and self._remove(path):
+            if stat.st_size and not (yielding and path in kept) and self._remove(path):
                 used -= stat.st_size
                 if path.suffix != PART:
                     self.evictions += 1
-                    log.info("evicted image %s from the host tier", path.name[:12])
+                    last = ", which the cluster was to keep," if path in kept else ""
+                    log.info("evicted image %s%s from the host tier", path.name[:12], last)
         if used + nbytes > self.limit_bytes:
             raise HostTierFull(
-                f"the host tier has {self.limit_bytes} bytes, {used} of them in use, so an image of "
+                f"the host tier has {self.limit_bytes} bytes, {used} of them in use or kept, so an image of "
                 f"{nbytes} bytes does not fit: stop instances or raise --host-memory"
             )
 
@@ -337,6 +383,7 @@ class HostTier:
             return False
         else:
             path.unlink()
+            _marker(path).unlink(missing_ok=True)
             return True
         finally:
             os.close(fd)
@@ -354,6 +401,11 @@ def _remove_if_unused(directory: Path, users_fd: int) -> None:
         return
     finally:
         os.close(users_fd)
+
+
+def _marker(path: Path) -> Path:
+    """The file that marks an image as kept."""
+    return path.with_name(path.name + KEEP)
 
 
 def _private_folder(folder: Path) -> None:

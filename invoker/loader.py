@@ -138,13 +138,16 @@ class ImageLoader:
         return manifest
 
     @asynccontextmanager
-    async def arriving(self, ref: ImageRef, manifest: Manifest, progress: Progress) -> AsyncIterator[Arrival]:
+    async def arriving(
+        self, ref: ImageRef, manifest: Manifest, progress: Progress, *, yielding: bool = False
+    ) -> AsyncIterator[Arrival]:
         """Open an image in the host tier, loading it if need be; it may still be arriving.
 
-        A load belongs to all who wait for it, and ends when the last of them leaves. Raises
-        StartFailed naming each source and its fault, or HostTierFull.
+        A load belongs to all who wait for it, and ends when the last of them leaves. One that is
+        `yielding` takes no room of kept images. Raises StartFailed naming each source and its fault,
+        or HostTierFull.
         """
-        load = await self._enter(ref, manifest)
+        load = await self._enter(ref, manifest, yielding=yielding)
         if isinstance(load, _Opened):
             try:
                 progress(1.0)
@@ -161,7 +164,7 @@ class ImageLoader:
             if not load.users:
                 await self._leave(load)
 
-    async def _enter(self, ref: ImageRef, manifest: Manifest) -> "_Opened | _Load":
+    async def _enter(self, ref: ImageRef, manifest: Manifest, *, yielding: bool) -> "_Opened | _Load":
         """The mapped image, or the load that brings it, with one more user."""
         lock = self._entering.setdefault(ref.image, asyncio.Lock())
         waited = False
@@ -173,14 +176,28 @@ class ImageLoader:
                     return load
                 opened = await in_thread(self._tier.open, ref.image, undo=close_if_open)
                 if opened is not None:
+                    # Peers may be told of this copy before the node's next record is.
+                    self._published.region(ref.image, ref.nbytes)
                     # What another process of this host was loading when we came was not here then.
                     return _Opened(StartKind.COLD if waited else StartKind.WARM, opened)
-                begun = await in_thread(self._tier.begin, ref.image, ref.nbytes, undo=_abandon)
+                self._published.make_way()
+                begin = partial(self._tier.begin, ref.image, ref.nbytes, yielding=yielding)
+                begun = await in_thread(begin, undo=_abandon)
                 if isinstance(begun, Filling):
                     return self._begin(ref, manifest, begun)
                 if isinstance(begun, LoadElsewhere):
                     waited = True
-                    await in_own_thread(self._tier.wait, begun)
+                    await self._wait(ref, begun)
+
+    async def _wait(self, ref: ImageRef, elsewhere: LoadElsewhere) -> None:
+        """Wait for another process of this host; peers that ask this node meanwhile wait with it."""
+        region = self._published.region(ref.image, ref.nbytes)
+        region.awaited = asyncio.get_running_loop().create_future()
+        try:
+            await in_own_thread(self._tier.wait, elsewhere)
+        finally:
+            region.awaited.set_result(None)
+            region.awaited = None
 
     def _begin(self, ref: ImageRef, manifest: Manifest, filling: Filling) -> _Load:
         plan = choose_start(

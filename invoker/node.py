@@ -41,6 +41,7 @@ from registry.messages import (
     StartInstance,
     StopInstance,
     TailLogs,
+    UnkeepImage,
     WarmImage,
 )
 from registry.node import Holding, NodeRecord, NodeState, Tier
@@ -151,6 +152,8 @@ class Node:
                 return self._warm(request)
             case DropImage():
                 return self._drop(request)
+            case UnkeepImage():
+                return self._unkeep(request)
             case TailLogs():
                 return self._tail(request)
             case GetStatus():
@@ -189,7 +192,7 @@ class Node:
         manifest = await parts.loader.manifest(image)
         reports: asyncio.Queue[float | None] = asyncio.Queue()
         throttle = ProgressThrottle(reports.put_nowait, parts.clock.monotonic_s)
-        async with parts.loader.arriving(image, manifest, throttle) as arrival:
+        async with parts.loader.arriving(image, manifest, throttle, yielding=request.yielding) as arrival:
             complete = asyncio.ensure_future(arrival.complete())
             complete.add_done_callback(lambda _: reports.put_nowait(None))
             try:
@@ -198,6 +201,9 @@ class Node:
                 await complete
             finally:
                 complete.cancel()
+            if request.keep:  # while it is mapped here nobody evicts it
+                await in_thread(parts.tier.keep, image.image)
+                parts.changed()
         detail = f"image {image.image[:12]} from {arrival.source}"
         parts.rings.add(request.function, f"warmed {detail}")
         yield Done(detail=detail)
@@ -213,6 +219,11 @@ class Node:
             raise RemoteError("bad_request", f"images are dropped from gpu or host, not {request.tier!r}")
         parts.changed()
         yield Done(detail="dropped" if dropped else "in use, or not here")
+
+    async def _unkeep(self, request: UnkeepImage) -> AsyncGenerator[Reply, None]:
+        await in_thread(self._parts.tier.unkeep, request.image)
+        self._parts.changed()
+        yield Done()
 
     async def _tail(self, request: TailLogs) -> AsyncGenerator[Reply, None]:
         if not request.follow:
@@ -249,7 +260,13 @@ class Node:
                 used_at = max(used_at, wall_s - (now_s - resident.last_used_s))
                 tiers = (Tier.GPU, Tier.HOST)
             holdings.append(
-                Holding(image=image.digest, tiers=tiers, bytes=image.nbytes, last_used_at=used_at)
+                Holding(
+                    image=image.digest,
+                    tiers=tiers,
+                    bytes=image.nbytes,
+                    last_used_at=used_at,
+                    kept=image.kept,
+                )
             )
         for resident in on_device.values():
             used_at = wall_s - (now_s - resident.last_used_s)

@@ -1,6 +1,7 @@
 """Images that this node serves to others: from host memory, or from the arena where it is addressable."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -22,7 +23,8 @@ class Server(Protocol):
 class ImageRegion:
     """A RegionSource for one image, wherever this node has it: arriving, in the host tier, in the arena.
 
-    The host copy is mapped (and so kept from eviction) while peers read it and for IDLE_S after. A view
+    The host copy is mapped (and so kept from eviction) while peers read it and for IDLE_S after, or
+    until its room is needed. A view
     into the arena may be overwritten once the image is freed there: readers check what they received.
     """
 
@@ -36,7 +38,9 @@ class ImageRegion:
         self._mapping: HostMapping | None = None
         self._last_used_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._views: dict[int, weakref.ref[memoryview]] = {}  # those that are being read now
         self.arriving: GrowingRegion | None = None
+        self.awaited: asyncio.Future[None] | None = None  # set while another process of the host loads it
 
     def __repr__(self) -> str:
         how = "arriving" if self.arriving else "mapped" if self._mapping else "idle"
@@ -56,15 +60,25 @@ class ImageRegion:
         if self.arriving is not None:
             return self.arriving.view(offset, nbytes)
         whole = self._whole(self._mapping or self._tier.open(self._image))
-        return whole[offset : offset + nbytes]
+        view = whole[offset : offset + nbytes]
+        key = id(view)
+        self._views[key] = weakref.ref(view, lambda _: self._views.pop(key, None))
+        return view
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
             raise RegionGone(f"[{offset}, {offset + nbytes}) is outside the image of {self._nbytes} bytes")
+        if self.awaited is not None:
+            await asyncio.wait([self.awaited])
         if self.arriving is not None:
             await self.arriving.wait_for(offset, nbytes)
         elif self._mapping is None:
             await self._map()
+
+    def close_if_idle(self) -> None:
+        """Let go of the mapping unless somebody is reading it: a pull has several reads under way."""
+        if not self._views:
+            self.close()
 
     def close(self) -> None:
         """Let go of the mapping. The region can be used again after it."""
@@ -101,8 +115,8 @@ class ImageRegion:
         self._timer = None
         loop = asyncio.get_running_loop()
         left_s = self._last_used_s + IDLE_S - loop.time()
-        if left_s > 0:
-            self._timer = loop.call_later(left_s, self._expire)
+        if left_s > 0 or self._views:
+            self._timer = loop.call_later(left_s if left_s > 0 else IDLE_S, self._expire)
         else:
             self.close()
 
@@ -132,6 +146,11 @@ class PublishedImages:
         """Stop holding an image's mapping, so that it can be evicted."""
         if image in self._regions:
             self._regions[image].close()
+
+    def make_way(self) -> None:
+        """Stop holding the mappings that nobody reads, since their room may be needed."""
+        for region in self._regions.values():
+            region.close_if_idle()
 
     def publish_all(self, held: Mapping[str, int]) -> None:
         """Publish every held image (digest and size).

@@ -26,7 +26,7 @@ import numpy as np
 
 from invoker.__main__ import main as run_invoker
 
-STOP_S = 10.0
+STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 30 s by default)
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
 

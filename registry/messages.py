@@ -7,7 +7,7 @@ Token ids are plain ints; times are in the unit that the name says.
 | request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
-| StopInstance, DropImage | Done |
+| StopInstance, DropImage, UnkeepImage | Done |
 | WarmImage | InstanceProgress*, Done |
 | Generate | Tokens+ (the last with `finish_reason`), Usage |
 | Compute | Arrays, Usage |
@@ -80,10 +80,23 @@ class StopInstance(_Message, frozen=True, kw_only=True):
 
 
 class WarmImage(_Message, frozen=True, kw_only=True):
-    """Bring an image into the node's host tier."""
+    """Bring an image into the node's host tier.
+
+    With `keep` the copy is the one that the cluster keeps: its host evicts it only as a last resort,
+    until an UnkeepImage or a DropImage of it. One that is here already is merely marked. With
+    `yielding` the call fails (`out_of_memory`) rather than push out another kept copy.
+    """
 
     image: ImageRef
     function: str = ""
+    keep: bool = False
+    yielding: bool = False
+
+
+class UnkeepImage(_Message, frozen=True, kw_only=True):
+    """The host's copy of the image is no longer the one that the cluster keeps; it stays, as any other."""
+
+    image: str
 
 
 class DropImage(_Message, frozen=True, kw_only=True):
@@ -172,6 +185,7 @@ Request = (
     | StopInstance
     | WarmImage
     | DropImage
+    | UnkeepImage
     | Generate
     | Compute
     | InvokeHandler

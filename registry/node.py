@@ -21,12 +21,14 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One image on a node. `tiers` are all the tiers that hold the complete image."""
+    """One image on a node. `tiers` are all the tiers that hold the complete image; `kept` says that its
+    host copy is the one that the cluster keeps."""
 
     image: str
     tiers: tuple[Tier, ...]
     bytes: int
     last_used_at: float
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

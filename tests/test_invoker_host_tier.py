@@ -87,6 +87,59 @@ def test_the_least_recently_used_idle_image_goes_first(folder: Path) -> None:
     tier.close()
 
 
+def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path) -> None:
+    tier, other = HostTier(folder, 300 * KIB), HostTier(folder, 300 * KIB)
+    for age, name in enumerate("abc"):
+        fill(tier, name, 100 * KIB).close()
+        os.utime(folder / digest(name), (1000.0 + age, 1000.0 + age))
+    assert other.keep(digest("a")) and tier.keep(digest("b")) and not tier.keep(digest("z"))
+    assert [image.kept for image in tier.images()] == [True, True, False]
+    assert tier.used_bytes() == 300 * KIB
+    fill(tier, "d", 100 * KIB).close()
+    assert [tier.holds(digest(name)) for name in "abcd"] == [True, True, False, True]
+    assert tier.keep(digest("d"))
+    with pytest.raises(HostTierFull, match="or kept"):
+        tier.begin(digest("e"), 100 * KIB, yielding=True)
+    os.utime(folder / digest("d"), (1.0, 1.0))
+    tier.unkeep(digest("b"))
+    fill(tier, "e", 100 * KIB).close()  # b was used later than d, but is not kept any more
+    assert [tier.holds(digest(name)) for name in "abde"] == [True, False, True, True]
+    assert tier.keep(digest("e"))
+    fill(tier, "f", 100 * KIB).close()  # a last resort
+    assert [tier.holds(digest(name)) for name in "adef"] == [True, False, True, True]
+    assert tier.evict(digest("a"))
+    fill(tier, "a", 100 * KIB).close()
+    assert [image.kept for image in tier.images() if image.digest == digest("a")] == [False]
+    other.close()
+    tier.close()
+    assert not folder.parent.exists()
+
+
+def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(folder: Path) -> None:
+    live = HostTier(folder.parent.with_name(folder.parent.name + "-other") / "h0", 1 << 20)
+    fill(live, "a", 100).close()
+    beside = folder.with_name("h1")
+    with start_loader(folder, "a") as one, start_loader(beside, "a") as two:
+        for process in (one, two):
+            process.kill()
+            process.wait()
+    for where in (folder, beside):
+        assert (where / f"{digest('a')}.part").exists()
+    (folder / digest("whole")).write_bytes(b"checked when it came")
+    tier = HostTier(folder, 1 << 20)
+    assert not beside.exists()
+    assert tier.holds(digest("whole")) and not tier.is_loading(digest("a"))
+    assert live.holds(digest("a"))
+    with start_loader(beside, "b") as process:
+        HostTier(folder, 1 << 20).close()
+        assert (beside / f"{digest('b')}.part").exists()
+        process.kill()
+        process.wait()
+    tier.close()
+    live.close()
+    assert not folder.parent.exists()
+
+
 def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
     tier = HostTier(folder, 100 * KIB)
     with pytest.raises(HostTierFull, match="raise --host-memory"):

@@ -1,0 +1,80 @@
+"""The cluster's last host copy of an image survives what comes and goes around it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.images.digests import MARKER_FILE
+from tests.checkpoints import write_checkpoint
+from tests.platform_fixture import Platform
+
+MODELS = ("one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(MODELS):
+        write_checkpoint("llama", folder / name, seed=seed)
+    return {name: folder / name for name in MODELS}
+
+
+@pytest.fixture
+def tight(packed: dict[str, Path], tmp_path: Path) -> Iterator[Platform]:
+    """Two hosts whose memories hold two of the models each."""
+    largest = max(sum(f.stat().st_size for f in path.glob("*.safetensors")) for path in packed.values())
+    made = Platform(
+        data=tmp_path,
+        flags=(
+            *("--nodes", "2", "--hosts", "2", "--gpu-memory", "64MiB"),
+            *("--host-memory", str(largest * 5 // 2)),
+        ),
+    )
+    made.up()
+    yield made
+    made.down()
+
+
+def host_copies(platform: Platform) -> dict[str, list[str]]:
+    """What lies in the hosts' shared memory now, by host."""
+    marker = json.loads((platform.data / "store" / MARKER_FILE).read_text())
+    cluster = Path("/dev/shm") / f"hypercast-{marker['cluster']}"
+    return {
+        tier.name: sorted(path.name for path in tier.iterdir() if len(path.name) == 64)
+        for tier in cluster.iterdir()
+    }
+
+
+def test_three_images_in_four_places_are_never_read_from_disk_twice(
+    tight: Platform, packed: dict[str, Path]
+) -> None:
+    images = {}
+    sizes = 0
+    for name in MODELS:
+        made = tight.json("deploy", str(packed[name]), "--name", name, "--keep-alive", "10m")
+        images[name] = made["image"]
+        sizes += made["bytes"]
+    read = lambda: tight.counter("disk_read_bytes") + tight.counter("store_read_bytes")  # noqa: E731
+    tight.until("the counters show the deploys", lambda: read() == sizes)
+    with tight.http() as http:
+
+        def scale(name: str, instances: int, on: list[str]) -> None:
+            body = {"instances": instances, "on": on, "wait": True}
+            response = http.post(f"/admin/functions/{name}/scale", json=body)
+            assert response.status_code == 200, response.text + tight.logs()
+
+        for step in range(18):
+            name, node = MODELS[step % 3], f"node-{step // 3 % 2}"
+            scale(name, 1, [node])
+            assert {instance["node"] for instance in tight.instances(name)} >= {node}
+            scale(name, 0, [])
+            held = host_copies(tight)
+            missing = {n for n, image in images.items() if not any(image in row for row in held.values())}
+            assert not missing, f"step {step}: no host holds {missing}: {held}\n{tight.logs(40)}"
+    kept = lambda: [  # noqa: E731
+        holding["image"] for node in tight.nodes() for holding in node["holdings"] if holding.get("kept")
+    ]
+    tight.until("each image has one keeper", lambda: sorted(kept()) == sorted(images.values()))
+    assert read() == sizes
