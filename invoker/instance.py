@@ -90,8 +90,8 @@ class Instance:
             self._ring()
 
     async def idle(self) -> None:
-        """Return once no request is under way."""
-        while self._work:
+        """Return once no request is under way, or the instance is at its end."""
+        while self._work and not self._life.final:
             await self.next_change()
 
     async def settled(self) -> None:

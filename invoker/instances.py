@@ -44,6 +44,7 @@ class Instances:
         self._published = published
         self._ended = ended
         self._instances: dict[str, Instance] = {}
+        self._stops: set[asyncio.Task[None]] = set()
         self._draining = False
         self._controller_epoch = 0
 
@@ -95,10 +96,17 @@ class Instances:
         """Let the work under way finish (at most `grace_s`), then free everything; returns when done.
 
         One that is still starting is stopped at once; one that is not here (any more) needs nothing.
+        The stop goes on whoever waits for it; of several the one with the earliest end counts.
         """
         instance = self._instances.get(instance_id)
         if instance is None or instance.task is None:
             return
+        stop = asyncio.create_task(self._stop(instance, instance.task, grace_s), name=f"stop {instance_id}")
+        self._stops.add(stop)
+        stop.add_done_callback(self._stops.discard)
+        await asyncio.shield(stop)
+
+    async def _stop(self, instance: Instance, life: asyncio.Task[None], grace_s: float) -> None:
         if instance.state is InstanceState.READY:
             instance.life = instance.life.moved(InstanceState.DRAINING, self._gear.clock.wall_s())
             try:
@@ -108,13 +116,15 @@ class Instances:
                 self._tell(instance, f"stopping with {instance.work} requests under way after {grace_s:g} s")
         if not instance.ending:
             instance.ending = True
-            instance.task.cancel()
+            life.cancel()
         await instance.ended()
 
     async def drain(self, grace_s: float) -> None:
-        """Take nothing new, and stop every instance."""
+        """Take nothing new, and stop every instance; when this returns no stop is under way."""
         self._draining = True
         await asyncio.gather(*(self.stop(instance.id, grace_s) for instance in self.live()))
+        if self._stops:
+            await asyncio.wait(self._stops)
 
     async def _live(self, instance: Instance) -> None:
         """The life of one instance: start it, watch over its engine, and free what it held at the end."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from invoker.engine.fake import StepGate, continuation
+from registry.channel import Channel
 from registry.errors import ChannelClosed, RemoteError
 from registry.instance import InstanceState
 from registry.messages import (
@@ -25,7 +26,7 @@ from registry.messages import (
     WarmImage,
 )
 from registry.node import NodeState, Tier
-from tests.invoker_fixture import KIB, FakeCluster, FakeEngines, make_image, start_request
+from tests.invoker_fixture import KIB, SECRET, FakeCluster, FakeEngines, make_image, start_request
 
 SIZE = 3 * 1024 * KIB + 1234
 PROMPT = (5, 6, 7)
@@ -105,6 +106,10 @@ def test_nodes_of_one_host_share_the_copy(tmp_path: Path) -> None:
             assert {started(replies).start_kind for replies in both} <= {"cold", "warm"}
             read = [(await node.record()).counters["disk_read_bytes"] for node in (first, second)]
             assert sorted(read) == [0, SIZE]
+            (only,) = [path.name for path in (cluster.shm / "h0").iterdir() if len(path.name) >= 64]
+            assert only == image.digest
+            records = [await node.record() for node in (first, second)]
+            assert {record.host_free_bytes for record in records} == {records[0].host_bytes - SIZE}
 
     asyncio.run(scenario())
 
@@ -276,6 +281,86 @@ def test_a_stop_lets_work_finish_and_refuses_more(tmp_path: Path) -> None:
                     await node.ask(generate("i1", "r3"))
                 assert raised.value.code == "no_such_instance"
                 assert await node.ask(StopInstance(instance_id="nobody")) == [Done()]
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_whose_caller_is_gone_still_ends_the_instance(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image, gate = make_image("a", SIZE), StepGate()
+        async with FakeCluster(tmp_path) as cluster:
+            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
+                await cluster.put(image)
+                await node.ask(start_request("i1", image))
+                gate.release()
+                controller = await Channel.connect((await node.record()).channel, SECRET.encode())
+                async with node.channel.call(generate("i1")) as call:
+                    replies = aiter(call)
+                    await anext(replies)
+                    async with controller.call(StopInstance(instance_id="i1", grace_s=60.0)):
+                        while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
+                            pass
+                        await controller.aclose()  # the gateway dies while the instance drains
+                    gate.open()
+                    rest = [reply async for reply in replies]
+                    assert isinstance(rest[-1], Usage)
+                # The next controller's stop finds it on its way out, or gone.
+                assert await node.ask(StopInstance(instance_id="i1", grace_s=60.0)) == [Done()]
+                record = await node.record()
+                assert record.gpu_free_bytes == record.gpu_bytes
+
+    asyncio.run(scenario())
+
+
+def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_caller_can_be_stopped(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        image, gate = make_image("a", SIZE), StepGate()
+        async with FakeCluster(tmp_path) as cluster:
+            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
+                await cluster.put(image)
+                async with node.channel.call(start_request("i1", image)) as call:
+                    await anext(aiter(call))
+                assert await node.ask(StopInstance(instance_id="i1")) == [Done()]
+                await node.ask(start_request("i2", image))
+                gate.release()
+                async with node.channel.call(generate("i2", tokens=10_000)) as call:
+                    await anext(aiter(call))
+                    long = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=600.0)))
+                    short = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=0.0)))
+                    for _ in range(50):  # a step ends now and then, but the work would take far longer
+                        gate.release()
+                        await node.record()
+                    assert await short == await long == [Done()]
+                record = await node.record()
+                assert record.gpu_free_bytes == record.gpu_bytes
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["store", "peer", "same host"])
+def test_the_first_bytes_are_told_before_the_last_have_come(tmp_path: Path, way: str) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 12 << 20)
+        async with (
+            FakeCluster(tmp_path) as cluster,
+            cluster.node("n0", "h0") as first,
+            cluster.node("n1", "h0" if way == "same host" else "h1") as second,
+        ):
+            await cluster.put(image)
+            holders = ()
+            if way == "peer":
+                await first.ask(WarmImage(image=image.ref()))
+                holders = (await first.holder(),)
+            other = None
+            if way == "same host":
+                other = asyncio.create_task(first.ask(start_request("i0", image)))
+            replies = await second.ask(start_request("i1", image, *holders))
+            told = [r.fraction for r in replies if isinstance(r, InstanceProgress) and r.stage == "fetch"]
+            assert any(fraction > 0 for fraction in told), replies
+            if other is not None:
+                started(await other)
 
     asyncio.run(scenario())
 
