@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from gateway.contract import Assigned, Call, Dispatcher, DispatchError, Event, Stage
+from gateway.contract import WAITS_FOR_NODE, Assigned, Call, Dispatcher, DispatchError, Event, Stage
 from registry.messages import Tokens, Usage
 
 
@@ -119,6 +119,10 @@ class CallRun:
         return min(next_s, self._started_s + limits.total_s)
 
     def _timed_out(self) -> DispatchError:
+        if self.stage == WAITS_FOR_NODE and not self.outputs:
+            return DispatchError(
+                "no_nodes", "no node is there to serve the call", status=503, retry_after_s=5
+            )
         limits = self.call.deadlines
         passed = asyncio.get_running_loop().time() - self._started_s
         if passed >= limits.total_s:

@@ -290,11 +290,12 @@ class ClusterControl:
         return version
 
     def _nodes(self, on: Sequence[str]) -> list[NodeRecord]:
-        """The usable nodes, or those named. Raises DispatchError if a named one is not there."""
+        """The usable nodes, or those named. Raises NotFound if a named one is not there."""
         nodes = {node.id: node for node in self._directory.usable_nodes()}
         for name in on:
             if name not in nodes:
-                raise DispatchError("no_nodes", f"there is no node {name!r} now", status=503)
+                there = ", ".join(sorted(nodes)) or "none"
+                raise NotFound(f"there is no node {name!r}; usable are: {there}")
         return [nodes[name] for name in dict.fromkeys(on)] if on else list(nodes.values())
 
     async def _wait(self, predicate: Callable[[], bool], what: str, *, limit_s: float = _WAIT_S) -> None:

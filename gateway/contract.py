@@ -13,6 +13,8 @@ from registry.change import Snapshot
 from registry.function import FunctionVersion
 from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Tokens, Usage
 
+WAITS_FOR_NODE = "no-node"  # the stage of a call while no node is there at all
+
 
 class DispatchError(Exception):
     """A call failed. `code` as in the error envelope, `status` the HTTP status.
@@ -59,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The call waits: `stage` is `queue`, `start` or a start phase, `fraction` 0 to 1."""
+    """The call waits: `stage` is `queue`, `no-node`, `start` or a start phase, `fraction` 0 to 1."""
 
     stage: str
     fraction: float
@@ -85,7 +87,7 @@ Event = Stage | Assigned | Tokens | Usage | Arrays | HandlerChunk
 
 
 class Dispatcher(Protocol):
-    """Carries calls to instances."""
+    """Carries calls to instances. A call's deadlines are its reader's to keep (gateway/callrun.py)."""
 
     def run(self, call: Call) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Open the call. Leaving the context early cancels it on the node at once. Raises DispatchError

@@ -114,10 +114,6 @@ class CallDispatcher:
     def max_tries(self) -> int:
         return self._settings.max_tries
 
-    @property
-    def has_nodes(self) -> bool:
-        return any(True for _ in self._directory.usable_nodes())
-
     def again(self, ticket: Ticket, outcome: Outcome, *, failover: bool) -> None:
         """Put a call back into its lane, in its place, and learn from what its instance said."""
         instance = ticket.instance

@@ -1,10 +1,11 @@
 """How far the starts are that calls wait for: from the feed, and closer from starts driven here."""
 
-from gateway.contract import Stage
+from gateway.contract import WAITS_FOR_NODE, Stage
 from gateway.directory import Directory, VersionKey
 from registry.instance import InstanceState
 
 QUEUE = Stage(stage="queue", fraction=0.0)
+NO_NODE = Stage(stage=WAITS_FOR_NODE, fraction=0.0)
 _STAGES = {InstanceState.STARTING: "start", InstanceState.LOADING: "load"}
 
 
@@ -27,12 +28,12 @@ class StartProgress:
             self._noted.pop(key, None)
 
     def stage(self, directory: Directory, key: VersionKey) -> Stage:
-        """The furthest start of this version; `queue` when none is under way."""
+        """The furthest start of this version; `queue` or `no-node` when none is under way."""
         noted = self._noted.get(key)
         if noted:
             return max(noted.values(), key=lambda stage: stage.fraction)
         coming = directory.coming(key)
         if not coming:
-            return QUEUE
+            return QUEUE if any(True for _ in directory.usable_nodes()) else NO_NODE
         best = max(coming, key=lambda instance: instance.progress)
         return Stage(stage=_STAGES[best.state], fraction=round(best.progress, 2))

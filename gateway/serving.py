@@ -5,10 +5,9 @@ goes on where it was: a draw depends on (seed, position) alone, so that the toke
 as `generated_ids`, give the same continuation anywhere. What a lost node had computed is not billed.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -20,12 +19,6 @@ from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
 from registry.instance import InstanceRecord
 from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Reply, Tokens, Usage
-
-_T = TypeVar("_T")
-
-# The reason for a start that ran out of time is known here, so say it just before a caller's own
-# clock, which began a little earlier, says only that it did.
-_EARLY_S = 0.2
 
 
 class Outcome(Enum):
@@ -65,9 +58,6 @@ class Desk(Protocol):
     @property
     def max_tries(self) -> int: ...
 
-    @property
-    def has_nodes(self) -> bool: ...
-
     def again(self, ticket: Ticket, outcome: Outcome, *, failover: bool) -> None: ...
 
 
@@ -77,16 +67,11 @@ class Serving:
         self._call = call
         self._ticket = ticket
         self._clock = clock
-        began = asyncio.get_running_loop().time()
-        start_s = call.deadlines.start_s
-        self._start_at = began + start_s - min(_EARLY_S, start_s / 20)
-        self._total_at = began + call.deadlines.total_s
         self._ids: list[int] = []  # what was generated so far
         self._outputs = 0
         self._finished = False  # the last output came; only Usage is missing
         self._failed_over = False
         self._gpu_us = 0  # of the last instance, as far as told
-        self._stage = ""
 
     def __repr__(self) -> str:
         return f"<Serving {self._call.request_id} {self._ticket!r} outputs={self._outputs}>"
@@ -102,11 +87,11 @@ class Serving:
                     raise ticket.error
                 stage = self._desk.stage(ticket.key)
                 if stage != shown and not self._outputs:
-                    shown, self._stage = stage, stage.stage
+                    shown = stage
                     yield stage
                     continue
                 ticket.wake.clear()
-                await self._until(ticket.wake.wait())
+                await ticket.wake.wait()
             instance = ticket.instance
             if not self._outputs:
                 yield self._assigned(instance)
@@ -114,9 +99,8 @@ class Serving:
                 client = self._desk.client(instance.node)
                 if client is None:
                     raise ChannelClosed(f"no channel to {instance.node}")
-                self._stage = "exec"
                 async with client.call(self._work(instance)) as replies:
-                    while (reply := await self._until(anext(replies, None))) is not None:
+                    while (reply := await anext(replies, None)) is not None:
                         event = self._account(reply)
                         yield event
                         if isinstance(event, Usage):
@@ -141,35 +125,9 @@ class Serving:
             if not tries_left:
                 raise self._given_up(lost) from lost
             self._failed_over = self._failed_over or self._outputs > 0
-            self._stage = "queue"
             self._desk.again(ticket, outcome, failover=outcome is Outcome.LOST)
             if outcome is not Outcome.FULL:
                 ticket.lost_instance()
-
-    async def _until(self, awaitable: Awaitable[_T]) -> _T:
-        """Await under the limit that is in force now."""
-        if self._outputs:
-            idle_at = asyncio.get_running_loop().time() + self._call.deadlines.idle_s
-            limit, when = "idle", idle_at
-        else:
-            limit, when = "start", self._start_at
-        if self._total_at < when:
-            limit, when = "total", self._total_at
-        try:
-            async with asyncio.timeout_at(when) as scope:
-                return await awaitable
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise self._out_of_time(limit) from None
-
-    def _out_of_time(self, limit: str) -> DispatchError:
-        if limit == "start" and self._ticket.instance is None and not self._desk.has_nodes:
-            return DispatchError(
-                "no_nodes", "no node is there to serve the call", status=503, retry_after_s=5
-            )
-        stage = self._stage or "queue"
-        return DispatchError("timeout", f"the {limit} limit ran out in stage {stage}", status=504)
 
     def _assigned(self, instance: InstanceRecord) -> Assigned:
         """Waiting counts as load until a first instance was ready, and as queueing after."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from gateway.callrun import CallRun
 from gateway.contract import Assigned, Call, Deadlines, Event, Stage
 from gateway.control import Control, ControlSettings, make_control
 from gateway.fake_channel import FakeNet
@@ -231,7 +232,7 @@ class Answer:
 async def ask(control: Control, call: Call) -> Answer:
     """Run a call to its end."""
     events: list[Event] = []
-    async with control.dispatcher.run(call) as replies:
+    async with CallRun(control.dispatcher, call) as replies:
         async for event in replies:
             events.append(event)  # noqa: PERF401
     return Answer(

@@ -6,6 +6,7 @@ import pytest
 from control_fixture import ask, make_call, open_cluster
 
 from gateway.admission import AdmissionLimits
+from gateway.callrun import CallRun
 from gateway.contract import Assigned, Call, Deadlines, DispatchError, Stage
 from gateway.control import ControlSettings
 from gateway.fake_node import tokens_after
@@ -237,8 +238,10 @@ def test_without_nodes_a_call_is_held_until_its_limit() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("limit", "stage"), [("start", "start limit"), ("idle", "idle"), ("total", "total")])
-def test_limits_name_what_ran_out(limit: str, stage: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "words"), [("start", "first output"), ("idle", "next output"), ("total", "whole request")]
+)
+def test_limits_name_what_ran_out(limit: str, words: str) -> None:
     async def main() -> None:
         async with open_cluster(1) as cluster:
             node = cluster.nodes["n0"]
@@ -251,8 +254,9 @@ def test_limits_name_what_ran_out(limit: str, stage: str) -> None:
             }[limit]
             if limit != "idle":
                 node.token.close()
-            with pytest.raises(DispatchError, match=stage) as caught:
-                async with cluster.control.dispatcher.run(make_call(version, deadlines=deadlines)) as events:
+            call = make_call(version, deadlines=deadlines)
+            with pytest.raises(DispatchError, match=words) as caught:
+                async with CallRun(cluster.control.dispatcher, call) as events:
                     async for event in events:
                         if isinstance(event, Tokens):
                             node.token.close()
