@@ -16,8 +16,12 @@ from invoker.allocator import Allocator, Span
 from invoker.errors import OutOfDeviceMemory
 from invoker.memory import address_of, advise_huge, populate
 from invoker.threads import in_thread
+from invoker.together import together
 
-COPY_CHUNK_BYTES = 8 << 20
+# Above a share of the cache the C library copies past it, a quarter faster; two copies at once use what
+# one core leaves of the memory's bandwidth.
+COPY_CHUNK_BYTES = 16 << 20
+COPIES_IN_FLIGHT = 2
 PREFAULT_BYTES = 1 << 30  # what a CPU arena takes ahead of use; it is filled from its start on
 _POPULATE_BYTES = 16 << 20
 
@@ -186,12 +190,27 @@ async def copy_following(
     After cancellation nothing is written to the region any more.
     """
     total = len(source)
-    busy_s = 0.0
-    for offset in range(0, total, COPY_CHUNK_BYTES):
-        nbytes = min(COPY_CHUNK_BYTES, total - offset)
-        await wait_for(offset, nbytes)
-        began_s = time.perf_counter()
-        await in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
-        busy_s += time.perf_counter() - began_s
-        on_copied(offset + nbytes)
+    offsets = iter(range(0, total, COPY_CHUNK_BYTES))
+    copied_bytes = 0
+    copies = 0
+    busy_s = began_s = 0.0
+
+    async def work() -> None:
+        nonlocal copied_bytes, copies, busy_s, began_s
+        for offset in offsets:
+            nbytes = min(COPY_CHUNK_BYTES, total - offset)
+            await wait_for(offset, nbytes)
+            if not copies:
+                began_s = time.perf_counter()
+            copies += 1
+            try:
+                await in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
+            finally:
+                copies -= 1
+                if not copies:
+                    busy_s += time.perf_counter() - began_s
+            copied_bytes += nbytes
+            on_copied(copied_bytes)
+
+    await together(*(work() for _ in range(COPIES_IN_FLIGHT)))
     return Copied(total, busy_s)

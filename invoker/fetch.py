@@ -16,12 +16,14 @@ from rdmacast.pull import Connector, PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import PeerAddress
 from registry.errors import CorruptImage
-from registry.images.manifest import UNIT_BYTES, Manifest, default_blocks
+from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.store import BlobReader, BlobStore
 from registry.images.verify import check_units
 
 CHUNK_BYTES = 32 * UNIT_BYTES
 READS_IN_FLIGHT = 3
+MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
+BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
 _NAMED_UNITS = 8
 
 
@@ -116,13 +118,21 @@ async def from_peers(
         counters.cast_recv_bytes += nbytes
         target.mark(offset, nbytes)
 
-    return await pull(plan, target.filling.view, connector=connector, check=check, on_block=arrived)
+    return await pull(
+        plan,
+        target.filling.view,
+        connector=connector,
+        check=check,
+        on_block=arrived,
+        prepare=target.filling.prepare,
+    )
 
 
 async def from_memory(source: memoryview, target: Target) -> None:
     """Copy what is missing from memory of this process. Raises CorruptImage."""
 
     def copy(offset: int, nbytes: int) -> None:
+        target.filling.prepare(offset, nbytes)
         view = target.view(offset, nbytes)
         np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source[offset : offset + nbytes], np.uint8))
         _refuse(check_units(target.manifest, offset, view), "in the arena", target.manifest)
@@ -146,12 +156,14 @@ async def _each(target: Target, read: Callable[[int, int], Awaitable[None]]) -> 
 
 
 def _block_bytes(manifest: Manifest) -> int:
-    """The size of a cast's blocks: whole units, at most the default number of blocks."""
-    return max(1, -(-manifest.unit_count // default_blocks(manifest.nbytes))) * UNIT_BYTES
+    """The size of a pull's blocks, in whole units: BLOCK_BYTES within the bounds of their number."""
+    wanted = min(BLOCK_BYTES, -(-manifest.nbytes // FEWEST_BLOCKS))
+    return max(1, -(-max(wanted, manifest.nbytes // MOST_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES
 
 
 def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:
     """Read one chunk into its place and check it; returns how many bytes were read."""
+    target.filling.prepare(offset, nbytes)
     view = target.view(offset, nbytes)
     reader.read_into(offset, view)
     damaged = check_units(target.manifest, offset, view)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from invoker.errors import HostTierError, HostTierFull
+from invoker.memory import advise_huge, populate
 
 PART = ".part"
 KEEP = ".keep"
@@ -75,7 +76,8 @@ class HostMapping:
 
 
 class Filling:
-    """An image being loaded by this process: write into `view`, then `publish` or `abandon`."""
+    """An image being loaded by this process: `prepare` a range, write it into `view`; at the end
+    `publish` or `abandon`."""
 
     def __init__(self, tier: "HostTier", digest: str, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
         self.digest = digest
@@ -96,6 +98,23 @@ class Filling:
     def path(self) -> Path:
         """The file as long as it is being filled."""
         return self._tier.directory / (self.digest + PART)
+
+    def prepare(self, offset: int, nbytes: int) -> None:
+        """Take the memory of `[offset, offset + nbytes)`; blocks. Raises HostTierFull.
+
+        A write to a page that cannot be had would kill the process by SIGBUS. Taken by ranges, the
+        first bytes need not wait until all of a large image has been.
+        """
+        try:
+            if not populate(self._mapping, offset, nbytes):
+                os.posix_fallocate(self._fd, offset, nbytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise HostTierFull(
+                f"{self._tier.directory} ran full: image {self.digest[:12]} of {self.nbytes} bytes does not "
+                f"fit in shared memory (make it larger or lower --host-memory)"
+            ) from error
 
     def publish(self) -> HostMapping:
         """Make the image visible to the host, atomically; it stays mapped for the caller."""
@@ -218,20 +237,9 @@ class HostTier:
                 part.unlink()
                 os.close(fd)
                 raise
-        filling = Filling(self, digest, fd, _map(fd, nbytes), nbytes)
-        try:
-            # Taken now: a write to a page that cannot be had later would kill the process by SIGBUS.
-            if nbytes:
-                os.posix_fallocate(fd, 0, nbytes)
-        except OSError as error:
-            filling.abandon()
-            if error.errno != errno.ENOSPC:
-                raise
-            raise HostTierFull(
-                f"{self.directory} ran full: image {digest[:12]} of {nbytes} bytes does not fit in shared "
-                f"memory (make it larger or lower --host-memory)"
-            ) from error
-        return filling
+        mapping = _map(fd, nbytes)
+        advise_huge(mapping)
+        return Filling(self, digest, fd, mapping, nbytes)
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[int, memoryview], Sequence[int]]
 OnBlock = Callable[[int, int], None]
+Prepare = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +121,19 @@ class _Pull:
     """One pull under way."""
 
     def __init__(
-        self, plan: PullPlan, into: memoryview, links: _Links, check: Check, executor: Executor | None
+        self,
+        plan: PullPlan,
+        into: memoryview,
+        links: _Links,
+        check: Check,
+        prepare: Prepare | None,
+        executor: Executor | None,
     ) -> None:
         self._plan = plan
         self._into = into
         self._links = links
         self._check = check
+        self._prepare = prepare
         self._executor = executor
         self.progress = Progress(plan.nbytes, plan.block_bytes, len(plan.sources), plan.max_tries)
         self.by_transport: dict[str, int] = {}
@@ -148,6 +156,9 @@ class _Pull:
 
     async def _fetch(self, fetch: Fetch) -> _Outcome:
         block = self._into[fetch.offset : fetch.offset + fetch.nbytes]
+        prepare = self._prepare
+        if prepare is not None:
+            await run_in_thread(self._executor, lambda: prepare(fetch.offset, fetch.nbytes))
         try:
             async with asyncio.timeout(self._plan.stall_timeout_s):
                 link = await self._links.get(fetch.source)
@@ -190,21 +201,24 @@ async def pull(
     connector: Connector,
     check: Check,
     on_block: OnBlock,
+    prepare: Prepare | None = None,
     executor: Executor | None = None,
 ) -> PullReport:
     """Fill `into` with the region.
 
     `check(offset, view)` runs in a thread on each block that came and returns the indexes of its
     damaged units; `on_block(offset, nbytes)` then runs on the event loop, in the order in which good
-    blocks come. Raises ChecksumError or NoHolder; what `on_block` heard of stays valid. When this
-    returns or raises, also by cancellation, nothing writes into `into` any more.
+    blocks come. `prepare(offset, nbytes)` runs in a thread before the destination of a block is
+    written to, while blocks before it arrive; what it raises ends the pull. Raises ChecksumError or
+    NoHolder; what `on_block` heard of stays valid. When this returns or raises, also by cancellation,
+    nothing writes into `into` any more.
     """
     if into.readonly or into.nbytes != plan.nbytes:
         raise ValueError(f"the destination must be {plan.nbytes} writable bytes, not {into.nbytes}")
     started_s = time.monotonic()
     async with AsyncExitStack() as stack:
         links = _Links(connector, plan.sources, stack)
-        running = _Pull(plan, into.cast("B"), links, check, executor)
+        running = _Pull(plan, into.cast("B"), links, check, prepare, executor)
         await running.run(on_block)
         return PullReport(
             nbytes=plan.nbytes,

@@ -38,7 +38,7 @@ def test_a_copy_follows_the_bytes_that_arrive() -> None:
         size = 2 * COPY_CHUNK_BYTES + 77
         data = bytes(range(256)) * (size // 256 + 1)
         source = memoryview(bytearray(data[:size]))
-        growing, arena = GrowingRegion(source), CpuArena(32 * MIB)
+        growing, arena = GrowingRegion(source), CpuArena(64 * MIB)
         region = arena.reserve(size)
         seen: list[int] = []
         some = asyncio.Event()
