@@ -1,11 +1,13 @@
 """The `hypercast` command: one file a command, loaded when it is called."""
 
 import importlib
+import os
 import sys
 
 import click
 
 from cli.errors import CliError
+from registry.errors import RegistryError
 
 # name: (module, help). A module has a click command of the same name (dashes as underscores).
 COMMANDS = {
@@ -78,14 +80,20 @@ def main() -> None:
     except click.ClickException as exc:
         exc.show()
         sys.exit(exc.exit_code)
-    except CliError as exc:
+    except (CliError, RegistryError) as exc:
         sys.stderr.write(f"hypercast: {exc}\n")
-        sys.exit(exc.exit_code)
+        sys.exit(exc.exit_code if isinstance(exc, CliError) else 1)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()
+        # Nobody reads any more, as in `hypercast … | head`; keep the interpreter from saying so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as exc:
+        sys.stderr.write(
+            f"hypercast: {exc.filename}: {exc.strerror}\n" if exc.filename else f"hypercast: {exc}\n"
+        )
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 

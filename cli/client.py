@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -43,7 +44,11 @@ class Client:
             return response
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        return self.request(method, path, **options).json()
+        response = self.request(method, path, **options)
+        try:
+            return response.json()
+        except ValueError as exc:
+            raise CliError(f"{self.url} answers, but not as a Hypercast gateway does") from exc
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
@@ -65,10 +70,15 @@ class Client:
                 f"cannot reach {self.url}: {exc}. Is it running (`hypercast up`)? "
                 "Set the address with --url or HYPERCAST_URL."
             ) from exc
-        except httpx2.InvalidURL as exc:
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as exc:
             raise UsageError(f"bad address {self.url!r}: {exc}") from exc
         except httpx2.HTTPError as exc:
             raise CliError(f"{self.url}: {exc or type(exc).__name__}") from exc
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path, whatever characters are in it."""
+    return quote(name, safe=":")
 
 
 def raise_for(response: httpx2.Response) -> None:

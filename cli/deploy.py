@@ -14,6 +14,7 @@ from cli.output import emit_record
 from cli.progress import byte_meter, human_bytes, note
 from cli.upload import MemorySource, Source, upload
 from registry.errors import ImageError, InvalidRecord
+from registry.function import Scaling
 from registry.function_yaml import DTYPES, FunctionSpec
 from registry.images.plan import PackPlan
 
@@ -76,15 +77,16 @@ def deploy_command(
         "target_concurrency": target_concurrency,
         "keep_alive_s": keep_alive,
     }
-    scaling = {key: value for key, value in given.items() if value is not None}
+    scaling: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     try:
         spec = read_spec(source)
         chosen = name or (spec.name if spec else None)
         if chosen is None:
             raise UsageError("give the function a name with --name")
-        bundle = make_bundle(source, spec, model, dtype, description)
         if spec is not None:
             scaling = {**spec_scaling(spec), **scaling}
+        Scaling(**scaling)  # refuse what cannot be before anything is read or sent
+        bundle = make_bundle(source, spec, model, dtype, description)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:

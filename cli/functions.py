@@ -1,9 +1,12 @@
 """`list`, `describe`, `rollback` and `delete`."""
 
+import sys
 from typing import Any
 
 import click
 
+from cli.client import segment
+from cli.errors import UsageError
 from cli.options import client_options, connect, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
@@ -65,7 +68,7 @@ def describe_command(name: str, form: str, url: str | None, api_key: str | None)
     Example: hypercast describe tiny-coder
     """
     with connect(url, api_key) as client:
-        function = client.json("GET", f"/admin/functions/{name}")
+        function = client.json("GET", f"/admin/functions/{segment(name)}")
     if form == "json":
         emit_record(function, form)
         return
@@ -96,7 +99,9 @@ def rollback_command(name: str, version: int | None, url: str | None, api_key: s
     Example: hypercast rollback tiny-coder --to 3
     """
     with connect(url, api_key) as client:
-        function = client.json("POST", f"/admin/functions/{name}/rollback", json={"version": version})
+        function = client.json(
+            "POST", f"/admin/functions/{segment(name)}/rollback", json={"version": version}
+        )
     note(f"{name} is at version {function['current']['version']}")
 
 
@@ -109,8 +114,10 @@ def delete_command(name: str, yes: bool, url: str | None, api_key: str | None) -
 
     Example: hypercast delete old-model --yes
     """
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"nobody is there to ask: add --yes to delete {name}")
     if not yes:
         click.confirm(f"Delete {name} and all its versions?", abort=True, err=True)
     with connect(url, api_key) as client:
-        client.request("DELETE", f"/admin/functions/{name}")
+        client.request("DELETE", f"/admin/functions/{segment(name)}")
     note(f"deleted {name}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cli.client import Client, server_events
+from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
 from cli.options import client_options, connect
 from cli.progress import StageLine, note
@@ -73,9 +73,9 @@ def invoke_command(
             body[key] = value
     with connect(url, api_key, timeout) as client:
         if body.get("stream"):
-            print_stream(client, f"/functions/{name}/invoke", body, verbose)
+            print_stream(client, f"/functions/{segment(name)}/invoke", body, verbose)
         else:
-            print_answer(client, f"/functions/{name}/invoke", body, verbose)
+            print_answer(client, f"/functions/{segment(name)}/invoke", body, verbose, raw=data is not None)
 
 
 def parse_body(data: str) -> dict[str, Any]:
@@ -96,14 +96,15 @@ def parse_body(data: str) -> dict[str, Any]:
     return body
 
 
-def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool) -> None:
+def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool, *, raw: bool) -> None:
+    """The text of a generation; JSON for everything else, and whenever JSON was given (`raw`)."""
     response = client.request("POST", path, json=body)
     if verbose:
         for header in ("x-request-id", "x-function-version", "x-start-kind", "server-timing"):
             if header in response.headers:
                 note(f"{header}: {response.headers[header]}")
     answer = response.json()
-    generated = answer.get("choices") if isinstance(answer, dict) else None
+    generated = answer.get("choices") if isinstance(answer, dict) and not raw else None
     if generated and "text" in generated[0]:
         click.echo(generated[0]["text"])
     elif generated and "message" in generated[0]:

@@ -4,6 +4,7 @@ import json
 
 import click
 
+from cli.client import segment
 from cli.options import DURATION, client_options, connect, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
@@ -79,7 +80,7 @@ def revoke(key_id: str, form: str, url: str | None, api_key: str | None) -> None
     Example: hypercast keys revoke 3f9a…
     """
     with connect(url, api_key) as client:
-        revoked = client.json("DELETE", f"/admin/keys/{key_id}")
+        revoked = client.json("DELETE", f"/admin/keys/{segment(key_id)}")
     if form != "table":
         emit_record(revoked, form)
     note(f"revoked {key_id}")

@@ -2,6 +2,7 @@
 
 import click
 
+from cli.client import segment
 from cli.options import client_options, connect
 
 
@@ -17,6 +18,6 @@ def logs_command(name: str, lines: int, follow: bool, url: str | None, api_key: 
     """
     with connect(url, api_key, timeout_s=86400.0 if follow else 60.0) as client:
         query = {"lines": lines, "follow": str(follow).lower()}
-        with client.stream("GET", f"/admin/functions/{name}/logs", params=query) as response:
+        with client.stream("GET", f"/admin/functions/{segment(name)}/logs", params=query) as response:
             for line in response.iter_lines():
                 click.echo(line)

@@ -5,11 +5,11 @@ from pathlib import Path
 READ_BYTES = 16 * 1024
 
 
-def tail(path: Path, lines: int = 15) -> str:
-    """The file's last lines, indented; a note if there is none."""
+def tail(path: Path, lines: int = 15, start: int = 0) -> str:
+    """The file's last lines from byte `start` on, indented; a note if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - READ_BYTES))
+            file.seek(max(start, path.stat().st_size - READ_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return f"  (no log at {path})"

@@ -8,7 +8,7 @@ from cli.options import client_options, connect, output_option
 from cli.output import emit_rows
 from cli.progress import human_bytes
 
-COLUMNS = ("id", "host", "pid", "state", "device", "gpu", "host_memory", "instances", "link_rate")
+COLUMNS = ("id", "host", "pid", "state", "device", "gpu", "host_memory", "instances")
 
 
 def row(node: dict[str, Any]) -> dict[str, Any]:
@@ -37,4 +37,6 @@ def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
     """
     with connect(url, api_key) as client:
         nodes = client.json("GET", "/admin/nodes")["nodes"]
-    emit_rows(nodes if form == "json" else [row(node) for node in nodes], COLUMNS, form)
+    capped = any(node.get("link_rate_bytes_s") for node in nodes)
+    columns = (*COLUMNS, "link_rate") if capped or form == "csv" else COLUMNS
+    emit_rows(nodes if form == "json" else [row(node) for node in nodes], columns, form)

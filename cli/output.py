@@ -5,11 +5,10 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from cli.progress import human_bytes
 
 FORMATS = ("table", "json", "csv")
 
@@ -30,16 +29,32 @@ def render(rows: Sequence[Row], columns: Sequence[str], form: str) -> str:
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        numeric = bool(rows) and all(isinstance(row.get(column), int | float) for row in rows)
-        grid.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        grid.add_row(*(cell(row.get(column)) for column in columns))
-    out = io.StringIO()
-    # Piped output is never cut to a terminal's width.
-    Console(file=out, width=None if sys.stdout.isatty() else 400, highlight=False, markup=False).print(grid)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    """Columns as wide as what is in them: a terminal may wrap a line, but nothing is cut off."""
+    heads = [column.replace("_", " ") for column in columns]
+    cells = [[shown(column, row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(line[index]) for line in [heads, *cells]) for index in range(len(columns))]
+    numeric = [
+        bool(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns
+    ]
+    lines = [heads, ["─" * width for width in widths], *cells]
+    return "".join(
+        "   ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+
+
+def shown(column: str, value: object) -> str:
+    """A value as people read it: sizes with a unit, times as UTC."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if column == "bytes" or column.endswith("_bytes"):
+            return human_bytes(value)
+        if column.endswith("_at") or column == "since":
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return cell(value)
 
 
 def cell(value: object) -> str:
@@ -70,5 +85,5 @@ def emit_record(record: Row, form: str) -> None:
     else:
         width = max(map(len, record), default=0)
         for name, value in record.items():
-            sys.stdout.write(f"{name.replace('_', ' '):<{width}}  {cell(value)}\n")
+            sys.stdout.write(f"{name.replace('_', ' '):<{width}}  {shown(name, value)}".rstrip() + "\n")
     sys.stdout.flush()

@@ -66,7 +66,7 @@ def byte_meter(label: str, total: int) -> Iterator[Meter]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )

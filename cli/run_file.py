@@ -20,7 +20,8 @@ class RunFile:
         """The supervisor, if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.created) < 1.0 else None
+            ended = process.status() == psutil.STATUS_ZOMBIE  # waits for a parent that never asks
+            return None if ended or abs(process.create_time() - self.created) >= 1.0 else process
         except psutil.NoSuchProcess:
             return None
 

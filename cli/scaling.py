@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.client import Client, raise_for
+from cli.client import Client, raise_for, segment
 from cli.errors import CliError
 from cli.options import client_options, connect
 from cli.progress import StageLine, note
@@ -47,7 +47,7 @@ def scale_command(
     with connect(url, api_key) as client:
         client.request(
             "POST",
-            f"/admin/functions/{name}/scale",
+            f"/admin/functions/{segment(name)}/scale",
             json={"instances": instances, "on": list(on), "wait": wait},
         )
     note(f"{name}: {instances} instance{'' if instances == 1 else 's'}" + ("" if wait else " asked for"))
@@ -69,7 +69,7 @@ def warm_command(
       hypercast warm tiny-coder --on node-1
     """
     with connect(url, api_key) as client:
-        follow(client, f"/admin/functions/{name}/warm", {"nodes": nodes, "on": list(on)})
+        follow(client, f"/admin/functions/{segment(name)}/warm", {"nodes": nodes, "on": list(on)})
     note(f"{name} is in host memory")
 
 
@@ -86,5 +86,5 @@ def evict_command(name: str, tier: str, on: tuple[str, ...], url: str | None, ap
     Example: hypercast evict tiny-coder --tier gpu
     """
     with connect(url, api_key) as client:
-        client.request("POST", f"/admin/functions/{name}/drop", json={"tier": tier, "on": list(on)})
+        client.request("POST", f"/admin/functions/{segment(name)}/drop", json={"tier": tier, "on": list(on)})
     note(f"dropped the idle copies of {name} from {tier} memory")

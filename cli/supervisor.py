@@ -6,25 +6,29 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
-from registry.embedded_redis import EmbeddedRedis
-from registry.secrets import load_or_create_secret
 
 from cli import run_file
 from cli.announce import announce
 from cli.children import Child, Nodes
-from cli.errors import CliError
+from cli.errors import CliError, UsageError
 from cli.logtail import tail
-from cli.ports import free_port
+from cli.ports import usable_port
 from cli.progress import note
 from cli.up_settings import UpSettings
+from registry.embedded_redis import EmbeddedRedis
+from registry.errors import RegistryError
+from registry.redis_state import RedisState
+from registry.secrets import load_or_create_secret
 
 READY_TIMEOUT_S = 120.0
 REDIS_TIMEOUT_S = 20.0
+LEFTOVER_TIMEOUT_S = 40.0  # a gateway whose supervisor was killed drains for so long at most
 
 
 class Supervisor:
@@ -47,6 +51,7 @@ class Supervisor:
             async with AsyncExitStack() as parts:
                 url = await self._start(parts, stop)
                 if stop.is_set():
+                    note("stopping")
                     return
                 run_file.write(settings.data_dir, url, settings.nodes)
                 parts.callback(run_file.path_in(settings.data_dir).unlink, missing_ok=True)
@@ -62,15 +67,19 @@ class Supervisor:
         settings = self._settings
         secret_file = settings.data_dir / "cluster.secret"
         load_or_create_secret(secret_file)
+        port = await self._port()
         redis_url = settings.redis_url
-        if redis_url is None:
+        if redis_url is not None:
+            await answering_redis(redis_url)
+        else:
             redis = EmbeddedRedis(settings.data_dir)
             redis.prepare()
             child = Child("redis", redis.command(), self._logs)
             await parts.enter_async_context(child)
-            await self._redis_ready(redis, child)
+            await self._redis_ready(redis, child, stop)
+            if stop.is_set():
+                return ""
             redis_url = redis.url
-        port = settings.port or free_port(settings.host)
         nodes = Nodes(invoker_arguments(settings, redis_url, secret_file), self._logs)
         gateway = Child("gateway", gateway_command(settings, redis_url, secret_file, port), self._logs)
         await parts.enter_async_context(nodes)
@@ -80,18 +89,40 @@ class Supervisor:
         await self._answering(url, stop, gateway, nodes)
         return url
 
-    async def _redis_ready(self, redis: EmbeddedRedis, child: Child) -> None:
+    async def _port(self) -> int:
+        """The port to listen on, once the parts of an earlier run that was killed have ended."""
+        settings = self._settings
+        redis = EmbeddedRedis(settings.data_dir) if settings.redis_url is None else None
+        leftovers = run_file.read(settings.data_dir) is not None or (redis is not None and redis.answers())
+        deadline_s = time.monotonic() + (LEFTOVER_TIMEOUT_S if leftovers else 0.0)
+        told = False
+        while True:
+            last = time.monotonic() >= deadline_s
+            try:
+                if last or redis is None or not redis.answers():
+                    return usable_port(settings.host, settings.port)
+            except CliError as exc:
+                if last or isinstance(exc, UsageError):
+                    raise
+            if not told:
+                note("waiting for the parts of an earlier run to end")
+                told = True
+            await asyncio.sleep(0.1)
+
+    async def _redis_ready(self, redis: EmbeddedRedis, child: Child, stop: asyncio.Event) -> None:
         ready = asyncio.ensure_future(redis.wait_ready(REDIS_TIMEOUT_S))
-        died = asyncio.ensure_future(child.died())
+        waits = [ready, asyncio.ensure_future(child.died()), asyncio.ensure_future(stop.wait())]
         try:
-            await asyncio.wait({ready, died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                return
             if not ready.done():
                 raise CliError(f"Redis did not start:\n{tail(self._logs / 'redis.log')}")
             await ready
         finally:
-            for task in (ready, died):
+            for task in waits:
                 task.cancel()
-            await asyncio.gather(ready, died, return_exceptions=True)
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _answering(self, url: str, stop: asyncio.Event, gateway: Child, nodes: Nodes) -> None:
         """Wait until /readyz answers 200, a part dies at its start, or the user stops it."""
@@ -124,6 +155,15 @@ class Supervisor:
         else:
             announce(self._settings, url)
             note("Ctrl-C stops it.")
+
+
+async def answering_redis(url: str) -> None:
+    """Return if a Redis answers at `url`. Raises CliError."""
+    try:
+        async with RedisState.connect(url, timeout_s=2.0) as state:
+            await state.ping()
+    except RegistryError as exc:
+        raise CliError(f"--redis-url: {exc}") from exc
 
 
 async def ready(url: str) -> None:

@@ -4,13 +4,14 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
 from cli import run_file
 from cli.announce import announce
-from cli.errors import CliError
+from cli.errors import CliError, UsageError
 from cli.logtail import tail
 from cli.options import RATE, SIZE
 from cli.supervisor import Supervisor
@@ -73,11 +74,22 @@ def up_command(
         gpus=count_gpus(),
         cores=len(os.sched_getaffinity(0)),
     )
+    prepare_data_dir(settings.data_dir)
     refuse_second(settings)
     if detach:
         start_detached(settings)
     else:
         asyncio.run(Supervisor(settings, ready_fd).run())
+
+
+def prepare_data_dir(data_dir: Path) -> None:
+    """Make it, and see that it can be written to. Raises CliError."""
+    try:
+        (data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=data_dir):
+            pass
+    except OSError as exc:
+        raise CliError(f"cannot write to --data-dir {data_dir}: {exc.strerror}") from exc
 
 
 def refuse_second(settings: UpSettings) -> None:
@@ -88,10 +100,10 @@ def refuse_second(settings: UpSettings) -> None:
 
 def start_detached(settings: UpSettings) -> None:
     """Run `up` again in a session of its own, and wait for its word that all is ready."""
-    logs = settings.data_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    path = settings.data_dir / "logs" / "up.log"
+    earlier_bytes = path.stat().st_size if path.exists() else 0
     reader, writer = os.pipe()
-    with (logs / "up.log").open("ab") as log:
+    with path.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "cli", *without_detach(sys.argv[1:]), "--ready-fd", str(writer)],
             stdin=subprocess.DEVNULL,
@@ -109,7 +121,12 @@ def start_detached(settings: UpSettings) -> None:
         process.wait()
         raise
     if word != "ready":
-        raise CliError(f"it did not start:\n{tail(logs / 'up.log')}")
+        code = process.wait()
+        said = tail(path, start=earlier_bytes).strip()
+        if "\n" in said or not said.startswith("hypercast: "):
+            said = f"it did not start:\n  {said}"
+        failure = UsageError if code == UsageError.exit_code else CliError
+        raise failure(said.removeprefix("hypercast: "))
     run = run_file.read(settings.data_dir)
     assert run is not None
     announce(settings, run.url)

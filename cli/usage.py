@@ -4,6 +4,7 @@ import time
 
 import click
 
+from cli.client import segment
 from cli.options import DURATION, client_options, connect, output_option
 from cli.output import emit_record, emit_rows
 
@@ -63,4 +64,4 @@ def show(request_id: str, form: str, url: str | None, api_key: str | None) -> No
     Example: hypercast usage show req-4f1c…
     """
     with connect(url, api_key) as client:
-        emit_record(client.json("GET", f"/admin/usage/show/{request_id}"), form)
+        emit_record(client.json("GET", f"/admin/usage/show/{segment(request_id)}"), form)

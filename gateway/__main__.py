@@ -34,6 +34,7 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
     """What the first gateway of a cluster sets up, and every other finds: its configuration, the mark
     on the store, the admin key, the price table. Waits a while for Redis to come up."""
     deadline = asyncio.get_running_loop().time() + _WAIT_S
+    told = ""
     while True:
         try:
             config = await state.cluster_config(
@@ -43,7 +44,9 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
         except StateUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            _log.info("waiting for the shared state: %s", error)
+            if str(error) != told:
+                told = str(error)
+                _log.info("waiting for the shared state: %s", told)
             await asyncio.sleep(_RETRY_S)
     owner = await store.claim(config.cluster_id)
     if owner != config.cluster_id:

@@ -26,6 +26,8 @@ class Answers(BaseHTTPRequestHandler):
     table: ClassVar[dict[str, tuple[int, object]]] = {
         "/admin/functions": (200, {"functions": []}),
         "/admin/functions/gone": (404, {"error": {"message": "no function 'gone'"}}),
+        "/admin/functions/a%2F..%2Fb%3Fc%23d": (404, {"error": {"message": "no function 'a/../b?c#d'"}}),
+        "/admin/functions/html": (200, "<html>"),
         "/admin/nodes": (401, {"error": {"message": "no such key"}}),
         "/admin/keys": (503, {"error": {"message": "Redis does not answer"}}),
         "/admin/usage/report": (504, {"error": {"message": "timed out"}}),
@@ -33,7 +35,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, body = self.table.get(self.path.partition("?")[0], (400, {"error": {"message": "bad"}}))
-        content = json.dumps(body).encode()
+        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
@@ -58,6 +60,7 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         [sys.executable, "-m", "cli", *arguments],
         cwd=ROOT,
         env={**os.environ, "HYPERCAST_URL": url, "XDG_CONFIG_HOME": "/nonexistent"},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
@@ -79,7 +82,13 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         (("invoke", "x"), 2, "exactly one"),
         (("invoke", "x", "-d", "{"), 2, "not JSON"),
         (("up", "--link-rate", "fast"), 2, "fast"),
+        (("up", "--data-dir", "/dev/null/x"), 1, "cannot write to --data-dir /dev/null/x: Not a directory"),
         (("frobnicate",), 2, "frobnicate"),
+        (("describe", "a/../b?c#d"), 4, "no function 'a/../b?c#d'"),
+        (("describe", "html"), 1, "not as a Hypercast gateway"),
+        (("delete", "gone"), 2, "--yes"),
+        (("list", "--url", "ftp://x"), 2, "ftp"),
+        (("deploy", "/nonexistent", "--name", "x", "--target-concurrency", "0"), 2, "target_concurrency"),
     ],
 )
 def test_exit_codes_and_messages(url: str, arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -92,6 +101,21 @@ def test_nobody_listens() -> None:
     done = hypercast("list")
     assert done.returncode == 1
     assert "hypercast up" in done.stderr
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_up_takes_no_port_of_another_program(url: str, tmp_path: Path, detach: tuple[str, ...]) -> None:
+    port = url.rpartition(":")[2]
+    done = hypercast("up", "--port", port, "--data-dir", str(tmp_path), *detach)
+    assert (done.returncode, f"port {port}" in done.stderr) == (1, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert hypercast("down", "--data-dir", str(tmp_path)).returncode == 4
+
+
+def test_up_says_at_once_that_no_redis_answers(tmp_path: Path) -> None:
+    redis = ("--redis-url", "redis://127.0.0.1:9")
+    done = hypercast("up", *redis, "--port", "0", "--data-dir", str(tmp_path), "--detach")
+    assert done.returncode == 1 and "127.0.0.1:9" in done.stderr, done.stderr
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -91,3 +91,16 @@ def test_tables_json_and_csv_hold_the_same_data() -> None:
     assert render(rows, ("name", "count"), "csv") == 'name,count\n"a,b",3\nc,\n'
     text = render(rows, ("name", "count"), "table")
     assert "a,b" in text and "count" in text
+
+
+def test_a_table_cuts_nothing_off_and_reads_well() -> None:
+    rows = [
+        {"id": "x" * 300, "image_bytes": 15870976, "created_at": 0.5, "count": 7},
+        {"id": "y", "image_bytes": 0, "created_at": None, "count": 12},
+    ]
+    head, rule, first, second = render(
+        rows, ("id", "image_bytes", "created_at", "count"), "table"
+    ).splitlines()
+    assert head.split("   ")[-1].strip() == "count" and set(rule) == {"─", " "}
+    assert first.split() == ["x" * 300, "15.1", "MiB", "1970-01-01T00:00:00Z", "7"]
+    assert second.split() == ["y", "0", "B", "12"] and second.endswith("   12")
