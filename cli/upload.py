@@ -1,12 +1,14 @@
 """Resumable uploads of blobs to the gateway's store."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from cli.client import Client
 from cli.errors import CliError
 from cli.progress import Meter
 
-TRIES = 5
+FIRST_WAIT_S = 0.2
+GIVE_UP_AFTER = 7  # tries without any progress: about 25 s with the doubling waits between them
 CHUNK_BYTES = 1 << 20
 
 
@@ -30,45 +32,57 @@ class MemorySource(Source):
             yield self._content[start : start + CHUNK_BYTES]
 
 
-def upload(client: Client, digest: str, source: Source, meter: Meter) -> None:
+def upload(
+    client: Client,
+    digest: str,
+    source: Source,
+    meter: Meter,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
     """Send what the store lacks of a blob, going on where an interrupted upload ended.
 
-    Raises CliError once several tries in a row have got nowhere.
+    A gateway that is away for a while (it restarts, say) is waited for. Raises CliError once several
+    tries in a row have got nowhere, and at once for a refusal that trying again does not mend.
     """
-    counted, failures = 0, 0
+    shown = furthest = failures = 0
+
+    def counted(start: int) -> Iterator[bytes]:
+        nonlocal shown
+        for chunk in source.chunks(start):
+            yield chunk
+            start += len(chunk)
+            if start > shown:
+                meter.advance(start - shown)
+                shown = start
+
     while True:
-        offset = resume_offset(client, digest)
-        meter.advance(max(0, offset - counted))
-        counted = max(counted, offset)
-
-        def body(start: int = offset) -> Iterator[bytes]:
-            nonlocal counted
-            sent = start
-            for chunk in source.chunks(start):
-                yield chunk
-                sent += len(chunk)
-                if sent > counted:
-                    meter.advance(sent - counted)
-                    counted = sent
-
         try:
-            client.request(
-                "PATCH",
-                f"/admin/blobs/{digest}",
-                content=body(),
-                headers={
-                    "upload-offset": str(offset),
-                    "upload-length": str(source.nbytes),
-                    "content-type": "application/octet-stream",
-                },
-            )
+            offset = resume_offset(client, digest)
+            if offset > furthest:
+                furthest, failures = offset, 0
+            if offset > shown:
+                meter.advance(offset - shown)
+                shown = offset
+            send(client, digest, counted(offset), offset, source.nbytes)
             return
         except CliError as exc:
-            if type(exc) is not CliError:  # refused for a reason that trying again does not mend
+            failures += 1
+            if type(exc) is not CliError or failures >= GIVE_UP_AFTER:
                 raise
-            failures = 0 if resume_offset(client, digest) > offset else failures + 1
-            if failures >= TRIES:
-                raise
+            wait(FIRST_WAIT_S * 2 ** (failures - 1))
+
+
+def send(client: Client, digest: str, body: Iterator[bytes], offset: int, total: int) -> None:
+    client.request(
+        "PATCH",
+        f"/admin/blobs/{digest}",
+        content=body,
+        headers={
+            "upload-offset": str(offset),
+            "upload-length": str(total),
+            "content-type": "application/octet-stream",
+        },
+    )
 
 
 def resume_offset(client: Client, digest: str) -> int:
