@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def test_cold_then_warm_then_hot_moves_no_byte_from_disk(platform: Platform, big
     target = sorted({node["id"] for node in platform.nodes()} - have)[0]
     before = platform.counter("disk_read_bytes") + platform.counter("store_read_bytes")
     received = platform.counter("cast_recv_bytes")
-    platform.run("scale", big, "--instances", "1", "--on", target, "--no-wait")
-    assert start_kind(platform, big) == ("cold", target)
+    with platform.http() as http:  # not by the command line: the start would be over before it ends
+        wish = {"instances": 1, "on": [target], "wait": False}
+        assert http.post(f"/admin/functions/{big}/scale", json=wish).status_code == 200
+        assert start_kind(platform, big) == ("cold", target)
     assert start_kind(platform, big) == ("hot", target)
     asleep(platform, big)
     kind, node = start_kind(platform, big)
@@ -103,24 +106,67 @@ def test_a_killed_node_is_replaced_and_the_function_answers_elsewhere(platform: 
     )
 
 
-def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
+@contextmanager
+def late_node(platform: Platform, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A node called `late` that joins by itself, as on another machine."""
     command = [
         *(sys.executable, "-m", "cli", "invoker", "--node-id", "late", "--host-id", "host-late"),
         *("--redis-url", f"unix://{platform.data}/redis.sock"),
         *("--device", "cpu", "--threads", "1"),
-        *("--gpu-memory", "512MiB", "--host-memory", "512MiB"),
+        *("--gpu-memory", "512MiB", "--host-memory", "512MiB", *flags),
     ]
     with (platform.data / "logs" / "late.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
         platform.until("it has joined", lambda: "late" in {node["id"] for node in platform.nodes()})
-        platform.run("scale", big, "--instances", "1", "--on", "late")
-        assert {item["node"] for item in platform.instances(big)} >= {"late"}
+        yield process
     finally:
         process.kill()
         process.wait()
+
+
+def only_on_late(platform: Platform, model: str) -> None:
+    asleep(platform, model)
+    platform.run("scale", model, "--instances", "1", "--on", "late")
+    assert {item["node"] for item in platform.instances(model)} == {"late"}
+
+
+def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
+    with late_node(platform):
+        only_on_late(platform, big)
     platform.until(
         "it is gone within its lease", lambda: "late" not in {node["id"] for node in platform.nodes()}, 10
     )
     kind, node = start_kind(platform, big)
     assert node != "late", kind
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stream_outlives_the_node_that_serves_it(
+    platform: Platform, big: str, number: signal.Signals
+) -> None:
+    with OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0) as client:
+
+        def stream(interrupt: Callable[[], None] | None) -> list[int]:
+            ids: list[int] = []
+            for chunk in client.completions.create(
+                model=big,
+                prompt=[5, 6, 7],
+                max_tokens=60,
+                temperature=0.7,
+                seed=11,
+                stream=True,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            ):
+                ids += [token for choice in chunk.choices for token in choice.token_ids]  # type: ignore[attr-defined]
+                if interrupt is not None and len(ids) >= 5:
+                    interrupt()
+                    interrupt = None
+            return ids
+
+        wanted = stream(None)
+        assert len(wanted) == 60
+        with late_node(platform, "--grace", "100ms") as process:
+            only_on_late(platform, big)
+            assert stream(lambda: process.send_signal(number)) == wanted
+    platform.until("it is gone", lambda: "late" not in {node["id"] for node in platform.nodes()}, 10)

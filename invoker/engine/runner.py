@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClosed(EngineError):
-    """The runner is closed, or its engine failed for good."""
+    """The runner is closed, or its engine failed for good: another instance can go on with the work."""
+
+    code = "draining"
 
 
 class _Stream:
