@@ -55,7 +55,7 @@ def scale_command(
 
 @click.command("warm")
 @click.argument("name")
-@click.option("--nodes", type=click.IntRange(1, 4096), help="On how many nodes (default: one).")
+@click.option("--nodes", type=click.IntRange(1, 4096), help="On how many nodes (default: every host).")
 @click.option("--on", "on", multiple=True, metavar="NODE", help="On this node (may be repeated).")
 @client_options
 def warm_command(
