@@ -22,9 +22,12 @@ import time
 import traceback
 from dataclasses import dataclass, field
 
-import numpy as np
+# The imports below make a million objects that all stay: collecting among them takes a second.
+gc.disable()
 
-from invoker.__main__ import main as run_invoker
+import numpy as np  # noqa: E402
+
+from invoker.__main__ import main as run_invoker  # noqa: E402
 
 STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 30 s by default)
 _PR_SET_PDEATHSIG = 1
@@ -185,8 +188,8 @@ def main() -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     # What was imported stays shared with the children: their collector leaves it alone.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     Zygote(wake_r, wake_w).run()
     return 0
 

@@ -29,6 +29,7 @@ from registry.messages import (
     Sampling,
     StartInstance,
     StopInstance,
+    UnkeepImage,
     Usage,
     WarmImage,
 )
@@ -274,6 +275,51 @@ def test_a_load_killed_midway_is_taken_over_by_another_process_of_its_host(machi
                         break
                 assert record.epoch > victim.epoch
                 assert [holding.image for holding in record.holdings] == [image.digest]
+
+    asyncio.run(scenario())
+
+
+def test_two_nodes_of_a_host_that_load_at_once_read_the_disk_once(machine: Machine) -> None:
+    zygote = machine.zygote
+    image = make_image("shared", 24 << 20)
+
+    async def scenario() -> None:
+        await put(machine.store, image.data)
+        for name in ("s0", "s1"):
+            zygote.spawn(name, "s")
+        async with RedisState.connect(machine.redis.url) as state:
+            first, second = await joined(state, "s0"), await joined(state, "s1")
+        async with channel_to(first) as a, channel_to(second) as b:
+            request = WarmImage(image=image.ref(), keep=True)
+            both = await asyncio.gather(ask(a, request), ask(b, request))
+            assert all(isinstance(replies[-1], Done) for replies in both)
+            read = [(await counters(channel))["disk_read_bytes"] for channel in (a, b)]
+            assert sorted(read) == [0, len(image.data)]
+            assert [path.name for path in (SHM / "s").iterdir() if len(path.name) == 64] == [image.digest]
+            for channel in (a, b):  # one copy, and both know that it is kept
+                (status,) = await ask(channel, GetStatus())
+                (holding,) = status.record.holdings
+                assert holding.kept and holding.bytes == len(image.data)
+            await ask(a, UnkeepImage(image=image.digest))
+            (status,) = await ask(b, GetStatus())
+            assert not status.record.holdings[0].kept
+
+    asyncio.run(scenario())
+
+
+def test_the_next_node_of_a_cluster_sweeps_what_a_killed_host_left(machine: Machine) -> None:
+    zygote = machine.zygote
+
+    async def scenario() -> None:
+        pid = zygote.spawn("d0", "dead")
+        async with RedisState.connect(machine.redis.url) as state:
+            await joined(state, "d0")
+            os.kill(pid, signal.SIGKILL)
+            assert zygote.event() == {"exited": "d0", "pid": pid, "signal": signal.SIGKILL}
+            assert (SHM / "dead").exists()
+            zygote.spawn("d1", "alive")
+            await joined(state, "d1")
+        assert not (SHM / "dead").exists() and (SHM / "alive").exists()
 
     asyncio.run(scenario())
 
