@@ -21,6 +21,7 @@ from registry.usage import Rate, RequestRecord, RequestStatus, cost_nanos
 
 _log = logging.getLogger("hypercast.gateway")
 
+_RETRY_AFTER_S = 5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
@@ -29,7 +30,10 @@ class BillingFailed(ApiError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            503, "billing_failed", f"request {request_id} cannot be billed: the registry does not answer"
+            503,
+            "billing_failed",
+            f"request {request_id} cannot be billed: the registry does not answer",
+            retry_after_s=_RETRY_AFTER_S,
         )
 
 

@@ -136,7 +136,8 @@ class CompletionFormat(Format):
         return self._with_ids(choice, delta.token_ids)
 
     def _finish_choice(self, index: int, reason: str) -> Json:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+        choice: Json = {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+        return self._with_ids(choice, ())
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
         if self._options.logprobs is None:
@@ -162,7 +163,8 @@ class ChatFormat(Format):
 
     def opening(self, index: int) -> bytes:
         delta: Json = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunk([self._with_ids(choice, ())])
 
     def _whole_choice(self, index: int, outcome: Outcome) -> Json:
         choice: Json = {
@@ -183,7 +185,8 @@ class ChatFormat(Format):
         return self._with_ids(choice, delta.token_ids)
 
     def _finish_choice(self, index: int, reason: str) -> Json:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        choice: Json = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        return self._with_ids(choice, ())
 
     def _logprobs(self, logprobs: Logprobs) -> Json | None:
         if self._options.logprobs is None:

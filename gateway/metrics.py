@@ -18,7 +18,7 @@ _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFacts:
-    """What the control side counts. `desired` is by function, on the controlling gateway only."""
+    """What the control side counts. `desired` is by `NAME:VERSION`, on the controlling gateway only."""
 
     failovers: int
     desired: Mapping[str, int]
@@ -138,9 +138,10 @@ def _control(facts: ControlFacts) -> Iterator[Metric]:
     failovers = CounterMetricFamily("hypercast_failovers", "Requests that went on elsewhere.")
     failovers.add_metric((), facts.failovers)
     desired = GaugeMetricFamily(
-        "hypercast_desired_instances", "What the autoscaler wants.", labels=("function",)
+        "hypercast_desired_instances", "What the autoscaler wants.", labels=("function", "version")
     )
-    for function, count in sorted(facts.desired.items()):
-        desired.add_metric((function,), count)
+    for key, count in sorted(facts.desired.items()):
+        function, _, version = key.rpartition(":")
+        desired.add_metric((function, version), count)
     yield failovers
     yield desired

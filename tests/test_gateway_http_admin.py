@@ -1,6 +1,7 @@
 """The admin API, uploads, probes and bounds of the gateway's HTTP side."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import re
@@ -13,17 +14,22 @@ import numpy as np
 import pytest
 
 from gateway.app import make_routes
+from gateway.billing import BillingFailed
 from gateway.contract import Call, DispatchError, Event
 from gateway.fakes import HOT
+from gateway.metrics import ControlFacts, Metrics
 from gateway.openapi import OPERATIONS, document
 from gateway.settings import RequestLimits
+from registry.change import NodeUp, Snapshot
 from registry.function import Task
 from registry.images.codec import encode_manifest
 from registry.images.manifest import UNIT_BYTES, LayerSpan, Manifest, TensorEntry
 from registry.images.verify import CHECKSUM_BYTES
 from registry.messages import Array, Arrays, Compute, HandlerChunk, InvokeHandler, Usage
+from tests import registry_records as records
 from tests.gateway_http_fixture import Gateway, byte_tokenizer, gateway
 
+NOTHING = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), demands=())
 USAGE = Usage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, queue_us=0, exec_us=1000)
 
 
@@ -435,6 +441,37 @@ def test_probes_and_metrics() -> None:
                     assert f"hypercast_{name}" in text
 
     asyncio.run(main())
+
+
+def test_nodes_name_every_function_of_an_image_and_the_link_rate_in_force() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http(gw.admin_key) as http:
+            gw.cluster.snapshot = dataclasses.replace(
+                gw.cluster.snapshot,
+                versions=(records.draft("b", version=1), records.draft("a", version=2)),
+                nodes=(
+                    NodeUp(record=records.node("n0", link_rate_bytes_s=125_000), ttl_s=6.0),
+                    NodeUp(record=records.node("n1", holdings=()), ttl_s=6.0),
+                ),
+            )
+            first, second = (await http.get("/admin/nodes")).json()["nodes"]
+            assert first["tiers"] == {"gpu": ["a:2", "b:1"], "host": ["a:2", "b:1"], "disk": []}
+            assert second["tiers"] == {"gpu": [], "host": [], "disk": []}
+            assert (await http.get("/health")).json()["link_rate_bytes_s"] == 125_000
+            gone = await http.get("/v1/models/")  # no redirect: it would lose a POST's body
+            assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+
+    asyncio.run(main())
+
+
+def test_desired_instances_are_told_by_function_and_version() -> None:
+    facts = ControlFacts(failovers=0, desired={"coder:2": 3})
+    text = Metrics(lambda: NOTHING, lambda: facts).render().decode()
+    assert 'hypercast_desired_instances{function="coder",version="2"} 3.0' in text
+
+
+def test_a_bill_that_failed_may_be_tried_again() -> None:
+    assert ("retry-after", "5") in BillingFailed("req-1").all_headers()
 
 
 def test_openapi_describes_every_route() -> None:

@@ -148,6 +148,38 @@ def test_chat_stream(include_usage: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_token_ids_are_in_every_chunk_or_none(wanted: bool) -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            client, extra = gw.openai(), {"return_token_ids": wanted}
+            options = {"include_usage": True}
+            completion = await client.completions.create(
+                model="coder",
+                prompt=[5, 6],
+                max_tokens=3,
+                stream=True,
+                stream_options=options,
+                extra_body=extra,
+            )
+            chat = await client.chat.completions.create(
+                model="coder",
+                messages=[{"role": "user", "content": "x"}],
+                max_tokens=3,
+                stream=True,
+                stream_options=options,
+                extra_body=extra,
+            )
+            for stream in (completion, chat):
+                choices = [choice async for chunk in stream for choice in chunk.choices]
+                assert len(choices) >= 4 and all(hasattr(c, "token_ids") == wanted for c in choices)
+                if wanted:
+                    assert len([token for c in choices for token in c.token_ids]) == 3
+
+    asyncio.run(main())
+
+
 def test_several_prompts_and_choices() -> None:
     async def main() -> None:
         async with gateway() as gw:
