@@ -31,7 +31,9 @@ soak: install
 	$(BIN)/python -m pytest -q -m soak tests/test_soak.py
 
 bench: install
-	$(BIN)/python -m benchmarks.channel --json /tmp/hypercast-channel.json
+	mkdir -p .bench
+	$(BIN)/python -m benchmarks.starts --json .bench/starts.json
+	$(BIN)/python -m benchmarks.channel --json .bench/channel.json
 
 clean:
 	rm -rf $(VENV) build *.egg-info
