@@ -96,14 +96,14 @@ def raise_for(response: httpx2.Response) -> None:
         case 504:
             raise TimeoutExceeded(message)
         case _:
-            raise CliError(f"{message} (HTTP {response.status_code})")
+            raise CliError(message)
 
 
 def error_message(response: httpx2.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        return response.text[:500] or f"HTTP {response.status_code}"
+        return f"HTTP {response.status_code}: {response.text[:500]}".removesuffix(": ")
 
 
 def server_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:

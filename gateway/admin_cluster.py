@@ -97,11 +97,14 @@ class ClusterAdmin:
 
 def _node(up: NodeUp, view: Snapshot) -> dict[str, object]:
     record = up.record
-    names = {v.image: f"{v.function}:{v.version}" for v in view.versions if v.image is not None}
+    names: dict[str, list[str]] = {}  # one image may be that of several functions and versions
+    for version in sorted(view.versions, key=lambda v: (v.function, v.version)):
+        if version.image is not None:
+            names.setdefault(version.image, []).append(f"{version.function}:{version.version}")
     tiers: dict[str, list[str]] = {"gpu": [], "host": [], "disk": []}
     for holding in record.holdings:
         for tier in holding.tiers:
-            tiers.setdefault(str(tier), []).append(names.get(holding.image, holding.image))
+            tiers.setdefault(str(tier), []).extend(names.get(holding.image, [holding.image]))
     fields: dict[str, object] = msgspec.to_builtins(record)
     return {
         **fields,

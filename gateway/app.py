@@ -29,11 +29,14 @@ async def _raise(request: Request, error: Exception) -> Response:
 
 def make_app(services: Services, keeper: BlobKeeper) -> Starlette:
     """The application of one gateway."""
-    return Starlette(
+    app = Starlette(
         routes=make_routes(services, keeper),
         middleware=[Middleware(RequestMiddleware, services=services)],
         exception_handlers={HTTPException: _raise},
     )
+    # A redirect would lose the body of a POST in many clients; a wrong path is a plain 404.
+    app.router.redirect_slashes = False
+    return app
 
 
 def make_routes(services: Services, keeper: BlobKeeper) -> list[Route]:

@@ -34,7 +34,7 @@ class SystemRoutes:
         services, view = self._services, self._services.cluster.view()
         reasons = self._reasons()
         states = [instance.state for instance in view.instances]
-        body = {
+        body: dict[str, object] = {
             "status": "ready" if not reasons else "not ready",
             "reasons": reasons,
             "phase": services.gate.phase,
@@ -45,6 +45,9 @@ class SystemRoutes:
             "instances": {str(state): states.count(state) for state in sorted(set(states))},
             "ready_instances": states.count(InstanceState.READY),
         }
+        rates = [up.record.link_rate_bytes_s for up in view.nodes if up.record.link_rate_bytes_s]
+        if rates:
+            body["link_rate_bytes_s"] = min(rates)  # an experiment: transfers are slower than the links
         return encoded(body, status=503 if reasons else 200)
 
     async def metrics(self, request: Request) -> Response:

@@ -2,18 +2,16 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from gateway.contract import Deadlines
+from registry.arguments import argument
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.secrets import load_or_create_secret
 from registry.sizes import parse_size
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +92,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m gateway", description="The HTTP gateway of a Hypercast cluster.", allow_abbrev=False
+        prog="hypercast gateway", description="The HTTP gateway of a Hypercast cluster.", allow_abbrev=False
     )
+    size, duration = argument(parse_size), argument(parse_duration)
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=_port, default=8080, help="port to listen on; 0 takes a free one")
@@ -106,34 +105,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--secret-file", type=Path, help="file with the cluster's secret (or HYPERCAST_CLUSTER_SECRET)")
     add("--admin-key-file", type=Path, help="where the first admin key is written, mode 0600")
     add("--expect-nodes", type=_count, default=0, help="/readyz waits for so many nodes")
-    add(
-        "--grace", type=_argument(parse_duration), default=30.0, help="time for requests in flight on SIGTERM"
-    )
+    add("--grace", type=duration, default=30.0, help="time for requests in flight on SIGTERM")
     add(
         "--linger",
-        type=_argument(parse_duration),
+        type=duration,
         default=0.0,
         help="time to answer 503 before leaving on SIGTERM",
     )
     add("--max-in-flight", type=_count, default=4096, help="requests at once in this gateway")
-    add("--max-body", type=_argument(parse_size), default=32 << 20, help="largest request body")
-    add("--start-timeout", type=_argument(parse_duration), default=300.0, help="until the first output")
-    add("--idle-timeout", type=_argument(parse_duration), default=60.0, help="between two outputs")
-    add("--total-timeout", type=_argument(parse_duration), default=1800.0, help="for a whole request")
+    add("--max-body", type=size, default=32 << 20, help="largest request body")
+    add("--start-timeout", type=duration, default=300.0, help="until the first output")
+    add("--idle-timeout", type=duration, default=60.0, help="between two outputs")
+    add("--total-timeout", type=duration, default=1800.0, help="for a whole request")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
-
-
-def _argument(parse_text: Callable[[str], T]) -> Callable[[str], T]:
-    """Make argparse show why a value is bad."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse_text(text)
-        except InvalidRecord as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def _port(text: str) -> int:

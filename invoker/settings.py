@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from invoker.errors import SettingsError
+from registry.arguments import argument
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.secrets import load_or_create_secret, secret_beside
@@ -99,12 +100,13 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="invoker",
+        prog="hypercast invoker",
         description="Run one node: an invoker with one accelerator.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    size, rate, duration = argument(parse_size), argument(parse_rate), argument(parse_duration)
     add = parser.add_argument
     add("--redis-url", required=True, help="the cluster's Redis: redis://host:port/db or unix:///path")
     add(
@@ -118,17 +120,35 @@ def _parser() -> argparse.ArgumentParser:
     add("--cast-port", type=_port, default=0, help="port of the region server (default: any)")
     add("--advertise", help="address that others reach this node at (default: the one listened on)")
     add("--device", type=_device, default="auto", help="auto, cpu or cuda:N (default: auto)")
-    add("--gpu-memory", type=_size, help="size of the arena, as 2GiB (default: what fits the device)")
-    add("--host-memory", type=_size, help="limit of the host tier (default: a quarter of --shm-dir's size)")
+    add(
+        "--gpu-memory",
+        type=size,
+        help="size of the arena, as 2GiB (default: what fits the device)",
+    )
+    add(
+        "--host-memory",
+        type=size,
+        help="limit of the host tier (default: a quarter of --shm-dir's size)",
+    )
     add("--shm-dir", type=Path, default=Path("/dev/shm"), help="where the host tier lies (default: /dev/shm)")
     add("--store", help="URL of the blob store (default: the cluster's)")
-    add("--link-rate", type=_rate, help="cap on model transfers, as 10mbit; for experiments")
+    add("--link-rate", type=rate, help="cap on model transfers, as 10mbit; for experiments")
     add("--allow-handlers", action="store_true", help="run users' own handler code on this node")
     add("--threads", type=_count, help="compute threads (default: cores divided by --nodes-hint)")
     add("--nodes-hint", type=_count, default=1, help="how many nodes share this machine (default: 1)")
     add("--lease-s", type=_positive, default=6.0, help="life of the node's lease in seconds (default: 6)")
-    add("--grace", type=_duration, default=30.0, help="time for work under way at the end (default: 30s)")
-    add("--keep-hot", type=_duration, default=0.0, help="keep an idle image on the device (default: 0s)")
+    add(
+        "--grace",
+        type=duration,
+        default=30.0,
+        help="time for work under way at the end (default: 30s)",
+    )
+    add(
+        "--keep-hot",
+        type=duration,
+        default=0.0,
+        help="keep an idle image on the device (default: 0s)",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
@@ -153,27 +173,6 @@ def _device(text: str) -> str:
     if not _DEVICE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto, cpu nor cuda:N")
     return text
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _rate(text: str) -> int:
-    try:
-        return parse_rate(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _duration(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> float:

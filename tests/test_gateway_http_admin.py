@@ -21,7 +21,7 @@ from gateway.metrics import ControlFacts, Metrics
 from gateway.openapi import OPERATIONS, document
 from gateway.settings import RequestLimits
 from registry.change import NodeUp, Snapshot
-from registry.function import Task
+from registry.function import FunctionVersion, Task
 from registry.images.codec import encode_manifest
 from registry.images.manifest import UNIT_BYTES, LayerSpan, Manifest, TensorEntry
 from registry.images.verify import CHECKSUM_BYTES
@@ -86,7 +86,7 @@ def test_functions_from_deploy_to_delete() -> None:
             assert again.json()["version"] == 1  # nothing changed, so no new version
             redeployed = (await http.post("/admin/functions", json=draft(gw, second, scaling={}))).json()
             assert (redeployed["version"], redeployed["blocks"]) == (2, 12)
-            assert ("ensure_host_copy", "tiny", 2) in gw.cluster.asked
+            assert ("ensure_host_copy", "tiny", 0) in gw.cluster.asked  # before it had a number
             shown = (await http.get("/admin/functions/tiny")).json()
             assert shown["current"]["version"] == 2 and shown["versions"] == [1, 2]
             assert shown["scaling"]["keep_alive_s"] == 5  # kept by the redeploy
@@ -105,14 +105,61 @@ def test_functions_from_deploy_to_delete() -> None:
     asyncio.run(main())
 
 
-def test_a_redeploy_that_cannot_be_loaded_changes_nothing() -> None:
+def test_a_deploy_that_cannot_be_loaded_leaves_nothing() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as http:
-            await http.post("/admin/functions", json=draft(gw, b"\1" * 64))
-            gw.cluster.failure = DispatchError("start_failed", "log: no room", status=503)
-            failed = await http.post("/admin/functions", json=draft(gw, b"\2" * 64))
+            no_room = DispatchError("start_failed", "log: no room", status=503)
+            gw.cluster.failure = no_room
+            failed = await http.post("/admin/functions", json=draft(gw, b"\1" * 64))
             assert failed.status_code == 503 and "no room" in failed.json()["error"]["message"]
-            assert (await gw.state.function("tiny")).current == 1
+            assert (await http.get("/admin/functions")).json()["functions"] == []
+            gw.cluster.failure = None
+            await http.post("/admin/functions", json=draft(gw, b"\1" * 64))
+            gw.cluster.failure = no_room
+            assert (await http.post("/admin/functions", json=draft(gw, b"\2" * 64))).status_code == 503
+            assert (await gw.state.function("tiny")).versions == (1,)
+            gw.cluster.failure = None
+            assert (await http.post("/admin/functions", json=draft(gw, b"\3" * 64))).json()["version"] == 2
+            back = await http.post("/admin/functions/tiny/rollback", json={})
+            assert back.json()["current"]["version"] == 1
+
+    asyncio.run(main())
+
+
+def test_deploys_at_once_are_numbered_as_they_become_current() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http() as http:
+            slow, fast = b"\1" * 64, b"\2" * 64
+            going, go = asyncio.Event(), asyncio.Event()
+            ensure = gw.cluster.ensure_host_copy
+
+            async def held(version: FunctionVersion) -> None:
+                if version.image == hashlib.sha256(slow).hexdigest():
+                    going.set()
+                    await go.wait()
+                await ensure(version)
+
+            gw.cluster.ensure_host_copy = held  # type: ignore[method-assign]
+            first = asyncio.create_task(http.post("/admin/functions", json=draft(gw, slow)))
+            await going.wait()
+            second = await http.post("/admin/functions", json=draft(gw, fast))
+            assert second.json()["version"] == 1 == (await gw.state.function("tiny")).current
+            go.set()
+            assert (await first).json()["version"] == 2 == (await gw.state.function("tiny")).current
+
+    asyncio.run(main())
+
+
+def test_the_pin_of_a_deploy_ends_with_it() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http() as http:
+            for _ in range(2):
+                body = draft(gw, b"\1" * 64)
+                digests = [body["image"], body["manifest"], *body["assets"].values()]  # type: ignore[attr-defined]
+                await http.post("/admin/blobs/missing", json={"digests": digests})
+                await http.post("/admin/functions", json=body)
+            gone = await http.delete("/admin/functions/tiny")
+            assert gone.json()["collected"] == 3 and await gw.blobs.digests() == []
 
     asyncio.run(main())
 

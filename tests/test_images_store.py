@@ -270,6 +270,7 @@ def test_an_upload_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path) -
     async def scenario() -> None:
         with pytest.raises(StoreFull, match="bytes free"):
             await LocalStore(tmp_path).append(DIGEST, 0, never(), total=1 << 60)
+        assert not list((tmp_path / "partial").iterdir())
 
     asyncio.run(scenario())
 

@@ -78,6 +78,9 @@ class LocalStore:
             if upload.size == total:
                 await in_thread(upload.finish, self._blobs / digest)
             return upload.size
+        except StoreFull:
+            await in_thread(upload.drop)
+            raise
         finally:
             upload.close()
 
@@ -242,6 +245,12 @@ class _Upload:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+
+    def drop(self) -> None:
+        """Take the partial file away: on a full disk it would only be in the way of others."""
+        self._ended = True
+        with _translated(self._path):
+            self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Unlock; what was written stays for the next append. Idempotent."""
