@@ -37,21 +37,24 @@ class FunctionAdmin:
         self._rollback = msgspec.json.Decoder(Rollback)
 
     async def create(self, request: Request) -> Response:
-        """Check and store a version, bring it into host memory, and only then make it current: a
-        redeploy that cannot be loaded changes nothing for callers."""
+        """Check a version, bring it into host memory, and only then register it, as the current one: a
+        deploy that cannot be loaded leaves nothing behind, and numbers are given in the order in which
+        versions become current."""
         asked = await self._body(request, self._create)
         check_name(asked.name)
-        state, cluster = self._services.state, self._services.cluster
+        draft = await self._checked(asked)
+        await self._scaling(asked)
+        exchanges.of(request.scope).concerns(draft)
+        blobs = blobs_of(draft)
+        self._keeper.hold(blobs)
+        await self._services.cluster.ensure_host_copy(draft)
         async with self._keeper.exclusive():
-            draft = await self._checked(asked)
+            await self._check_blobs(draft)
             scaling = await self._scaling(asked)
-            version = await state.create_version(draft, scaling, make_current=False)
+            version = await self._services.state.create_version(draft, scaling)
+            self._keeper.unpin(blobs)
         exchanges.of(request.scope).concerns(version)
         _log.info("registered %s:%d", version.function, version.version)
-        await cluster.ensure_host_copy(version)
-        head = await state.function(version.function)
-        if head.current != version.version:
-            await state.set_current(version.function, version.version)
         self._services.functions.learn(version)
         answer = CreatedFunction(
             name=version.function,
@@ -141,13 +144,16 @@ class FunctionAdmin:
             created_at=self._services.clock.wall_s(),
             description=asked.description,
         )
+        await self._check_blobs(version)
+        return version
+
+    async def _check_blobs(self, version: FunctionVersion) -> None:
         lacking = [d for d in sorted(blobs_of(version)) if await self._services.blobs.size(d) is None]
         if lacking:
             raise BadRequest(
                 f"the store lacks {len(lacking)} blobs of this function, first {lacking[0]}: upload them",
                 code="blobs_missing",
             )
-        return version
 
     async def _checked_image(self, asked: CreateFunction) -> tuple[int, int]:
         """The image's size and block count, once its manifest agrees with what is asked."""

@@ -43,15 +43,35 @@ class BlobKeeper:
         self._clock = clock
         self._holder = holder
         self._grace_s = grace_s
-        self._pinned: dict[str, float] = {}
+        self._pinned: dict[str, list[float]] = {}
         self._unused_since: dict[str, float] = {}
         self._local = asyncio.Lock()
 
     def pin(self, digests: Iterable[str]) -> None:
-        """A deploy counts on these, or is uploading them."""
+        """One more deploy counts on these, for `grace_s` or until it is registered."""
         until = self._clock.monotonic_s() + self._grace_s
         for digest in digests:
-            self._pinned[digest] = until
+            self._pinned.setdefault(digest, []).append(until)
+
+    def hold(self, digests: Iterable[str]) -> None:
+        """These are being uploaded or loaded: keep the pin of the deploy that does so from running out."""
+        until = self._clock.monotonic_s() + self._grace_s
+        for digest in digests:
+            pins = self._pinned.setdefault(digest, [until])
+            pins[-1] = until
+
+    def unpin(self, digests: Iterable[str]) -> None:
+        """A deploy that counted on these is registered: its version keeps them from now on."""
+        for digest in digests:
+            pins = self._pinned.get(digest, [])
+            if len(pins) > 1:
+                pins.pop(0)
+            else:
+                self._pinned.pop(digest, None)
+
+    def _is_pinned(self, digest: str) -> bool:
+        now = self._clock.monotonic_s()
+        return any(until > now for until in self._pinned.get(digest, ()))
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -73,8 +93,7 @@ class BlobKeeper:
         candidates = frozenset[str]().union(*map(blobs_of, versions))
         async with self.exclusive():
             unused = candidates - await self._used()
-            now = self._clock.monotonic_s()
-            free = sorted(digest for digest in unused if self._pinned.get(digest, now) <= now)
+            free = sorted(digest for digest in unused if not self._is_pinned(digest))
             for digest in free:
                 await self._blobs.delete(digest)
         if free:
@@ -86,7 +105,11 @@ class BlobKeeper:
         async with self.exclusive():
             used = await self._used()
             now = self._clock.monotonic_s()
-            self._pinned = {digest: until for digest, until in self._pinned.items() if until > now}
+            self._pinned = {
+                digest: live
+                for digest, pins in self._pinned.items()
+                if (live := [until for until in pins if until > now])
+            }
             unused = [digest for digest in await self._blobs.digests() if digest not in used]
             self._unused_since = {digest: self._unused_since.get(digest, now) for digest in unused}
             old = [

@@ -52,7 +52,7 @@ class BlobRoutes:
         total = _number(request, "upload-length")
         if total > self._services.settings.limits.upload_bytes:
             raise too_large(self._services.settings.limits.upload_bytes)
-        self._keeper.pin((digest,))
+        self._keeper.hold((digest,))
         blobs = self._services.blobs
         try:
             reached = await blobs.append(digest, offset, _chunks(request.receive), total=total)
