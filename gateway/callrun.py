@@ -8,11 +8,14 @@ from typing import Self
 from gateway.contract import WAITS_FOR_NODE, Assigned, Call, Dispatcher, DispatchError, Event, Stage
 from registry.messages import Tokens, Usage
 
+_STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which nothing is under way
+
 
 class CallRun:
     """Opens a call and iterates over its events.
 
     Three limits, each for itself: until the first output, between two outputs, and the whole call.
+    The first begins anew whenever the start that the call waits for gets further than any before.
     Time that the reader takes between two events does not count as idle.
     """
 
@@ -30,6 +33,8 @@ class CallRun:
         self._opened: AbstractAsyncContextManager[object] | None = None
         self._dispatcher = dispatcher
         self._started_s = asyncio.get_running_loop().time()
+        self._progress_s = self._started_s
+        self._reached: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<CallRun {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
@@ -63,6 +68,7 @@ class CallRun:
         match event:
             case Stage(stage=stage):
                 self.stage = stage
+                self._note_progress(event)
             case Assigned():
                 self.assigned = event
                 self._assigned_s = asyncio.get_running_loop().time()
@@ -107,6 +113,14 @@ class CallRun:
         ended_s = self._ended_s or asyncio.get_running_loop().time()
         return (ended_s - self._assigned_s) * 1000
 
+    def _note_progress(self, event: Stage) -> None:
+        # A start that fails and begins again passes the same stages: that is no progress, so that a
+        # call is not held for ever by starts that never get further.
+        if event.stage in _STILL or event.fraction <= self._reached.get(event.stage, -1.0):
+            return
+        self._reached[event.stage] = event.fraction
+        self._progress_s = asyncio.get_running_loop().time()
+
     def _output(self) -> None:
         self.outputs += 1
         if self.first_output_s is None:
@@ -115,7 +129,7 @@ class CallRun:
     def _deadline(self) -> float:
         limits = self.call.deadlines
         now = asyncio.get_running_loop().time()
-        next_s = now + limits.idle_s if self.outputs else self._started_s + limits.start_s
+        next_s = now + limits.idle_s if self.outputs else self._progress_s + limits.start_s
         return min(next_s, self._started_s + limits.total_s)
 
     def _timed_out(self) -> DispatchError:
@@ -130,6 +144,6 @@ class CallRun:
         elif self.outputs:
             limit = f"the next output may take {limits.idle_s:g} s"
         else:
-            limit = f"the first output may take {limits.start_s:g} s"
+            limit = f"the first output, or progress towards it, may take {limits.start_s:g} s"
         stage = "output" if self.outputs else self.stage
         return DispatchError("timeout", f"time ran out in stage {stage!r}: {limit}", status=504)

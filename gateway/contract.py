@@ -40,8 +40,8 @@ class DispatchError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Three separate limits, in seconds: until the first output (start of response), between outputs
-    (idle), and for the whole call. A start that makes progress does not count against the idle limit."""
+    """Three separate limits, in seconds: until the first output or progress of the start towards it,
+    between outputs (idle), and for the whole call."""
 
     start_s: float = 300.0
     idle_s: float = 60.0

@@ -114,7 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--max-in-flight", type=_count, default=4096, help="requests at once in this gateway")
     add("--max-body", type=size, default=32 << 20, help="largest request body")
-    add("--start-timeout", type=duration, default=300.0, help="until the first output")
+    add(
+        "--start-timeout",
+        type=duration,
+        default=300.0,
+        help="until the first output, or progress of its start",
+    )
     add("--idle-timeout", type=duration, default=60.0, help="between two outputs")
     add("--total-timeout", type=duration, default=1800.0, help="for a whole request")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")

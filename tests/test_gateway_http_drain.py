@@ -97,6 +97,33 @@ def test_time_that_runs_out_before_the_first_output(deadlines: Deadlines, stage:
     asyncio.run(main())
 
 
+def test_a_start_that_makes_progress_is_waited_for() -> None:
+    async def main() -> None:
+        async with gateway(deadlines=Deadlines(start_s=0.2)) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def load(call: Call) -> AsyncIterator[Event]:
+                for fraction in (0.1, 0.5, 0.9):
+                    yield Stage(stage="fetch", fraction=fraction)
+                    await asyncio.sleep(0.12)
+                async for event in repeat_prompt(call):
+                    yield event
+
+            async def again_and_again(call: Call) -> AsyncIterator[Event]:
+                while True:
+                    for stage, fraction in (("queue", 0.0), ("fetch", 0.1), ("fetch", 0.2)):
+                        yield Stage(stage=stage, fraction=fraction)
+                        await asyncio.sleep(0.02)
+
+            gw.dispatcher.script = load
+            await gw.openai().completions.create(model="coder", prompt="x", max_tokens=1)
+            gw.dispatcher.script = again_and_again
+            with pytest.raises(openai.InternalServerError, match="progress"):
+                await gw.openai().completions.create(model="coder", prompt="x")
+
+    asyncio.run(main())
+
+
 def test_time_that_runs_out_between_outputs() -> None:
     async def main() -> None:
         async with gateway(deadlines=Deadlines(idle_s=0.05)) as gw:
