@@ -91,7 +91,7 @@ class ClusterAdmin:
 
     async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         return decode(body or b"{}", decoder, limits.json_depth)
 
 

@@ -12,20 +12,48 @@ class Phase(StrEnum):
 
 
 class Gate:
-    """Counts the requests in flight and lets no more in than allowed, and none while draining."""
+    """Counts the requests in flight and lets no more in than allowed, and none while draining.
+
+    A request whose body has not come yet takes a place, but is not in flight: nothing was begun for
+    it, so that a drain does not wait for it.
+    """
 
     def __init__(self, max_in_flight: int) -> None:
         self.phase = Phase.SERVING
         self.in_flight = 0
+        self.arriving = 0
         self._max_in_flight = max_in_flight
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __repr__(self) -> str:
-        return f"<Gate {self.phase} in_flight={self.in_flight}>"
+        return f"<Gate {self.phase} in_flight={self.in_flight} arriving={self.arriving}>"
+
+    def arrive(self) -> None:
+        """Give a request a place while its body comes. Raises ApiError (503)."""
+        self._check()
+        self.arriving += 1
+
+    def give_up(self) -> None:
+        """The body did not come."""
+        self.arriving -= 1
+
+    def arrived(self) -> None:
+        """The body is there: the request is in flight. Raises ApiError (503)."""
+        self.arriving -= 1
+        try:
+            self.enter()
+        except ApiError:
+            self.arriving += 1
+            raise
 
     def enter(self) -> None:
         """Let a request in. Raises ApiError (503)."""
+        self._check()
+        self.in_flight += 1
+        self._idle.clear()
+
+    def _check(self) -> None:
         if self.phase is Phase.DRAINING:
             raise ApiError(
                 503,
@@ -34,12 +62,8 @@ class Gate:
                 retry_after_s=1,
                 headers=(("connection", "close"),),
             )
-        if self.in_flight >= self._max_in_flight:
-            raise ApiError(
-                503, "overloaded", f"{self.in_flight} requests are in flight already", retry_after_s=1
-            )
-        self.in_flight += 1
-        self._idle.clear()
+        if (taken := self.in_flight + self.arriving) >= self._max_in_flight:
+            raise ApiError(503, "overloaded", f"{taken} requests are in flight already", retry_after_s=1)
 
     def leave(self) -> None:
         self.in_flight -= 1

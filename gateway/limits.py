@@ -1,12 +1,14 @@
 """Bounds on what a request may bring: bytes of its body, nesting of its JSON."""
 
+import asyncio
 import re
 from typing import TypeVar
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from gateway.errors import ApiError, BadRequest, from_validation
+from gateway.settings import RequestLimits
 
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
@@ -33,15 +35,40 @@ def too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, "too_large", f"the body is larger than {limit_bytes} bytes")
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises ApiError (413) over the limit, ClientGone."""
+async def next_chunk(receive: Receive, idle_s: float) -> Message:
+    """The next part of a body. Raises ApiError (408) if none comes."""
+    try:
+        async with asyncio.timeout(idle_s):
+            return await receive()
+    except TimeoutError:
+        raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None
+
+
+def _too_slow(message: str) -> ApiError:
+    # What may still come of this body must not be taken for the next request.
+    return ApiError(408, "body_timeout", message, headers=(("connection", "close"),))
+
+
+async def read_body(
+    scope: Scope, receive: Receive, limits: RequestLimits, *, limit_bytes: int | None = None
+) -> bytes:
+    """The whole body. Raises ApiError (413 over the limit, 408 if it takes too long), ClientGone."""
+    limit_bytes = limits.body_bytes if limit_bytes is None else min(limit_bytes, limits.body_bytes)
     announced = content_length(scope)
     if announced is not None and announced > limit_bytes:
         raise too_large(limit_bytes)
+    try:
+        async with asyncio.timeout(limits.body_total_s):
+            return await _read(receive, limit_bytes, limits.body_idle_s)
+    except TimeoutError:
+        raise _too_slow(f"the body took more than {limits.body_total_s:g} s") from None
+
+
+async def _read(receive: Receive, limit_bytes: int, idle_s: float) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        message = await next_chunk(receive, idle_s)
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")

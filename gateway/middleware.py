@@ -1,11 +1,13 @@
 """What every request passes: its id, the gate, its key, and at the end its log line and metrics."""
 
+import asyncio
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import exchange as exchanges
 from gateway.auth import authorize, is_open
+from gateway.drain import Gate
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
@@ -15,6 +17,7 @@ from gateway.services import Services
 _log = logging.getLogger("hypercast.access")
 
 _FOLLOWS = "/logs"
+_UPLOADS = "/admin/blobs/"
 CLIENT_GONE = 499  # for log and metrics alone: nobody is left to receive it
 
 
@@ -37,7 +40,7 @@ class RequestMiddleware:
             received_s=clock.monotonic_s(),
         )
         exchanges.put(scope, exchange)
-        reply = _Reply(send, exchange.request_id)
+        reply = _Reply(send, exchange.request_id, self._services.settings.streams.write_timeout_s)
         try:
             await self._pass(scope, receive, reply, headers, exchange)
         except ClientGone:
@@ -58,23 +61,19 @@ class RequestMiddleware:
         if is_open(scope["path"]):
             await self._app(scope, receive, reply.send)
             return
-        gate = self._services.gate
-        gate.enter()
-        counted = True
+        place = _Place(self._services.gate, scope, receive)
         try:
             exchange.key = await self._services.auth.authenticate(headers.get(b"authorization"))
             authorize(exchange.key, scope["path"])
             if scope["path"].endswith(_FOLLOWS):
-                gate.leave()  # somebody who watches the log holds up no shutdown
-                counted = False
+                place.leave()  # somebody who watches the log holds up no shutdown
             if scope["path"].startswith("/admin/"):
-                await self._app(scope, receive, reply.send)
+                await self._app(scope, place.receive, reply.send)
             else:
                 with self._services.concurrency.admit(exchange.key):
-                    await self._app(scope, receive, reply.send)
+                    await self._app(scope, place.receive, reply.send)
         finally:
-            if counted:
-                gate.leave()
+            place.leave()
 
     async def _fail(self, error: Exception, reply: "_Reply", exchange: Exchange) -> None:
         known = translate(error)
@@ -120,11 +119,54 @@ class RequestMiddleware:
             metrics.duration.labels(exchange.function).observe(taken_s)
 
 
-class _Reply:
-    """Adds the request id to the head and remembers the status."""
+class _Place:
+    """A request's place at the gate: arriving until its body is there, then in flight.
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    An upload is in flight from its beginning, for it is worked on as it comes.
+    """
+
+    def __init__(self, gate: Gate, scope: Scope, receive: Receive) -> None:
+        self._gate = gate
+        self._receive = receive
+        self._left = False
+        self._arriving = _brings_body(scope) and not scope["path"].startswith(_UPLOADS)
+        if self._arriving:
+            gate.arrive()
+        else:
+            gate.enter()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self._arriving and message["type"] == "http.request" and not message.get("more_body", False):
+            self._gate.arrived()
+            self._arriving = False
+        return message
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._left:
+            return
+        self._left = True
+        if self._arriving:
+            self._gate.give_up()
+        else:
+            self._gate.leave()
+
+
+def _brings_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+class _Reply:
+    """Adds the request id to the head and remembers the status. A client that takes nothing of a whole
+    reply for `write_timeout_s` counts as gone, as one of a stream does (gateway/sse.py)."""
+
+    def __init__(self, send: Send, request_id: str, write_timeout_s: float) -> None:
         self._send = send
+        self._write_timeout_s = write_timeout_s
         self._request_id = request_id.encode()
         self.status = 0
         self.started = False
@@ -135,7 +177,14 @@ class _Reply:
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
             message = {**message, "headers": headers}
-        await self._send(message)
+        elif message.get("more_body", False):
+            await self._send(message)  # of a stream, which keeps its own time
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone("the client takes nothing") from None
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -32,7 +32,7 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: Request) -> ASGIApp:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         asked = decode(body, self._decoder, limits.json_depth)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)

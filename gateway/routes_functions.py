@@ -55,7 +55,7 @@ class FunctionRoutes:
         exchange.concerns(version)
         self._services.pulse.require()
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         match version.task:
             case Task.GENERATE:
                 return await self._generation(exchange, version, spec, body)

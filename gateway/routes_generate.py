@@ -41,7 +41,7 @@ class GenerateRoutes:
 
     async def completions(self, request: Request) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         asked = decode(body, self._completion, limits.json_depth)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)
@@ -49,7 +49,7 @@ class GenerateRoutes:
 
     async def chat(self, request: Request) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         asked = decode(body, self._chat, limits.json_depth)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)

@@ -19,6 +19,8 @@ class RequestLimits:
     """What one request may bring or ask for."""
 
     body_bytes: int = 32 << 20
+    body_idle_s: float = 30.0  # a body of which nothing comes for so long is given up
+    body_total_s: float = 300.0  # a body, uploads excepted, must have come by then
     upload_bytes: int = 1 << 40
     json_depth: int = 64
     calls: int = 128  # prompts x choices of one request

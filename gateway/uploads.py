@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 from gateway.blob_keeper import BlobKeeper
 from gateway.errors import ApiError, BadRequest, Unprocessable
-from gateway.limits import decode, read_body, too_large
+from gateway.limits import decode, next_chunk, read_body, too_large
 from gateway.responses import encoded
 from gateway.schemas_admin import MissingAnswer, MissingBlobs
 from gateway.services import Services
@@ -30,7 +30,7 @@ class BlobRoutes:
     async def missing(self, request: Request) -> Response:
         """Which of these blobs the store lacks; the others are kept for the deploy that asks."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits.body_bytes)
+        body = await read_body(request.scope, request.receive, limits)
         digests = decode(body, self._missing, limits.json_depth).digests
         self._keeper.pin(digests)
         lacking = [digest for digest in digests if await self._services.blobs.size(digest) is None]
@@ -50,12 +50,15 @@ class BlobRoutes:
         digest = _digest(request)
         offset = _number(request, "upload-offset")
         total = _number(request, "upload-length")
-        if total > self._services.settings.limits.upload_bytes:
-            raise too_large(self._services.settings.limits.upload_bytes)
+        limits = self._services.settings.limits
+        if total > limits.upload_bytes:
+            raise too_large(limits.upload_bytes)
         self._keeper.hold((digest,))
         blobs = self._services.blobs
         try:
-            reached = await blobs.append(digest, offset, _chunks(request.receive), total=total)
+            reached = await blobs.append(
+                digest, offset, _chunks(request.receive, limits.body_idle_s), total=total
+            )
         except Conflict as error:
             stands = await blobs.partial_size(digest)
             raise ApiError(
@@ -66,10 +69,10 @@ class BlobRoutes:
         return encoded({"digest": digest, "offset": reached, "complete": complete}, headers=headers)
 
 
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+async def _chunks(receive: Receive, idle_s: float) -> AsyncIterator[bytes]:
     """The body as it comes. A client that leaves ends it early: what came is kept for the next try."""
     while True:
-        message = await receive()
+        message = await next_chunk(receive, idle_s)
         if message["type"] == "http.disconnect":
             return
         if body := message.get("body", b""):

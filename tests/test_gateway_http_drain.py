@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
+from starlette.types import Message
 
 from gateway.contract import Call, Deadlines, Event, Stage
+from gateway.drain import Gate
+from gateway.errors import ApiError
 from gateway.fakes import HOT, repeat_prompt
-from gateway.settings import StreamSettings
+from gateway.limits import read_body
+from gateway.settings import RequestLimits, StreamSettings
 from registry.messages import Tokens
 from registry.state import UsageFilter
 from registry.usage import RequestStatus
@@ -138,6 +142,49 @@ def test_time_that_runs_out_between_outputs() -> None:
             stream = await gw.openai().completions.create(model="coder", prompt="x", stream=True)
             with pytest.raises(openai.APIError, match="next output"):
                 [chunk async for chunk in stream]
+
+    asyncio.run(main())
+
+
+def test_a_body_that_does_not_come_is_given_up_and_holds_up_no_drain() -> None:
+    async def main() -> None:
+        limits = RequestLimits(body_idle_s=0.3)
+        async with gateway(limits=limits) as gw:
+            gate = gw.services.gate
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gw.caller_key}\r\n"
+                "content-length: 100\r\n\r\n"
+            )
+            connections = [await asyncio.open_connection("127.0.0.1", gw.server.port) for _ in range(5)]
+            for _, writer in connections:
+                writer.write(head.encode() + b'{"model')
+            while gate.arriving < 5:  # noqa: ASYNC110 (the gate tells nobody of it)
+                await asyncio.sleep(0)
+            assert gate.in_flight == 0 and await gate.wait_idle(0)
+            for reader, writer in connections:
+                answer = await reader.read()  # to the end: the gateway closes
+                assert answer.startswith(b"HTTP/1.1 408") and b"body_timeout" in answer
+                writer.close()
+            assert (gate.arriving, gate.in_flight) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_body_must_have_come_in_time_and_takes_a_place_meanwhile() -> None:
+    async def main() -> None:
+        async def drip() -> Message:
+            await asyncio.sleep(0.01)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        with pytest.raises(ApiError) as late:
+            await read_body({"headers": []}, drip, RequestLimits(body_total_s=0.1))
+        assert (late.value.status, late.value.code) == (408, "body_timeout")
+        gate = Gate(1)
+        gate.arrive()
+        with pytest.raises(ApiError, match="in flight"):
+            gate.enter()
+        gate.arrived()
+        assert (gate.arriving, gate.in_flight) == (0, 1)
 
     asyncio.run(main())
 
