@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from rdmacast.errors import CastError, LinkClosed, ProtocolError
-from rdmacast.keepalive import Keepalive, Verdict
+from rdmacast.keepalive import Keepalive
 from rdmacast.settings import LinkSettings
 from rdmacast.wire import HEADER_BYTES, Data, Frame, Header, Ping, Pong, decode, decode_header, encode
 
@@ -250,12 +250,9 @@ class CastProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
 
     def _check_peer(self) -> None:
-        match self._keepalive.check(self._loop.time()):
-            case Verdict.DEAD:
-                self.abort(LinkClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
-                return
-            case Verdict.PING:
-                self.send(Ping())
-            case Verdict.QUIET:
-                pass
+        if self._keepalive.is_dead(self._loop.time()):
+            self.abort(LinkClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
+            return
+        if not self._in_data:  # else the payload is the sign of life
+            self.send(Ping())
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -1,16 +1,12 @@
-"""When to ask a silent peer for a sign of life, and when to give it up (pure)."""
-
-from enum import Enum, auto
-
-
-class Verdict(Enum):
-    QUIET = auto()  # heard from it lately
-    PING = auto()  # ask it
-    DEAD = auto()  # it did not answer in time
+"""When to give up a silent peer (pure)."""
 
 
 class Keepalive:
-    """Give it every arrival (`heard`) and call `check` each `interval_s`."""
+    """Give it every arrival (`heard`); each `interval_s` ask `is_dead`, and send a PING if it is not.
+
+    Both ends send theirs whether or not they hear the other: who receives a payload for longer than
+    the timeout says nothing else meanwhile, and the sender cannot ask before the payload's end.
+    """
 
     def __init__(self, interval_s: float, timeout_s: float, now_s: float) -> None:
         self.interval_s = interval_s
@@ -24,12 +20,10 @@ class Keepalive:
     def heard(self, now_s: float) -> None:
         self._heard_s = now_s
 
-    def check(self, now_s: float) -> Verdict:
+    def is_dead(self, now_s: float) -> bool:
+        """Whether the peer has been silent for too long."""
         # A late check means that this process was held up: the peer's signs may lie unread.
         if now_s - self._checked_s > 2 * self.interval_s:
             self._heard_s = now_s
         self._checked_s = now_s
-        silent_s = now_s - self._heard_s
-        if silent_s >= self._timeout_s:
-            return Verdict.DEAD
-        return Verdict.PING if silent_s >= self.interval_s / 2 else Verdict.QUIET
+        return now_s - self._heard_s >= self._timeout_s

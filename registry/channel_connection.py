@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rdmacast.handshake import Service
-from rdmacast.keepalive import Keepalive, Verdict
+from rdmacast.keepalive import Keepalive
 from registry.channel_frames import FrameSplitter, Kind, pack
 from registry.errors import ChannelClosed, ChannelError
 
@@ -159,12 +159,8 @@ class ChannelConnection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _check_peer(self) -> None:
-        match self._keepalive.check(self._loop.time()):
-            case Verdict.DEAD:
-                self.shut(ChannelClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
-                return
-            case Verdict.PING:
-                self.write(pack(Kind.PING, 0))
-            case Verdict.QUIET:
-                pass
+        if self._keepalive.is_dead(self._loop.time()):
+            self.shut(ChannelClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
+            return
+        self.write(pack(Kind.PING, 0))
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -115,8 +115,15 @@ class _ServerConnection(ChannelConnection):
                 call.credit -= len(body) + FRAME_COST
                 self.write(pack(Kind.DATA, id_, body))
             self.write(pack(Kind.END, id_))
-        except ChannelClosed:
-            return  # nobody is left to answer
+        except asyncio.CancelledError:
+            # A call that its caller or the connection ended has left the table: this came from within.
+            if self._calls.get(id_) is call:
+                logger.error("the handler of a %s was cancelled from within", type(request).__name__)
+                self.write(pack_failure(id_, "internal", "the handler was cancelled"))
+            raise
+        except ChannelClosed as error:
+            if self.reason is None:  # another channel's, that the handler used
+                self.write(pack_failure(id_, *_describe(error, request)))
         except Exception as error:
             self.write(pack_failure(id_, *_describe(error, request)))
         finally:

@@ -131,6 +131,29 @@ def test_an_engine_that_raises_ends_its_streams_and_closes() -> None:
     _run(main())
 
 
+class _UnclosableEngine(FakeEngine):
+    def close(self) -> None:
+        raise AssertionError("inconsistent after the failure")
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_an_engine_that_cannot_be_closed_still_ends(fails_first: bool) -> None:
+    async def main() -> None:
+        engine = _UnclosableEngine(gate=StepGate())
+        if fails_first:
+            engine.fail_next(ZeroDivisionError("a bug"))
+        runner = EngineRunner(engine)
+        stream = asyncio.create_task(_tokens(runner, sequence("a", [1])))
+        await asyncio.sleep(0)
+        assert runner.active == 1
+        await runner.aclose()
+        with pytest.raises(EngineClosed):
+            await stream
+        assert runner.failure is not None
+
+    _run(main())
+
+
 class _OneErrorEngine(FakeEngine):
     """An engine whose step fails for one sequence only."""
 

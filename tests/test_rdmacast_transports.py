@@ -334,6 +334,26 @@ def test_a_peer_that_falls_silent_is_given_up() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("capped", ["server", "client"])
+def test_a_payload_may_take_longer_than_a_peer_may_be_silent(capped: str) -> None:
+    limits = LinkSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+    rate = 300_000.0
+
+    async def main() -> None:
+        server_rate, client_rate = (rate, None) if capped == "server" else (None, rate)
+        async with RegionServer(
+            SECRET, host="a", link_rate_bytes_s=server_rate, settings=limits
+        ) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            transport = TcpTransport(SECRET, link_rate_bytes_s=client_rate, settings=limits)
+            async with transport.connect(server.address) as link:
+                buffer = bytearray(200_000)
+                await link.read_into("image", 0, memoryview(buffer))
+                assert buffer == CONTENT[:200_000]
+
+    asyncio.run(main())
+
+
 def test_pings_keep_a_link_that_waits_long(tmp_path: Path) -> None:
     settings = LinkSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
 

@@ -58,6 +58,12 @@ class Node:
                 raise Refused("this node is leaving")
             case TailLogs(function="crash"):
                 raise KeyError("a fault")
+            case TailLogs(function="cancelled within"):
+                other = asyncio.get_running_loop().create_future()
+                other.cancel()
+                await other
+            case TailLogs(function="another channel"):
+                raise ChannelClosed("the other node has gone")
             case InvokeHandler(body=body):
                 yield HandlerChunk(data=body)
             case _:
@@ -178,6 +184,20 @@ def test_failures_keep_their_code_and_what_came_before(run: Run) -> None:
         with pytest.raises(RemoteError) as caught:
             await rig.channel.ask(tail("crash"))
         assert (caught.value.code, caught.value.message) == ("internal", "'a fault'")
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("cancelled within", "the handler was cancelled"), ("another channel", "the other node has gone")],
+)
+def test_a_handler_that_ends_oddly_still_ends_its_call(run: Run, what: str, message: str) -> None:
+    async def body(rig: Rig) -> None:
+        with pytest.raises(RemoteError, match=message) as failure:
+            await rig.channel.ask(tail(what))
+        assert failure.value.code == "internal"
+        assert await rig.channel.ask(GetStatus()) == Done()
 
     run(body)
 

@@ -187,8 +187,13 @@ class EngineRunner:
             with self._condition:
                 self._closing = True
             self._live.clear()
-            self._engine.close()
-            self._post(self._ended)
+            try:
+                self._engine.close()
+            except Exception as error:
+                logger.exception("the engine failed while it was closed")
+                self.failure = self.failure or error.with_traceback(None)
+            finally:
+                self._post(self._ended)
 
     def _run_commands(self) -> bool:
         """Carry out what was asked, after waiting for it if the engine is idle; False to end."""
