@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx2
 
 from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
@@ -100,9 +101,7 @@ def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool,
     """The text of a generation; JSON for everything else, and whenever JSON was given (`raw`)."""
     response = client.request("POST", path, json=body)
     if verbose:
-        for header in ("x-request-id", "x-function-version", "x-start-kind", "server-timing"):
-            if header in response.headers:
-                note(f"{header}: {response.headers[header]}")
+        note_headers(response)
     answer = response.json()
     generated = answer.get("choices") if isinstance(answer, dict) and not raw else None
     if generated and "text" in generated[0]:
@@ -113,9 +112,17 @@ def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool,
         click.echo(json.dumps(answer, indent=None, ensure_ascii=False))
 
 
+def note_headers(response: httpx2.Response) -> None:
+    for header in ("x-request-id", "x-function-version", "x-start-kind", "server-timing"):
+        if header in response.headers:
+            note(f"{header}: {response.headers[header]}")
+
+
 def print_stream(client: Client, path: str, body: dict[str, Any], verbose: bool) -> None:
     line = StageLine()
     with client.stream("POST", path, json=body) as response:
+        if verbose:
+            note_headers(response)
         for kind, text in server_events(response):
             if kind == "comment":
                 stage, _, share = text.removeprefix("stage=").partition(" ")
@@ -128,8 +135,6 @@ def print_stream(client: Client, path: str, body: dict[str, Any], verbose: bool)
                 break
             line.end()
             print_event(text)
-        if verbose and "x-start-kind" in response.headers:
-            note(f"\nx-start-kind: {response.headers['x-start-kind']}")
     click.echo()
 
 

@@ -1,0 +1,160 @@
+"""The command line against a running platform, as users and operators type it."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from openai import OpenAI, PermissionDeniedError
+
+from registry.images.plan import plan_checkpoint
+from tests.checkpoints import write_checkpoint
+from tests.platform_fixture import ROOT, Platform
+
+ENDLESS = json.dumps({"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True})
+
+
+@pytest.fixture(scope="module")
+def tiny(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cli") / "tiny"
+    write_checkpoint("llama", folder, seed=41)
+    platform.run("deploy", str(folder), "--name", "cli-tiny", "--keep-alive", "10m")
+    yield "cli-tiny"
+    platform.run("delete", "cli-tiny", "--yes")
+
+
+@contextmanager
+def started(platform: Platform, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **platform.env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
+    listed = platform.run("list")
+    assert listed.stderr == "" and tiny in listed.stdout and "KiB" in listed.stdout
+    described = platform.json("describe", tiny)
+    row = next(line for line in platform.run("list", "-o", "csv").stdout.splitlines() if tiny in line)
+    assert row.split(",")[:2] == [tiny, "1"] and str(described["current"]["image_bytes"]) in row
+    answer = json.loads(platform.run("invoke", tiny, "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
+    assert answer["usage"]["completion_tokens"] == 2
+    key = platform.json("keys", "create", "--tenant", "cli")
+    assert len(platform.run("keys", "create", "--tenant", "cli").stdout.split()) == 1
+    assert key["key"] not in platform.run("keys", "list", "-o", "json").stdout
+
+
+def test_two_functions_of_one_image_are_both_shown(platform: Platform, tiny: str, tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "again", seed=41)
+    done = platform.run("deploy", str(tmp_path / "again"), "--name", "cli-twin")
+    assert "has it all already" in done.stderr
+    held = platform.until(
+        "a node holds it", lambda: [n["tiers"]["host"] for n in platform.nodes() if n["tiers"]["host"]]
+    )
+    assert any({"cli-twin:1", f"{tiny}:1"} <= set(names) for names in held)
+    platform.run("delete", "cli-twin", "--yes")
+    assert platform.json("describe", tiny)["name"] == tiny
+
+
+def test_ctrl_c_during_a_stream_frees_the_sequence(platform: Platform, tiny: str) -> None:
+    platform.run("scale", tiny, "--instances", "1")
+    with started(platform, "invoke", tiny, "-d", ENDLESS, "-v") as process:
+        assert process.stderr is not None
+        request_id = process.stderr.readline().removeprefix("x-request-id: ").strip()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in said
+
+    def shown() -> str:
+        return platform.run("usage", "show", request_id, "-o", "json", check=False).stdout
+
+    record = json.loads(platform.until("its record is there", shown, 5.0))
+    assert record["status"] == "cancelled" and record["completion_tokens"] < 500
+
+
+def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
+    platform.run("scale", tiny, "--instances", "1")
+    with started(platform, "logs", tiny, "-f") as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130 and said.strip() == "interrupted"
+
+
+def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "model", seed=42)
+    image = b"".join(bytes(view) for view in plan_checkpoint(tmp_path / "model", "auto").chunks(0))
+    digest = hashlib.sha256(image).hexdigest()
+    with platform.http() as http:
+        first = http.patch(
+            f"/admin/blobs/{digest}",
+            content=image[:300_000],
+            headers={"upload-offset": "0", "upload-length": str(len(image))},
+        )
+        assert first.headers["upload-offset"] == "300000"
+    assert platform.json("deploy", str(tmp_path / "model"), "--name", "cli-resumed")["image"] == digest
+    platform.run("delete", "cli-resumed", "--yes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("describe", "nobody"), 4, "no function nobody"),
+        (("invoke", "nobody", "-p", "x"), 4, "nobody"),
+        (("invoke", "cli-tiny", "-p", "x"), 2, "no tokenizer"),
+        (("scale", "cli-tiny", "--instances", "1", "--on", "mars"), 4, "no node 'mars'; usable are: node-0"),
+        (("scale", "cli-tiny", "--instances", "9"), 1, "9 instances need as many nodes"),
+        (("warm", "cli-tiny", "--on", "mars"), 4, "no node 'mars'"),
+        (("usage", "show", "req-none"), 4, "req-none"),
+        (("list", "--api-key", "hc_0123456789abcdef_wrong"), 3, "API key"),
+        (("deploy", "{pickle}", "--name", "x"), 5, "pickle"),
+        (("up", "--data-dir", "{data}", "--port", "0"), 1, "already running at http"),
+    ],
+)
+def test_failures_have_one_clear_line_and_their_code(
+    platform: Platform, tiny: str, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    done = platform.run(
+        *(argument.format(pickle=tmp_path, data=platform.data) for argument in arguments), check=False
+    )
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+
+
+def test_a_key_for_one_function_sees_and_calls_no_other(platform: Platform, tiny: str) -> None:
+    made = platform.json("keys", "create", "--tenant", "narrow", "--function", "another")
+    with OpenAI(base_url=f"{platform.url}/v1", api_key=made["key"], max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == []
+        with pytest.raises(PermissionDeniedError):
+            client.completions.create(model=tiny, prompt=[5])
+    assert platform.run("nodes", "--api-key", made["key"], check=False).returncode == 3
+    assert platform.run("usage", "report", "--api-key", made["key"], "-o", "csv").stdout.count("\n") == 1
+    platform.run("keys", "revoke", made["id"])
+    assert platform.run("usage", "report", "--api-key", made["key"], check=False).returncode == 3
+
+
+def test_an_idle_instance_leaves_and_the_next_call_wakes_it(platform: Platform, tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "brief", seed=43)
+    platform.run("deploy", str(tmp_path / "brief"), "--name", "cli-brief", "--keep-alive", "200ms")
+    call = ("invoke", "cli-brief", "-d", '{"prompt": [5], "max_tokens": 1}', "-v")
+    platform.run(*call)
+    platform.until("it has left", lambda: not platform.instances("cli-brief"))
+    assert "x-start-kind: warm" in platform.run(*call).stderr
+    platform.run("delete", "cli-brief", "--yes")
+    assert platform.run(*call, check=False).returncode == 4
