@@ -49,6 +49,7 @@ class ClientLink(CastProtocol):
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
         self._resume: asyncio.TimerHandle | None = None
+        self.received_bytes = 0  # of payloads
 
     async def hello(self) -> Hello:
         """The server's greeting. Raises LinkClosed or ProtocolError."""
@@ -135,6 +136,7 @@ class ClientLink(CastProtocol):
         return self._pacer.piece_bytes if self._pacer else super().payload_piece_bytes()
 
     def payload_moved(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
         if self._pacer is None or self._resume is not None:
             return
         wait_s = self._pacer.reserve(self._loop.time(), nbytes)

@@ -85,6 +85,7 @@ class MemoryLink:
         self._name = name
         self._reads: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._received_bytes = 0
 
     def __repr__(self) -> str:
         return f"MemoryLink({self._url}, {'closed' if self._closed else 'open'})"
@@ -92,6 +93,10 @@ class MemoryLink:
     @property
     def transport(self) -> str:
         return self._name
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes
 
     async def read_into(self, region: str, offset: int, into: memoryview) -> None:
         into = writable_bytes(into)
@@ -107,6 +112,7 @@ class MemoryLink:
         if self._closed:
             raise LinkClosed("the link was closed")
         reading.result()
+        self._received_bytes += len(into)
 
     async def aclose(self) -> None:
         self._closed = True

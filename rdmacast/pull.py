@@ -26,8 +26,10 @@ Prepare = Callable[[int, int], object]
 class PullPlan:
     """What to pull and from whom, best source first. `block_bytes` is a multiple of what is checked.
 
-    `window` blocks are read or checked at once. With `stall_timeout_s` a source from which no block
-    comes for so long is given up (leave it None where bytes may still be arriving at the source).
+    `window` blocks are read or checked at once. With `stall_timeout_s` the sources being asked are
+    given up when no byte of the pull has come for so long, whatever the cause: a dead dial, a silent
+    link, a source that waits for the bytes itself (two that wait for each other end so). A link that
+    is slow but moves is kept. With None a pull waits for as long as its links live.
     """
 
     region: str
@@ -41,6 +43,8 @@ class PullPlan:
     def __post_init__(self) -> None:
         if self.window <= 0:
             raise ValueError(f"a pull's window must be above 0, not {self.window}")
+        if self.stall_timeout_s is not None and self.stall_timeout_s <= 0:
+            raise ValueError(f"a pull's stall timeout must be above 0, not {self.stall_timeout_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,24 +101,84 @@ class _Links:
         self._stack = stack
         self._locks = [asyncio.Lock() for _ in sources]
         self._links: dict[int, Link] = {}
+        self._opened: list[Link] = []
+        self._refused: dict[int, CastError] = {}
         self._without: dict[int, frozenset[str]] = {}
         self.choices: dict[str, Choice] = {}
 
+    @property
+    def received_bytes(self) -> int:
+        """What has come over all links so far, of unfinished blocks too."""
+        return sum(link.received_bytes for link in self._opened)
+
     async def get(self, source: int) -> Link:
+        """Raises CastError; whoever asks after a connect that failed hears of it without another one."""
         async with self._locks[source]:
+            if source in self._refused:
+                refused = self._refused[source]
+                raise type(refused)(str(refused))
             if source not in self._links:
-                peer = self._sources[source]
-                choice = self._connector.choose(peer, self._without.get(source, frozenset()))
-                link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
-                self._links[source] = link
-                self.choices[peer.url] = choice
+                try:
+                    self._links[source] = await self._connect(source)
+                except CastError as error:
+                    self._refused[source] = error
+                    raise
             return self._links[source]
+
+    async def _connect(self, source: int) -> Link:
+        peer = self._sources[source]
+        choice = self._connector.choose(peer, self._without.get(source, frozenset()))
+        link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
+        self._opened.append(link)
+        self.choices[peer.url] = choice
+        return link
 
     def avoid(self, source: int, link: Link) -> None:
         """That link cannot serve the region: connect by another transport next time."""
         if self._links.get(source) is link:
             del self._links[source]
             self._without[source] = self._without.get(source, frozenset()) | {link.transport}
+
+
+class _StallWatch:
+    """Cuts the reads under way when no byte has come for `timeout_s`; None never cuts."""
+
+    def __init__(self, timeout_s: float | None, links: _Links) -> None:
+        self._timeout_s = timeout_s
+        self._links = links
+        self._reads: set[asyncio.Timeout] = set()
+        self._received = 0
+        self._moved_s = 0.0
+
+    @property
+    def check_interval_s(self) -> float | None:
+        return None if self._timeout_s is None else self._timeout_s / 8
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """A read. Raises CastError where it is cut."""
+        if not self._reads:
+            self._moved_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._reads.add(limit)
+                try:
+                    yield
+                finally:
+                    self._reads.discard(limit)
+        except TimeoutError as error:
+            raise CastError(f"no byte came for {self._timeout_s:g} s") from error
+
+    def check(self) -> None:
+        if self._timeout_s is None:
+            return
+        now_s, received = asyncio.get_running_loop().time(), self._links.received_bytes
+        if received != self._received:
+            self._received, self._moved_s = received, now_s
+        elif self._reads and now_s - self._moved_s >= self._timeout_s:
+            reads, self._reads = self._reads, set()
+            for limit in reads:
+                limit.reschedule(now_s)
 
 
 class _Pull:
@@ -135,6 +199,7 @@ class _Pull:
         self._check = check
         self._prepare = prepare
         self._executor = executor
+        self._watch = _StallWatch(plan.stall_timeout_s, links)
         self.progress = Progress(plan.nbytes, plan.block_bytes, len(plan.sources), plan.max_tries)
         self.by_transport: dict[str, int] = {}
         self.by_source: dict[str, int] = {}
@@ -145,9 +210,12 @@ class _Pull:
             while not self.progress.is_complete:
                 while len(in_flight) < self._plan.window and (fetch := self.progress.assign()):
                     in_flight.add(asyncio.create_task(self._fetch(fetch)))
-                ended, in_flight = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+                ended, in_flight = await asyncio.wait(
+                    in_flight, timeout=self._watch.check_interval_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in ended:
                     self._settle(task.result(), on_block)
+                self._watch.check()
         finally:
             # The destination is the caller's again when this returns: nothing may write to it then.
             for task in in_flight:
@@ -160,7 +228,7 @@ class _Pull:
         if prepare is not None:
             await run_in_thread(self._executor, lambda: prepare(fetch.offset, fetch.nbytes))
         try:
-            async with asyncio.timeout(self._plan.stall_timeout_s):
+            async with self._watch.reading():
                 link = await self._links.get(fetch.source)
                 try:
                     await link.read_into(self._plan.region, fetch.offset, block)
@@ -171,9 +239,6 @@ class _Pull:
                     await link.read_into(self._plan.region, fetch.offset, block)
         except CastError as error:
             return _Outcome(fetch, error=error)
-        except TimeoutError:
-            stalled = CastError(f"no block came for {self._plan.stall_timeout_s:g} s")
-            return _Outcome(fetch, error=stalled)
         units = await run_in_thread(self._executor, lambda: self._check(fetch.offset, block))
         return _Outcome(fetch, link.transport, units)
 

@@ -52,6 +52,7 @@ class ShmLink:
         self._root = root
         self._executor = executor
         self._files: dict[str, tuple[int, _File]] = {}  # by region, with the publication's serial
+        self._received_bytes = 0
 
     def __repr__(self) -> str:
         return f"ShmLink({len(self._files)} files, {self._link!r})"
@@ -59,6 +60,10 @@ class ShmLink:
     @property
     def transport(self) -> str:
         return "shm"
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes
 
     async def read_into(self, region: str, offset: int, into: memoryview) -> None:
         into = writable_bytes(into)
@@ -70,6 +75,7 @@ class ShmLink:
                     _copy(number, offset, into)
                 else:
                     await run_in_thread(self._executor, lambda: _copy(number, offset, into))
+        self._received_bytes += len(into)
 
     async def aclose(self) -> None:
         await self._link.aclose()

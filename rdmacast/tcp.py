@@ -24,6 +24,10 @@ class TcpLink:
     def transport(self) -> str:
         return "tcp"
 
+    @property
+    def received_bytes(self) -> int:
+        return self._link.received_bytes
+
     async def read_into(self, region: str, offset: int, into: memoryview) -> None:
         into = writable_bytes(into)
         for start in range(0, len(into), self._max_read_bytes):

@@ -31,6 +31,11 @@ class Link(Protocol):
     @property
     def transport(self) -> str: ...
 
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of regions have come so far, those of reads under way too."""
+        ...
+
     async def read_into(self, region: str, offset: int, into: memoryview) -> None:
         """Fill `into` from `[offset, offset + len(into))` of the peer's region.
 

@@ -2,19 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from rdmacast.errors import ChecksumError, NoHolder
+from rdmacast.errors import ChecksumError, LinkClosed, NoHolder
 from rdmacast.memory_transport import Faults, MemoryNetwork, MemoryTransport
 from rdmacast.pull import Connector, PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
-from rdmacast.transport import PeerAddress
+from rdmacast.transport import Link, PeerAddress
 
 SECRET = b"a secret of the cluster"
 UNIT = 1000
@@ -124,6 +125,89 @@ def test_a_stalled_source_is_given_up_where_a_limit_is_set() -> None:
     report = asyncio.run(rig.pull(stall_timeout_s=0.05))
     assert rig.buffer == CONTENT
     assert report.bytes_by_source[PEERS[0].url] == 8 * UNIT
+
+
+def test_who_wait_for_each_other_give_up() -> None:
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as a, RegionServer(SECRET, host="b") as b:
+
+            async def fill(own: RegionServer, other: RegionServer) -> None:
+                buffer = bytearray(NBYTES)
+                region = GrowingRegion(buffer)
+                own.publish("image", region)
+                plan = PullPlan(
+                    region="image",
+                    nbytes=NBYTES,
+                    block_bytes=4 * UNIT,
+                    sources=(other.address,),
+                    stall_timeout_s=0.2,
+                )
+                connector = Connector("here", [TcpTransport(SECRET)])
+                with pytest.raises(NoHolder, match=r"no byte came for 0\.2 s"):
+                    await pull(
+                        plan, memoryview(buffer), connector=connector, check=check, on_block=region.mark
+                    )
+
+            async with asyncio.timeout(10):
+                await asyncio.gather(fill(a, b), fill(b, a))
+
+    asyncio.run(main())
+
+
+def test_a_slow_source_that_moves_is_kept() -> None:
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a", link_rate_bytes_s=100_000) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            # One block, which takes longer than the limit: its bytes count before it is complete.
+            plan = PullPlan(
+                region="image",
+                nbytes=NBYTES,
+                block_bytes=65 * UNIT,
+                sources=(server.address,),
+                stall_timeout_s=0.3,
+            )
+            buffer, connector = bytearray(NBYTES), Connector("here", [TcpTransport(SECRET)])
+            report = await pull(
+                plan, memoryview(buffer), connector=connector, check=check, on_block=lambda *_: None
+            )
+            assert buffer == CONTENT and report.seconds > 0.4 and not report.retries
+
+    asyncio.run(main())
+
+
+class _Unreachable(MemoryTransport):
+    """Its dials to one peer end in a timeout; counts them."""
+
+    def __init__(self, network: MemoryNetwork, unreachable: PeerAddress) -> None:
+        super().__init__(network, name="tcp")
+        self._unreachable = unreachable
+        self.dials = 0
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
+        if peer == self._unreachable:
+            self.dials += 1
+            await asyncio.sleep(0)
+            raise LinkClosed("cannot connect within 10 s")
+        async with super().connect(peer) as link:
+            yield link
+
+
+def test_a_machine_that_is_gone_is_dialled_once_a_pull() -> None:
+    async def main() -> None:
+        rig = Rig(Faults(), Faults())
+        transport = _Unreachable(rig.network, rig.sources[0])
+        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=4 * UNIT, sources=rig.sources)
+        await pull(
+            plan,
+            memoryview(rig.buffer),
+            connector=Connector("here", [transport]),
+            check=check,
+            on_block=rig.on_block,
+        )
+        assert rig.buffer == CONTENT and transport.dials == 1
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_pull_touches_the_destination_no_more() -> None:

@@ -341,9 +341,7 @@ def test_a_payload_may_take_longer_than_a_peer_may_be_silent(capped: str) -> Non
 
     async def main() -> None:
         server_rate, client_rate = (rate, None) if capped == "server" else (None, rate)
-        async with RegionServer(
-            SECRET, host="a", link_rate_bytes_s=server_rate, settings=limits
-        ) as server:
+        async with RegionServer(SECRET, host="a", link_rate_bytes_s=server_rate, settings=limits) as server:
             server.publish("image", GrowingRegion(CONTENT, complete=True))
             transport = TcpTransport(SECRET, link_rate_bytes_s=client_rate, settings=limits)
             async with transport.connect(server.address) as link:

@@ -1,6 +1,7 @@
 """The gateway-invoker channel over real sockets: streams, errors, cancellation, credit, silence."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -329,6 +330,27 @@ def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) ->
         listener.close()
 
     asyncio.run(main())
+
+
+def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        peer = await dial(
+            rig.server.url,
+            secret=SECRET,
+            service=SERVICE,
+            make_protocol=lambda: _Scripted(pack(Kind.OPEN, 1, bytes(1 << 20))[:100]),
+            timeout_s=5,
+        )
+        while pack(Kind.PING, 0) not in peer.received:
+            peer.heard.clear()
+            peer._transport.write(b"\0")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await peer.heard.wait()
+        peer._transport.close()
+        await peer.lost.wait()
+
+    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=5))
 
 
 @pytest.mark.parametrize(
