@@ -92,7 +92,7 @@ class ClusterAdmin:
     async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits)
-        return decode(body or b"{}", decoder, limits.json_depth)
+        return decode(body or b"{}", decoder, limits)
 
 
 def _node(up: NodeUp, view: Snapshot) -> dict[str, object]:

@@ -114,7 +114,7 @@ class FunctionAdmin:
     async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits)
-        return decode(body or b"{}", decoder, limits.json_depth)
+        return decode(body or b"{}", decoder, limits)
 
     async def _scaling(self, asked: CreateFunction) -> Scaling | None:
         """None keeps what a known function has."""

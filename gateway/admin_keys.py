@@ -75,7 +75,7 @@ class KeyAdmin:
     async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits)
-        return decode(body, decoder, limits.json_depth)
+        return decode(body, decoder, limits)
 
 
 def shown(key: ApiKey) -> dict[str, object]:

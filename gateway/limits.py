@@ -1,16 +1,19 @@
 """Bounds on what a request may bring: bytes of its body, nesting of its JSON."""
 
 import asyncio
-import re
 from typing import TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Scope
 
 from gateway.errors import ApiError, BadRequest, from_validation
-from gateway.settings import RequestLimits
+from gateway.settings import JsonBounds, RequestLimits
 
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_PLAIN = bytes(sorted(set(range(256)) - set(b'"[]{},')))
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_ANY = msgspec.json.Decoder(msgspec.Raw)
+_MOST_ESCAPES = 1 << 23
+_INLINE_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -80,27 +83,82 @@ async def _read(receive: Receive, limit_bytes: int, idle_s: float) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+def structure(body: bytes, most_strings: int) -> bytes:
+    """The commas and brackets of a JSON body outside of its strings, with `{}` written as `[]`. Raises
+    ApiError if there are more strings."""
+    # A few passes in C, whatever the body: its length is bounded, the number of its parts is not.
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = body.translate(_AS_SQUARE, _PLAIN)
+    if marks.count(b'"') > 2 * most_strings:
+        raise _too_much(f"{most_strings} strings")
+    return b"".join(marks.split(b'"')[::2])
+
+
 def check_depth(body: bytes, limit: int) -> None:
     """Raise ApiError if the JSON nests deeper than `limit`."""
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return  # too few brackets to be too deep: no need to look closer
-    depth = 0
-    for match in _BRACKETS.finditer(body):
-        token = match.group()
-        if token in (b"[", b"{"):
-            depth += 1
-            if depth > limit:
-                raise BadRequest(f"the JSON nests deeper than {limit} levels", code="json_too_deep")
-        elif token in (b"]", b"}"):
-            depth -= 1
+    _check_depth(structure(body, len(body)), limit)
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
-    """The body as `T`. Raises ApiError: 400 for bad JSON, 422 for a wrong shape."""
-    check_depth(body, depth_limit)
+def _check_depth(marks: bytes, limit: int) -> None:
+    brackets = marks.translate(None, b",")
+    for _ in range(limit):
+        outer = brackets.replace(b"[]", b"")  # takes the innermost level away
+        if len(outer) == len(brackets):
+            break
+        brackets = outer
+    if b"[]" in brackets or brackets.count(b"[") > limit:
+        raise BadRequest(f"the JSON nests deeper than {limit} levels", code="json_too_deep")
+
+
+def check_shape(body: bytes, bounds: JsonBounds, depth: int) -> None:
+    """Raise ApiError if the JSON holds more than `bounds`, or nests deeper than `depth`."""
+    openings = body.count(b"[") + body.count(b"{")
+    quotes, commas = body.count(b'"'), body.count(b",")
+    if openings <= depth and quotes <= bounds.strings and commas <= bounds.commas:
+        return  # whatever of it is in strings, it cannot be too much
+    if body.count(b"\\") > _MOST_ESCAPES:
+        raise _too_much(f"{_MOST_ESCAPES} escapes")
+    marks = structure(body, bounds.strings)
+    if marks.count(b",") > bounds.commas:
+        raise _too_much(f"{bounds.commas} elements")
+    if max(marks.count(b"["), marks.count(b"]")) > bounds.containers:
+        raise _too_much(f"{bounds.containers} arrays and objects")
+    _check_depth(marks, depth)
+
+
+def _too_much(what: str) -> ApiError:
+    return ApiError(413, "too_complex", f"the body holds more than {what}")
+
+
+def decode(
+    body: bytes, decoder: msgspec.json.Decoder[T], limits: RequestLimits, bounds: JsonBounds | None = None
+) -> T:
+    """The body as `T`, within the bounds of a text if not told others. Raises ApiError: 400 for bad
+    JSON, 413 for too much of it, 422 for a wrong shape."""
+    check_shape(body, bounds or limits.text_json, limits.json_depth)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise from_validation(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def decode_large(
+    body: bytes, decoder: msgspec.json.Decoder[T], limits: RequestLimits, bounds: JsonBounds
+) -> T:
+    """As `decode`, for bodies that may be large: between its steps the event loop gets its turns."""
+    if len(body) <= _INLINE_BYTES:
+        return decode(body, decoder, limits, bounds)
+    return await asyncio.to_thread(decode, body, decoder, limits, bounds)
+
+
+async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
+    """Raise ApiError unless the body is JSON within bounds; builds nothing of it."""
+    await decode_large(body, _ANY, limits, bounds)
+    if not body.isascii():
+        try:
+            await asyncio.to_thread(body.decode)
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None

@@ -32,8 +32,8 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: Request) -> ASGIApp:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        asked = decode(body, self._decoder, limits.json_depth)
+        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        asked = decode(body, self._decoder, limits)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)
         return await self.reply(exchange, version, asked)

@@ -15,7 +15,7 @@ from gateway.exchange import Exchange
 from gateway.handler_reply import HandlerReply
 from gateway.images import pixels
 from gateway.job import Job
-from gateway.limits import check_depth, decode, read_body
+from gateway.limits import check_json, decode, decode_large, read_body
 from gateway.responses import encoded
 from gateway.routes_embeddings import EmbeddingRoutes
 from gateway.routes_generate import GenerateRoutes
@@ -31,6 +31,8 @@ from gateway.tokenization import Encoder, split_prompts
 from registry.function import FunctionVersion, Task
 from registry.messages import Array, Compute
 
+_TEXT_TASKS = (Task.GENERATE, Task.EMBED)
+
 T = TypeVar("T")
 Kind = Literal["classify", "text_features", "image_features"]
 Shape = Callable[[Sequence[Vector]], msgspec.Struct]
@@ -44,7 +46,6 @@ class FunctionRoutes:
         self._generate = generate
         self._embed = embed
         self._object = msgspec.json.Decoder(Object)
-        self._anything = msgspec.json.Decoder(object)
         self._classify = msgspec.json.Decoder(ClassifyRequest)
         self._features = msgspec.json.Decoder(FeaturesRequest)
 
@@ -55,27 +56,27 @@ class FunctionRoutes:
         exchange.concerns(version)
         self._services.pulse.require()
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
+        most = limits.text_bytes if version.task in _TEXT_TASKS else limits.body_bytes
+        body = await read_body(request.scope, request.receive, limits, limit_bytes=most)
         match version.task:
             case Task.GENERATE:
                 return await self._generation(exchange, version, spec, body)
             case Task.EMBED:
-                given = decode(body, self._object, limits.json_depth) | {"model": spec}
+                given = decode(body, self._object, limits) | {"model": spec}
                 return await self._embed.reply(exchange, version, _convert(given, EmbeddingRequest))
             case Task.CLASSIFY:
                 return await self._classification(exchange, version, request, body)
             case Task.FEATURES:
                 return await self._feature_extraction(exchange, version, request, body)
             case Task.HANDLER:
-                check_depth(body, limits.json_depth)
-                decode(body, self._anything, limits.json_depth)
+                await check_json(body, limits, limits.handler_json)
                 wanted = "text/event-stream" in request.headers.get("accept", "")
                 return HandlerReply(self._services, exchange, version, body, events_wanted=wanted)
 
     async def _generation(
         self, exchange: Exchange, version: FunctionVersion, spec: str, body: bytes
     ) -> ASGIApp:
-        given = decode(body, self._object, self._services.settings.limits.json_depth) | {"model": spec}
+        given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
         if "messages" in given:
             return await self._generate.chat_reply(exchange, version, _convert(given, ChatRequest))
         return await self._generate.completion_reply(exchange, version, _convert(given, CompletionRequest))
@@ -88,7 +89,8 @@ class FunctionRoutes:
         if _is_image(request):
             image, top_k = body, _top_k(request)
         else:
-            asked = decode(body, self._classify, self._services.settings.limits.json_depth)
+            limits = self._services.settings.limits
+            asked = await decode_large(body, self._classify, limits, limits.image_json)
             image, top_k = asked.image, asked.top_k
         array = await pixels(image, assets.preprocessor)
 
@@ -108,7 +110,7 @@ class FunctionRoutes:
         if _is_image(request):
             array = await pixels(body, assets.preprocessor)
             return EncoderReply(self._services, exchange, version, "image_features", pixels=array)
-        asked = decode(body, self._features, limits.json_depth)
+        asked = await decode_large(body, self._features, limits, limits.image_json)
         if asked.image is not None and asked.text is None:
             array = await pixels(asked.image, assets.preprocessor)
             return EncoderReply(self._services, exchange, version, "image_features", pixels=array)

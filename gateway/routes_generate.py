@@ -41,16 +41,16 @@ class GenerateRoutes:
 
     async def completions(self, request: Request) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        asked = decode(body, self._completion, limits.json_depth)
+        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        asked = decode(body, self._completion, limits)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)
         return await self.completion_reply(exchange, version, asked)
 
     async def chat(self, request: Request) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        asked = decode(body, self._chat, limits.json_depth)
+        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        asked = decode(body, self._chat, limits)
         exchange = exchanges.of(request.scope)
         version = await self._services.functions.resolve(asked.model, exchange.caller)
         return await self.chat_reply(exchange, version, asked)

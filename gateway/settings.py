@@ -15,10 +15,23 @@ from registry.sizes import parse_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBounds:
+    """How much a JSON body may hold, so that decoding it never holds the event loop up for long."""
+
+    containers: int  # arrays and objects
+    strings: int  # keys among them
+    commas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may bring or ask for."""
+    """What one request may bring or ask for. Texts are bodies of completions, chat and embeddings."""
 
     body_bytes: int = 32 << 20
+    text_bytes: int = 4 << 20
+    text_json: JsonBounds = JsonBounds(containers=1 << 16, strings=1 << 17, commas=1 << 19)
+    image_json: JsonBounds = JsonBounds(containers=200_000, strings=1 << 17, commas=1 << 20)
+    handler_json: JsonBounds = JsonBounds(containers=1 << 20, strings=1 << 20, commas=1 << 23)
     body_idle_s: float = 30.0  # a body of which nothing comes for so long is given up
     body_total_s: float = 300.0  # a body, uploads excepted, must have come by then
     upload_bytes: int = 1 << 40

@@ -31,7 +31,7 @@ class BlobRoutes:
         """Which of these blobs the store lacks; the others are kept for the deploy that asks."""
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits)
-        digests = decode(body, self._missing, limits.json_depth).digests
+        digests = decode(body, self._missing, limits).digests
         self._keeper.pin(digests)
         lacking = [digest for digest in digests if await self._services.blobs.size(digest) is None]
         return encoded(MissingAnswer(missing=lacking))

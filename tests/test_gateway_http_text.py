@@ -1,6 +1,9 @@
 """Text in and out of the gateway: detokenising, stop strings, chat templates, the bounds of JSON."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,9 +17,12 @@ from gateway.assets import parse_assets
 from gateway.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_source
 from gateway.detokenize import Detokenizer, StopStrings
 from gateway.errors import ApiError, BadRequest, Unprocessable
-from gateway.limits import check_depth, decode
+from gateway.limits import check_depth, check_json, decode, decode_large
 from gateway.schemas_admin import ScalingPatch
-from gateway.settings import parse
+from gateway.schemas_functions import ClassifyRequest
+from gateway.schemas_openai import ChatRequest, CompletionRequest
+from gateway.settings import JsonBounds, RequestLimits, parse
+from gateway.tokenization import split_prompts
 from registry.errors import InvalidRecord
 from registry.function import Scaling
 from tests.gateway_http_fixture import byte_tokenizer
@@ -221,6 +227,93 @@ def test_depth_is_counted_outside_of_strings(value: object) -> None:
             check_depth(body, depth(value) - 1)
 
 
+def repeated(start: str, item: str, end: str, nbytes: int) -> bytes:
+    """Valid JSON of about `nbytes`."""
+    return f"{start}{','.join([item] * (nbytes // (len(item) + 1)))}{end}".encode()
+
+
+LIMITS = RequestLimits()
+PROMPT, MOST = '{"model":"m","prompt":[', LIMITS.text_bytes - 64
+# Whatever a body is full of: as much of it as is let in, and as many bytes as there may be.
+TEXTS = {
+    "lists": [repeated(PROMPT, "[1]", "]}", n) for n in (4 * LIMITS.text_json.containers - 64, MOST)],
+    "ids": [repeated(PROMPT, "1", "]}", n) for n in (2 * LIMITS.text_json.commas, MOST)],
+    "texts": [repeated(PROMPT, '"a"', "]}", n) for n in (4 * LIMITS.text_json.strings - 64, MOST)],
+    "escapes": [repeated(PROMPT, '"' + "\\\\" * (1 << 20) + '\\""', "]}", MOST)],
+    "brackets in a text": [repeated(PROMPT, '"' + "[{,]}" * 400_000 + '"', "]}", MOST)],
+    "objects": [
+        repeated('{"model":"m","messages":[', "{}", "]}", n)
+        for n in (3 * LIMITS.text_json.containers - 64, MOST)
+    ],
+    "opened": [b"[" * MOST],
+    "closed": [b"]" * MOST],
+}
+
+
+async def longest_block_s(work: Callable[[], Awaitable[object]]) -> float:
+    """For how long the event loop got no turn during `work`; the best of three tries."""
+    loop = asyncio.get_running_loop()
+
+    async def once() -> float:
+        longest, last = 0.0, loop.time()
+        task = asyncio.ensure_future(work())
+        while not task.done():
+            await asyncio.sleep(0)
+            longest, last = max(longest, loop.time() - last), loop.time()
+        with suppress(ApiError):
+            task.result()
+        return longest
+
+    return min([await once() for _ in range(3)])
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_no_text_body_holds_the_event_loop_up(kind: str) -> None:
+    async def main() -> None:
+        decoders = {schema: msgspec.json.Decoder(schema) for schema in (CompletionRequest, ChatRequest)}
+        for schema in decoders:
+            for body in TEXTS[kind]:
+
+                async def work(body: bytes = body, schema: type[object] = schema) -> None:
+                    asked = decode(body, decoders[schema], LIMITS)
+                    if isinstance(asked, CompletionRequest):
+                        split_prompts(asked.prompt, param="prompt", limit=128)
+
+                assert await longest_block_s(work) < 0.2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("item", ["[[1],[1]]", "0.5", '"a"', '{"a":{}}', '"' + "\\\\" * 1000 + '"', '"é[{,"'])
+@pytest.mark.parametrize("bounds", [LIMITS.image_json, LIMITS.handler_json], ids=["image", "handler"])
+def test_no_large_body_holds_the_event_loop_up(item: str, bounds: JsonBounds) -> None:
+    async def main() -> None:
+        decoder = msgspec.json.Decoder(ClassifyRequest)
+        for nbytes in (1 << 21, LIMITS.body_bytes):
+            body = repeated('{"image":[', item, "]}", nbytes)
+
+            async def work(body: bytes = body) -> None:
+                if bounds is LIMITS.handler_json:
+                    await check_json(body, LIMITS, bounds)
+                else:
+                    await decode_large(body, decoder, LIMITS, bounds)
+
+            assert await longest_block_s(work) < 0.2
+
+    asyncio.run(main())
+
+
+def test_how_much_a_body_may_hold() -> None:
+    bounds = JsonBounds(containers=3, strings=2, commas=4)
+    anything = msgspec.json.Decoder(object)
+    for body in (b'[["],[{\\"", "\\\\"],[1,2,3]]', b'{"a":[],"b":{}}'):
+        assert decode(body, anything, LIMITS, bounds) == json.loads(body)
+    for body in (b"[[],[],[]]", b'["","",""]', b"[1,2,3,4,5,6]", b'["\\\\","\\\\","\\\\"]'):
+        with pytest.raises(ApiError) as refused:
+            decode(body, anything, RequestLimits(json_depth=2), bounds)
+        assert (refused.value.status, refused.value.code) == (413, "too_complex")
+
+
 class Point(msgspec.Struct):
     x: int
     tags: list[str] = []
@@ -241,7 +334,7 @@ class Point(msgspec.Struct):
 )
 def test_bad_bodies(body: bytes, kind: type[ApiError], param: str | None) -> None:
     with pytest.raises(kind) as caught:
-        decode(body, msgspec.json.Decoder(Point), 64)
+        decode(body, msgspec.json.Decoder(Point), RequestLimits())
     assert caught.value.param == param
 
 
