@@ -32,7 +32,7 @@ class BlobKeeper:
     so that a version never names a blob that is being deleted.
 
     Blobs of a deleted function go at once, unless a deploy named them within `grace_s`. Blobs that
-    never came into use go once they have been seen unused for `grace_s`.
+    never came into use, and uploads that were never finished, go after `grace_s`.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class BlobKeeper:
         return free
 
     async def sweep(self) -> list[str]:
-        """Collect what has been unused for long: uploads that no deploy finished."""
+        """Collect what has been unused for long: blobs that no deploy finished with, and uploads that
+        nobody went on with."""
         async with self.exclusive():
             used = await self._used()
             now = self._clock.monotonic_s()
@@ -110,17 +111,26 @@ class BlobKeeper:
                 for digest, pins in self._pinned.items()
                 if (live := [until for until in pins if until > now])
             }
-            unused = [digest for digest in await self._blobs.digests() if digest not in used]
-            self._unused_since = {digest: self._unused_since.get(digest, now) for digest in unused}
-            old = [
-                digest
-                for digest, since in self._unused_since.items()
-                if now - since >= self._grace_s and digest not in self._pinned
-            ]
+            blobs = await self._blobs.last_used()
+            unused = {digest: told for digest, told in blobs.items() if digest not in used}
+            partials = await self._blobs.partials()
+            seen, wall = self._unused_since, self._clock.wall_s()
+            self._unused_since = {digest: seen.get(digest, wall) for digest in unused | partials}
+            old = [digest for digest, told in sorted(unused.items()) if self._is_old(digest, told, wall)]
             for digest in old:
                 await self._blobs.delete(digest)
-                del self._unused_since[digest]
-        return old
+            abandoned = [
+                digest for digest, told in sorted(partials.items()) if self._is_old(digest, told, wall)
+            ]
+            gone = [digest for digest in abandoned if await self._blobs.drop_partial(digest)]
+        if old or gone:
+            _log.info("swept %d unused blobs and %d abandoned uploads", len(old), len(gone))
+        return old + gone
+
+    def _is_old(self, digest: str, told: float | None, wall: float) -> bool:
+        """Whether nobody has wanted it for long: since the store's time, else since it was first seen so."""
+        since = self._unused_since[digest] if told is None else told
+        return wall - since >= self._grace_s and digest not in self._pinned
 
     async def run(self) -> None:
         """Sweep every hour until cancelled."""

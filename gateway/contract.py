@@ -152,3 +152,21 @@ class Blobs(Protocol):
     async def delete(self, digest: str) -> None: ...
 
     async def digests(self) -> list[str]: ...
+
+    async def last_used(self) -> dict[str, float | None]:
+        """All complete blobs, each with the Unix time when it was finished or last touched; None where the
+        backend does not tell."""
+        ...
+
+    async def touch(self, digest: str) -> None:
+        """Note that somebody counts on a blob, where the backend can; nothing happens if there is none."""
+        ...
+
+    async def partials(self) -> dict[str, float | None]:
+        """All unfinished uploads, each with the Unix time of its last bytes; None where the backend does
+        not tell."""
+        ...
+
+    async def drop_partial(self, digest: str) -> bool:
+        """Remove an unfinished upload, unless somebody is writing it; says whether it was removed."""
+        ...

@@ -137,6 +137,7 @@ class MemoryBlobs:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+        self.used_at: dict[str, float | None] = {}
         self.appended = asyncio.Event()
         self._partial: dict[str, bytes] = {}
 
@@ -185,3 +186,15 @@ class MemoryBlobs:
 
     async def digests(self) -> list[str]:
         return sorted(self.blobs)
+
+    async def last_used(self) -> dict[str, float | None]:
+        return {digest: self.used_at.get(digest) for digest in self.blobs}
+
+    async def touch(self, digest: str) -> None:
+        self.used_at.pop(digest, None)
+
+    async def partials(self) -> dict[str, float | None]:
+        return {digest: self.used_at.get(digest) for digest in self._partial}
+
+    async def drop_partial(self, digest: str) -> bool:
+        return self._partial.pop(digest, None) is not None

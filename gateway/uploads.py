@@ -33,7 +33,10 @@ class BlobRoutes:
         body = await read_body(request.scope, request.receive, limits)
         digests = decode(body, self._missing, limits).digests
         self._keeper.pin(digests)
-        lacking = [digest for digest in digests if await self._services.blobs.size(digest) is None]
+        blobs = self._services.blobs
+        lacking = [digest for digest in digests if await blobs.size(digest) is None]
+        for digest in set(digests).difference(lacking):
+            await blobs.touch(digest)  # for the sweeps of other gateways, and of this one's next life
         return encoded(MissingAnswer(missing=lacking))
 
     async def status(self, request: Request) -> Response:

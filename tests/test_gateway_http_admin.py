@@ -210,6 +210,32 @@ def test_deleting_keeps_what_others_use_or_a_deploy_counts_on() -> None:
     asyncio.run(main())
 
 
+def test_what_nobody_went_on_with_is_swept() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http() as http:
+            now = gw.services.clock.wall_s()
+            for content, age_s in ((b"young", 60), (b"old", 7200), (b"unknown", None)):
+                digest = hashlib.sha256(content).hexdigest()
+                await gw.blobs.append(digest, 0, one(content[:2]), total=len(content))
+                blob = gw.blobs.put(content * 2)
+                gw.blobs.used_at |= dict.fromkeys((digest, blob), age_s and now - age_s)
+            used = draft(gw, b"\1" * 64)
+            await http.post("/admin/functions", json=used)
+            gw.blobs.used_at[str(used["image"])] = now - 7200
+            asked = gw.blobs.put(b"asked")
+            gw.blobs.used_at[asked] = now - 7200
+            await http.post("/admin/blobs/missing", json={"digests": [asked]})
+            swept = await gw.keeper.sweep()
+            assert sorted(swept) == sorted(hashlib.sha256(gone).hexdigest() for gone in (b"old", b"oldold"))
+            assert await gw.keeper.sweep() == []
+
+    asyncio.run(main())
+
+
+async def one(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk
+
+
 def test_upload_resumes_where_it_was_cut() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as http:

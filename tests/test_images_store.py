@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,6 +164,51 @@ def test_cancelling_at_any_moment_leaves_a_store_that_goes_on(tmp_path: Path) ->
                 await asyncio.wait([task])
             await upload(store, CONTENT, await store.partial_size(DIGEST))
             assert await store.read(DIGEST, limit=1 << 30) == CONTENT
+
+    asyncio.run(scenario())
+
+
+def test_unfinished_uploads_are_listed_and_dropped_unless_written(opener: Opener) -> None:
+    async def scenario() -> None:
+        store = opener()
+        assert await store.partials() == {} == await store.last_used()
+        assert not await store.drop_partial(DIGEST)
+        writing, go = asyncio.Event(), asyncio.Event()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield CONTENT[:1000]
+            writing.set()
+            await go.wait()
+            yield CONTENT[1000:2000]
+
+        begun = time.time() - 2  # a file's time may be that of the kernel's last tick
+        append = asyncio.create_task(store.append(DIGEST, 0, chunks(), total=len(CONTENT)))
+        await writing.wait()
+        assert not await store.drop_partial(DIGEST)
+        go.set()
+        assert await append == 2000
+        told = (await store.partials())[DIGEST]
+        assert told is not None and begun <= told <= time.time() + 2
+        assert await store.digests() == []
+        assert await opener().drop_partial(DIGEST)
+        assert await store.partials() == {} and await store.partial_size(DIGEST) == 0
+        assert await upload(store, CONTENT) == len(CONTENT)  # from the start
+        assert list(await store.last_used()) == [DIGEST] and await store.partials() == {}
+        await store.touch(DIGEST)
+        await store.touch("f" * 64)
+
+    asyncio.run(scenario())
+
+
+def test_a_touch_makes_a_local_blob_young(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = open_store(str(tmp_path))
+        await upload(store, CONTENT)
+        os.utime(tmp_path / "blobs" / DIGEST, (1000, 1000))
+        assert await store.last_used() == {DIGEST: 1000}
+        await store.touch(DIGEST)
+        told = (await store.last_used())[DIGEST]
+        assert told is not None and told > 1000
 
     asyncio.run(scenario())
 

@@ -203,6 +203,52 @@ class FsspecStore:
                 return []
         return sorted(name for name in (path.rpartition("/")[2] for path in names) if len(name) == 64)
 
+    async def last_used(self) -> dict[str, float | None]:
+        # Objects cannot be touched, so that when one was written tells nothing of its last use.
+        return dict.fromkeys(await self.digests())
+
+    async def touch(self, digest: str) -> None:
+        check_digest(digest)
+
+    async def partials(self) -> dict[str, float | None]:
+        return await asyncio.to_thread(self._list_partials)
+
+    def _list_partials(self) -> dict[str, float | None]:
+        times: dict[str, float | None] = {}
+        with _translated(self._url):
+            try:
+                folders = self._fs.ls(f"{self._root}/partial", detail=False, refresh=True)
+            except FileNotFoundError:
+                return {}
+            for folder in folders:
+                name = folder.rstrip("/").rpartition("/")[2]
+                if len(name) == 64:
+                    times[name] = self._last_part(folder)
+        return times
+
+    def _last_part(self, folder: str) -> float | None:
+        """When the last part of an upload was written."""
+        try:
+            parts = self._fs.ls(folder, detail=False, refresh=True)
+            return max((self._fs.modified(part).timestamp() for part in parts), default=None)
+        except (FileNotFoundError, NotImplementedError):  # gone meanwhile; a backend without times
+            return None
+
+    async def drop_partial(self, digest: str) -> bool:
+        """Knows of no writers but this process's: those of others, which write parts now and then, are
+        told by the times of their parts."""
+        path = self._partial(digest)
+        if digest in self._busy:
+            return False
+        self._hashes.forget(digest)
+        return await asyncio.to_thread(self._drop, path)
+
+    def _drop(self, path: str) -> bool:
+        with _translated(self._url):
+            there = bool(self._fs.exists(path))
+            self._remove(path)
+            return there
+
     async def claim(self, cluster: str) -> str:
         return await asyncio.to_thread(self._claim, cluster)
 

@@ -101,6 +101,47 @@ class LocalStore:
         with _translated(self._root):
             return sorted(entry.name for entry in self._blobs.iterdir() if len(entry.name) == 64)
 
+    async def last_used(self) -> dict[str, float | None]:
+        return await asyncio.to_thread(self._times, self._blobs)
+
+    async def partials(self) -> dict[str, float | None]:
+        return await asyncio.to_thread(self._times, self._partial)
+
+    def _times(self, folder: Path) -> dict[str, float | None]:
+        times: dict[str, float | None] = {}
+        with _translated(self._root), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # gone since it was listed
+                    if len(entry.name) == 64:
+                        times[entry.name] = entry.stat().st_mtime
+        return times
+
+    async def touch(self, digest: str) -> None:
+        await asyncio.to_thread(self._touch, self._blobs / check_digest(digest))
+
+    def _touch(self, path: Path) -> None:
+        with _translated(path), suppress(FileNotFoundError):
+            os.utime(path)
+
+    async def drop_partial(self, digest: str) -> bool:
+        return await asyncio.to_thread(self._drop_partial, self._partial / check_digest(digest))
+
+    def _drop_partial(self, path: Path) -> bool:
+        with _translated(path):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            except (BlockingIOError, FileNotFoundError):  # being written, or finished meanwhile
+                return False
+            finally:
+                os.close(descriptor)
+        self._hashes.forget(path.name)
+        return True
+
     async def claim(self, cluster: str) -> str:
         return await asyncio.to_thread(self._claim, cluster)
 

@@ -70,6 +70,24 @@ class BlobStore(Protocol):
         """The digests of all complete blobs, sorted."""
         ...
 
+    async def last_used(self) -> dict[str, float | None]:
+        """All complete blobs, each with the Unix time when it was finished or last touched; None where the
+        backend does not tell."""
+        ...
+
+    async def touch(self, digest: str) -> None:
+        """Note that somebody counts on a blob, where the backend can; nothing happens if there is none."""
+        ...
+
+    async def partials(self) -> dict[str, float | None]:
+        """All unfinished uploads, each with the Unix time of its last bytes; None where the backend does
+        not tell."""
+        ...
+
+    async def drop_partial(self, digest: str) -> bool:
+        """Remove an unfinished upload, unless somebody is writing it; says whether it was removed."""
+        ...
+
     async def claim(self, cluster: str) -> str:
         """Mark the store as the cluster's unless it is marked already; returns the id it is marked with."""
         ...
