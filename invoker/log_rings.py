@@ -23,24 +23,33 @@ class LogRings:
         self._clock = clock
         self._rings: OrderedDict[str, deque[str]] = OrderedDict()
         self._followers: dict[str, set[asyncio.Queue[str]]] = {}
+        self._second = 0
+        self._second_text = ""
 
     def __repr__(self) -> str:
         return f"<LogRings {len(self._rings)} functions>"
 
     def add(self, function: str, text: str) -> None:
         """Add lines, each stamped with the time. A follower that does not keep up misses some."""
-        moment = self._clock.wall_s()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment * 1000) % 1000:03d}Z"
+        stamp = self._stamp(self._clock.wall_s())
         ring = self._rings.setdefault(function, deque(maxlen=MAX_LINES))
         self._rings.move_to_end(function)
         if len(self._rings) > MAX_FUNCTIONS:
             self._rings.popitem(last=False)
-        for raw in text.splitlines() or [""]:
+        # At most MAX_LINES could be kept; and of what Unicode takes for line ends, only this one counts.
+        for raw in text.removesuffix("\n").rsplit("\n", MAX_LINES)[-MAX_LINES:]:
             line = f"{stamp} {raw[:MAX_LINE_CHARACTERS]}"
             ring.append(line)
             for follower in self._followers.get(function, ()):
                 if not follower.full():
                     follower.put_nowait(line)
+
+    def _stamp(self, moment_s: float) -> str:
+        second = int(moment_s)
+        if second != self._second:  # spelling it out is the dearest part of a line
+            self._second = second
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{int(moment_s * 1000) % 1000:03d}Z"
 
     def tail(self, function: str, lines: int) -> tuple[str, ...]:
         """The last `lines` lines, oldest first."""

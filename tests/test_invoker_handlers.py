@@ -22,8 +22,9 @@ from invoker.handlers.errors import (
     OutputTooLarge,
 )
 from invoker.handlers.files import make_folder, relative_path
-from invoker.handlers.log_lines import MAX_LINE_BYTES, LogLines
+from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LogLines
 from invoker.handlers.process import HandlerProcess, backoff_s, handler_spec
+from invoker.handlers.spawn import kill_strays, kill_tree
 from registry.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
 
 MIB = 1024**2
@@ -505,6 +506,36 @@ def handle(request):
     run(tmp_path, source, scenario)
 
 
+@pytest.mark.parametrize(
+    "start_child",
+    [
+        "subprocess.Popen(['sleep', '1000'], env={'HOME': '/'}).pid",
+        "os.fork() or time.sleep(1000)",  # it has the socket too, so that the call sees no end of it
+    ],
+)
+def test_a_child_with_another_home_or_with_the_socket_ends_with_a_handler(
+    tmp_path: Path, start_child: str
+) -> None:
+    source = f"""
+import os, subprocess, time
+def handle(request):
+    if request == "die":
+        os._exit(1)
+    return {start_child}
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        (pid,) = await call(process, None)
+        assert isinstance(pid, int)
+        stray = psutil.Process(pid)
+        with pytest.raises(HandlerCrashed, match="status 1"):
+            await call(process, "die")
+        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=5)
+        assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
+
+    run(tmp_path, source, scenario)
+
+
 def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
     source = """
 import time
@@ -540,3 +571,72 @@ def test_log_lines_are_bounded() -> None:
     assert seen[:2] == ["one", "two"]
     assert [len(line) for line in seen[2:]] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 5]
     assert lines.tail(1) == ["xxxxx"]
+
+
+def test_lines_beyond_the_bound_are_counted() -> None:
+    now_s = 0.0
+    seen: list[str] = []
+    lines = LogLines(seen.append, lambda: now_s)
+    lines.feed(b"a\n" * (MAX_LINES - 1))
+    lines.feed(b"b\nc\nd\n")
+    assert len(seen) == MAX_LINES and seen[-1] == "b" and lines.left_out == 2
+    assert lines.tail(2) == ["c", "d"]
+    now_s = 1.0
+    lines.feed(b"e\n")
+    assert seen[MAX_LINES:] == [f"(2 lines were left out: more than {MAX_LINES} in 1 s)", "e"]
+    lines.feed(b"\n" * 10_000)
+    lines.end()
+    assert len(seen) == 2 * MAX_LINES + 2
+    assert seen[-1].startswith(f"({10_001 - MAX_LINES} lines were left out")
+
+
+def test_a_handler_that_prints_without_end_leaves_the_node_its_time(tmp_path: Path) -> None:
+    source = """
+import os, time
+def handle(request):
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        os.write(1, b"\\n" * 65536)
+"""
+    logs: list[str] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.01)
+                beats += 1
+
+        beating = asyncio.create_task(beat())
+        await call(process, None)
+        beating.cancel()
+        assert beats > 40
+
+    run(tmp_path, source, scenario, logs=logs)
+    assert len(logs) < 4 * MAX_LINES and any("were left out" in line for line in logs)
+
+
+def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ended = await asyncio.create_subprocess_exec("true")
+        await ended.wait()
+        other = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+        kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
+        kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await other.wait()
+        kill_tree(other)
+        assert await other.wait() == -signal.SIGKILL
+
+    on_loop(scenario())
+
+
+class _Numbered:
+    """A process that has ended, as if it had had another's number."""
+
+    def __init__(self, ended: asyncio.subprocess.Process, pid: int) -> None:
+        self.returncode = ended.returncode
+        self.pid = pid

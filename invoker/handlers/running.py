@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from invoker.handlers.errors import (
     HandlerStopped,
     OutputTooLarge,
 )
-from invoker.handlers.log_lines import LogLines
+from invoker.handlers.log_lines import WINDOW_S, LogLines
 from invoker.handlers.protocol import (
     OVERHEAD_BYTES,
     BadFrame,
@@ -41,7 +42,9 @@ from invoker.handlers.spawn import ProcessOutput, kill_strays, kill_tree, start_
 from registry.function_yaml import HandlerSpec
 
 GRACE_S = 0.5  # between asking an overdue call to end and killing the process
-_DRAIN_S = 1.0  # for output that is still in the pipe after the process ended
+_DRAIN_S = 1.0  # for output and answers that are still on their way after the process ended
+_READ_BYTES = 16 * 1024
+_FLOOD_PAUSE_S = 0.01
 _ERROR_LINES = 10
 
 
@@ -100,6 +103,7 @@ class RunningHandler:
         self._settled.set()
         self.ended = asyncio.Event()
         self._output_task = asyncio.create_task(self._read_output())
+        self._exit_task = asyncio.create_task(self._exited())
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -261,8 +265,8 @@ class RunningHandler:
     async def _end(self) -> None:
         """Make sure that the process is gone, then fail the calls that it left."""
         kill_tree(self._process)
-        await self._process.wait()
-        await asyncio.to_thread(kill_strays, self._folder)
+        ended_s = await self._exit_task
+        await asyncio.to_thread(kill_strays, self._folder, self._process.pid, ended_s)
         await asyncio.wait([self._output_task], timeout=_DRAIN_S)
         self._output_task.cancel()
         await asyncio.gather(self._output_task, return_exceptions=True)
@@ -279,6 +283,13 @@ class RunningHandler:
         self._overdue.clear()
         self._settled.set()
 
+    async def _exited(self) -> float:
+        """When the process ended. A child of it may still hold the socket, which is then closed here."""
+        await self._process.wait()
+        ended_s = time.time()
+        asyncio.get_running_loop().call_later(_DRAIN_S, self._writer.transport.abort)
+        return ended_s
+
     def _how_it_ended(self) -> str:
         code = self._process.returncode
         if code == -signal.SIGXCPU:
@@ -292,11 +303,25 @@ class RunningHandler:
         return message if not lines else message + "\nlast log lines:\n" + "\n".join(lines)
 
     async def _read_output(self) -> None:
-        while data := await self._output.reader.read(16 * 1024):
+        while True:
+            try:
+                # What was left out is told of even if nothing follows.
+                async with asyncio.timeout(WINDOW_S if self._log.left_out else None):
+                    data = await self._output.reader.read(_READ_BYTES)
+            except TimeoutError:
+                self._log.tell_left_out()
+                continue
+            if not data:
+                return
             self._log.feed(data)
+            # A read of what has come already does not give way to others by itself. And a handler that
+            # prints without end is slowed down, rather than the node.
+            await asyncio.sleep(_FLOOD_PAUSE_S if self._log.left_out else 0)
 
     def _renew_cpu_limit(self) -> None:
         """Allow `cpu_s` more processor time from now. The node sets it, since the kernel counts for life."""
+        if self._process.returncode is not None:
+            return  # its number may be another's by now
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             times = psutil.Process(self._process.pid).cpu_times()
             soft = int(times.user + times.system + self._spec.limits.cpu_s) + 1

@@ -73,11 +73,15 @@ async def start_process(
 
 
 def kill_tree(process: asyncio.subprocess.Process) -> None:
-    """Kill the process, its group, and those of its descendants that left the group."""
+    """Kill the process, its group, and those of its descendants that left the group.
+
+    Of a process that has ended, nothing: its number may be another's by now. See kill_strays.
+    """
+    if process.returncode is not None:
+        return
     descendants: list[psutil.Process] = []
-    if process.returncode is None:  # else the number may be another's by now
-        with suppress(psutil.NoSuchProcess):
-            descendants = psutil.Process(process.pid).children(recursive=True)
+    with suppress(psutil.NoSuchProcess):
+        descendants = psutil.Process(process.pid).children(recursive=True)
     # The handler first: it must not see its children die and go on.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -86,9 +90,16 @@ def kill_tree(process: asyncio.subprocess.Process) -> None:
             descendant.kill()
 
 
-def kill_strays(folder: Path) -> None:
-    """Kill what the process left behind in other groups: all of it has the handler's folder as its home."""
+def kill_strays(folder: Path, group: int, ended_s: float) -> None:
+    """Kill what a process left behind that was seen to have ended at `ended_s`, in seconds of the wall clock.
+
+    What it started has the handler's folder as its home, or, with another environment, is still of its
+    group and older than its end. A younger member belongs to a group that got the same number later.
+    """
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.uids().real == os.getuid() and process.environ().get("HOME") == str(folder):
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if process.uids().real != os.getuid():
+                continue
+            is_member = os.getpgid(process.pid) == group and process.create_time() < ended_s
+            if is_member or process.environ().get("HOME") == str(folder):
                 process.kill()
