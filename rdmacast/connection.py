@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from rdmacast.address import Endpoint, parse_url
-from rdmacast.errors import CastError, LinkClosed, ProtocolError
+from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
 from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,11 @@ class _Handshaking(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle
 
+    @property
+    def peer(self) -> str:
+        host, port = (self._transport.get_extra_info("peername") or ("an unknown address", 0))[:2]
+        return f"{host}:{port}"
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         _tune(transport)
@@ -64,7 +69,7 @@ class _Handshaking(asyncio.Protocol):
             self._hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.abort(LinkClosed("the peer closed the connection during the handshake"))
+        self.abort(self._handshake.hung_up())
 
     def abort(self, error: CastError) -> None:
         """End the handshake with `error`; nothing happens if it has ended."""
@@ -160,6 +165,8 @@ async def dial(
         await done
     except CastError as error:
         transport.abort()
+        if isinstance(error, AuthError):
+            logger.warning("%s: gave up connecting to %s: %s", service.name, url, error)
         raise type(error)(f"{url}: {error}") from error
     except asyncio.CancelledError:
         transport.abort()
@@ -205,7 +212,9 @@ async def listen(
     def ended(finished: _Handshaking, error: CastError | None) -> None:
         handshaking.pop(finished, None)
         if error is not None:
-            logger.info("%s refused a connection: %s", service.name, error)
+            # Anyone may connect and say nothing; another secret is for the operator to mend.
+            level = logging.WARNING if isinstance(error, AuthError) else logging.INFO
+            logger.log(level, "%s: refused a connection from %s: %s", service.name, finished.peer, error)
 
     def began(accepted: _Handshaking) -> None:
         if len(handshaking) >= MAX_HANDSHAKES:

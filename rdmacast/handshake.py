@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from rdmacast.errors import AuthError, ProtocolError
+from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
 
 MAGIC = b"HCA1"
 NONCE_BYTES = 32
@@ -56,6 +56,10 @@ class Handshake(Protocol):
 
     def receive(self, message: bytes) -> bytes:
         """Raises AuthError or ProtocolError; the connection must then be closed."""
+        ...
+
+    def hung_up(self) -> CastError:
+        """What it means that the peer closes the connection now."""
         ...
 
 
@@ -104,6 +108,9 @@ class ClientHandshake:
         self._needed = 0
         return _prove(self._secret, b"client", self._service, self._nonce, server_nonce)
 
+    def hung_up(self) -> CastError:
+        return LinkClosed("the peer closed the connection during the handshake")
+
 
 class ServerHandshake:
     """The end that was dialled."""
@@ -113,6 +120,7 @@ class ServerHandshake:
         self._service = service
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._client_nonce = b""
+        self._client_version = service.version
         self._needed = _HELLO.size
 
     def __repr__(self) -> str:
@@ -130,13 +138,13 @@ class ServerHandshake:
         return self._verify(message) if self._client_nonce else self._challenge(message)
 
     def _challenge(self, hello: bytes) -> bytes:
-        magic, _, name, client_nonce = _HELLO.unpack(hello)
+        magic, version, name, client_nonce = _HELLO.unpack(hello)
         if magic != MAGIC:
             raise ProtocolError("the peer does not speak Hypercast's handshake")
         if name != self._service.padded_name:
             raise ProtocolError(f"the peer asked for another service than {self._service.name}")
         # A client of another version gets our challenge too: it reads our version there and says so.
-        self._client_nonce = client_nonce
+        self._client_nonce, self._client_version = client_nonce, version
         self._needed = PROOF_BYTES
         proof = _prove(self._secret, b"server", self._service, client_nonce, self._nonce)
         return _CHALLENGE.pack(MAGIC, self._service.version, self._nonce, proof)
@@ -147,3 +155,13 @@ class ServerHandshake:
             raise AuthError("the peer does not know the cluster's secret")
         self._needed = 0
         return b""
+
+    def hung_up(self) -> CastError:
+        if not self._client_nonce:
+            return LinkClosed("the peer closed the connection during the handshake")
+        if self._client_version != self._service.version:
+            return ProtocolError(
+                f"the peer speaks version {self._client_version} of {self._service.name}, "
+                f"we speak {self._service.version}"
+            )
+        return AuthError("the peer hung up on our proof: it has another secret than this cluster's")

@@ -1,6 +1,7 @@
 """The handshake: who knows the secret gets in, nobody else does, and nothing can be played back."""
 
 import asyncio
+import logging
 
 import pytest
 from hypothesis import given, settings
@@ -146,6 +147,42 @@ def test_a_dialler_with_another_secret_gets_auth_error() -> None:
         listener.close()
 
     asyncio.run(main())
+
+
+class _Log(logging.Handler):
+    """Keeps warnings; `full` is set when there are two."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.full = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        if len(self.lines) == 2:
+            self.full.set()
+
+
+def test_both_ends_log_another_secret_once() -> None:
+    log = _Log()
+
+    async def main() -> None:
+        listener = await _listen()
+        with pytest.raises(AuthError):
+            await _dial(listener.endpoint.url, secret=b"other")
+        async with asyncio.timeout(5):
+            await log.full.wait()
+        listener.close()
+        logged = sorted(log.lines)
+        assert logged[0].startswith(f"test: gave up connecting to {listener.endpoint.url}: the peer does not")
+        assert logged[1].startswith("test: refused a connection from 127.0.0.1:")
+        assert logged[1].endswith("it has another secret than this cluster's") and len(logged) == 2
+
+    logging.getLogger("rdmacast").addHandler(log)
+    try:
+        asyncio.run(main())
+    finally:
+        logging.getLogger("rdmacast").removeHandler(log)
 
 
 def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
