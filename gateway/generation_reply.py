@@ -88,6 +88,9 @@ class StreamReply:
             await fail_stream(stream, error, plan.exchange)
 
 
+_LOADING = frozenset({"reserve", "fetch", "copy", "bind", "ready"})
+
+
 class StageTeller:
     """The stream's head and the comments while the request is held.
 
@@ -101,6 +104,7 @@ class StageTeller:
         self._settings = settings
         self._latest = Stage(stage="queue", fraction=0.0)
         self._told = ""
+        self._loaded = 0.0
 
     async def tick(self) -> float:
         """Called when the head has waited long enough, then for keepalives."""
@@ -130,7 +134,12 @@ class StageTeller:
         await self._stream.comment(f"server-timing={self._job.timing(final=False)}")
 
     async def _tell(self, event: Stage) -> None:
-        text = f"stage={event.stage} {event.fraction:.0%}"
+        if event.stage in _LOADING:
+            # To the caller the phases of a start are one load, which never goes back.
+            self._loaded = max(self._loaded, event.fraction)
+            text = f"stage=load {self._loaded:.0%}"
+        else:
+            text = f"stage={event.stage} {event.fraction:.0%}"
         if text != self._told:
             self._told = text
             await self._stream.comment(text)

@@ -411,8 +411,8 @@ def test_a_late_start_is_told_in_comments_and_the_last_chunk() -> None:
                         lines.append(line)
                         if line == ": keepalive":
                             loading.set()
-            assert lines[0] == ": stage=fetch 10%"
-            assert ": stage=copy 62%" in lines and ": start-kind=cold" in lines
+            assert lines[0] == ": stage=load 10%"
+            assert ": stage=load 62%" in lines and ": start-kind=cold" in lines
             assert ": server-timing=queue;dur=1.0, load;dur=70.0" in lines
             assert '"x_start_kind":"cold"' in lines[-4] and lines[-2] == "data: [DONE]"
             assert (await gw.state.report(UsageFilter()))[0].requests == 1
