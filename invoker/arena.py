@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from invoker.allocator import Allocator, Span
-from invoker.errors import OutOfDeviceMemory
+from invoker.errors import OutOfDeviceMemory, StartFailed
 from invoker.memory import address_of, advise_huge, populate
 from invoker.threads import in_thread
 from invoker.together import together
@@ -187,7 +187,7 @@ async def copy_following(
     """Copy `source` into `region` behind its arrival: each chunk as soon as it is there.
 
     `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` is told the sum so far.
-    After cancellation nothing is written to the region any more.
+    After cancellation nothing is written to the region any more. Raises StartFailed if it ends short.
     """
     total = len(source)
     offsets = iter(range(0, total, COPY_CHUNK_BYTES))
@@ -213,4 +213,6 @@ async def copy_following(
             on_copied(copied_bytes)
 
     await together(*(work() for _ in range(COPIES_IN_FLIGHT)))
+    if copied_bytes != total:
+        raise StartFailed(f"only {copied_bytes} of {total} bytes were copied")
     return Copied(total, busy_s)

@@ -21,6 +21,7 @@ from invoker.node import Node, Parts
 from invoker.published import PublishedImages
 from invoker.publisher import BACKOFF_S, Publisher
 from invoker.residents import Residents
+from invoker.scratch import scratch_folder
 from invoker.settings import Settings
 from invoker.starting import Equipment
 from invoker.store_access import reach_store
@@ -117,14 +118,14 @@ async def _assemble(
         counters=counters,
         changed=publisher.node_changed,
     )
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-handlers-"))
+    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{config.cluster_id}"
     gear = Equipment(
         arena=arena,
         residents=residents,
         loader=loader,
         engines=engines,
         make_handler=HandlerProcess if settings.allow_handlers else None,
-        scratch_dir=Path(scratch),
+        scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=clock,
         tell=rings.add,
     )

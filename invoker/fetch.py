@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from invoker.counters import Counters
-from invoker.host_tier import Filling
+from invoker.host_tier import Filling, release
 from invoker.threads import in_thread
 from invoker.together import together
 from rdmacast.pull import Connector, PullPlan, PullReport, pull
@@ -24,7 +24,17 @@ CHUNK_BYTES = 32 * UNIT_BYTES
 READS_IN_FLIGHT = 3
 MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
 BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
+# A peer may wait for its own source, and that one, as the plans were made, for us: neither would ever end.
+STALL_S = 30.0
 _NAMED_UNITS = 8
+
+
+class _LoadRegion(GrowingRegion):
+    """The bytes of a load, for peers that read it meanwhile."""
+
+    def release(self) -> None:
+        """Let the memory go. Nobody is given a view of it any more."""
+        release(self._view)
 
 
 class Target:
@@ -33,7 +43,7 @@ class Target:
     def __init__(self, filling: Filling, manifest: Manifest, on_arrived: Callable[[int], None]) -> None:
         self.filling = filling
         self.manifest = manifest
-        self.region = GrowingRegion(filling.view, shm_path=str(filling.path))
+        self.region = _LoadRegion(filling.view, shm_path=str(filling.path))
         self._on_arrived = on_arrived
         self._missing = np.ones(manifest.unit_count, bool)
         self.arrived_bytes = 0
@@ -69,6 +79,11 @@ class Target:
             yield start_byte, min(end * UNIT_BYTES, self.manifest.nbytes) - start_byte
             position = end
 
+    def release(self) -> None:
+        """Let the memory go. The load has ended, and nobody is given a view of it any more."""
+        self.region.release()
+        self.filling.abandon()
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self.filling.view[offset : offset + nbytes]
 
@@ -100,15 +115,24 @@ async def from_store(store: BlobStore, target: Target, counters: Counters, *, lo
 
 
 async def from_peers(
-    connector: Connector, sources: Sequence[PeerAddress], target: Target, counters: Counters
+    connector: Connector,
+    sources: Sequence[PeerAddress],
+    target: Target,
+    counters: Counters,
+    *,
+    stall_s: float = STALL_S,
 ) -> PullReport:
-    """Pull the image from the first peer that can give it, going on with the next. Raises CastError."""
+    """Pull the image from the first peer that can give it, going on with the next.
+
+    A peer from which nothing comes for `stall_s` is given up. Raises CastError.
+    """
     manifest = target.manifest
     plan = PullPlan(
         region=manifest.sha256,
         nbytes=manifest.nbytes,
         block_bytes=_block_bytes(manifest),
         sources=tuple(sources),
+        stall_timeout_s=stall_s,
     )
 
     def check(offset: int, view: memoryview) -> Sequence[int]:

@@ -18,7 +18,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class HostMapping:
         self.path = path
         self.nbytes = nbytes
         self._fd = fd
-        self._mapping = mapping
+        self._mapping: mmap.mmap | None = mapping
         self._view = memoryview(mapping)[:nbytes].toreadonly()
 
     def __repr__(self) -> str:
@@ -60,10 +60,6 @@ class HostMapping:
     def view(self) -> memoryview:
         return self._view
 
-    @property
-    def mapping(self) -> mmap.mmap:
-        return self._mapping
-
     def close(self) -> None:
         """Let the image go. Idempotent; views that others still hold stay readable until they drop them."""
         if self._fd < 0:
@@ -72,7 +68,9 @@ class HostMapping:
         # mmap holds a duplicate of the descriptor: only an explicit unlock ends the lock now.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
-        _close_mapping(self._view, self._mapping)
+        mapping, self._mapping = self._mapping, None
+        release(self._view)
+        _close_mapping(mapping)
 
 
 class Filling:
@@ -84,7 +82,7 @@ class Filling:
         self.nbytes = nbytes
         self._tier = tier
         self._fd = fd
-        self._mapping = mapping
+        self._mapping: mmap.mmap | None = mapping
         self._view = memoryview(mapping)[:nbytes]
 
     def __repr__(self) -> str:
@@ -105,6 +103,7 @@ class Filling:
         A write to a page that cannot be had would kill the process by SIGBUS. Taken by ranges, the
         first bytes need not wait until all of a large image has been.
         """
+        assert self._mapping is not None
         try:
             if not populate(self._mapping, offset, nbytes):
                 os.posix_fallocate(self._fd, offset, nbytes)
@@ -117,7 +116,8 @@ class Filling:
             ) from error
 
     def publish(self) -> HostMapping:
-        """Make the image visible to the host, atomically; it stays mapped for the caller."""
+        """Make the image visible to the host, atomically; it stays mapped for the caller, and `view` goes."""
+        assert self._mapping is not None
         final = self._tier.directory / self.digest
         with self._tier.locked():
             self.path.rename(final)
@@ -126,7 +126,9 @@ class Filling:
             # slip in between, happens under the directory lock only.
             fcntl.flock(self._fd, fcntl.LOCK_SH)
         fd, self._fd = self._fd, -1
-        return HostMapping(final, fd, self._mapping, self.nbytes)
+        mapping, self._mapping = self._mapping, None
+        release(self._view)
+        return HostMapping(final, fd, mapping, self.nbytes)
 
     def abandon(self) -> None:
         """Drop what was loaded. Idempotent, and without effect after `publish`."""
@@ -137,7 +139,9 @@ class Filling:
             fd, self._fd = self._fd, -1
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
-        _close_mapping(self._view, self._mapping)
+        mapping, self._mapping = self._mapping, None
+        release(self._view)
+        _close_mapping(mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +318,12 @@ class HostTier:
     def _remove_unused_beside(self) -> None:
         for users in sorted(self.directory.parent.glob(f"*/{USERS}")):
             if users.parent != self.directory:
-                with suppress(FileNotFoundError):
+                try:
                     _remove_if_unused(users.parent, os.open(users, os.O_RDWR | os.O_CLOEXEC))
+                except OSError as error:
+                    # Gone meanwhile, or in use again: a node that joined before the folder was removed.
+                    if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                        raise
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
         """The image files, complete or not; those that vanish meanwhile are left out."""
@@ -337,7 +345,7 @@ class HostTier:
 
     def _make_room(self, nbytes: int, *, yielding: bool) -> None:
         """Evict until `nbytes` more fit: loads of dead processes first, then images by least recent use,
-        kept ones last (not at all if `yielding`)."""
+        kept ones last (not at all if `yielding`). Nothing goes where all of it would not be enough."""
         if nbytes > self.limit_bytes:
             raise HostTierFull(
                 f"an image of {nbytes} bytes cannot fit the host tier of {self.limit_bytes} bytes: "
@@ -347,20 +355,25 @@ class HostTier:
         kept = {path for path, _ in files if _marker(path).exists()}
         files.sort(key=lambda file: (file[0].suffix != PART, file[0] in kept, file[1].st_mtime))
         used = sum(stat.st_size for _, stat in files)
-        for path, stat in files:
-            if used + nbytes <= self.limit_bytes:
-                return
-            if stat.st_size and not (yielding and path in kept) and self._remove(path):
-                used -= stat.st_size
+        with ExitStack() as locks:
+            going: list[Path] = []
+            for path, stat in files:
+                if used + nbytes <= self.limit_bytes:
+                    break
+                if stat.st_size and not (yielding and path in kept) and locks.enter_context(_idle(path)):
+                    used -= stat.st_size
+                    going.append(path)
+            if used + nbytes > self.limit_bytes:
+                raise HostTierFull(
+                    f"the host tier has {self.limit_bytes} bytes, {used} of them in use or kept, so an image "
+                    f"of {nbytes} bytes does not fit: stop instances or raise --host-memory"
+                )
+            for path in going:
+                _unlink(path)
                 if path.suffix != PART:
                     self.evictions += 1
                     last = ", which the cluster was to keep," if path in kept else ""
                     log.info("evicted image %s%s from the host tier", path.name[:12], last)
-        if used + nbytes > self.limit_bytes:
-            raise HostTierFull(
-                f"the host tier has {self.limit_bytes} bytes, {used} of them in use or kept, so an image of "
-                f"{nbytes} bytes does not fit: stop instances or raise --host-memory"
-            )
 
     def _take_over(self, part: Path) -> int | None:
         """Remove an unfinished load if its process died; else a descriptor of it. The directory is locked.
@@ -381,26 +394,45 @@ class HostTier:
 
     def _remove(self, path: Path) -> bool:
         """Unlink a file that no process holds a lock on. The directory is locked."""
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            path.unlink()
-            _marker(path).unlink(missing_ok=True)
-            return True
-        finally:
-            os.close(fd)
+        with _idle(path) as idle:
+            if idle:
+                _unlink(path)
+            return idle
+
+
+@contextmanager
+def _idle(path: Path) -> Iterator[bool]:
+    """Whether the file is there and no process holds a lock on it; if so, locked until the block ends."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(fd)
+
+
+def _unlink(path: Path) -> None:
+    """Remove an image and its mark."""
+    path.unlink()
+    _marker(path).unlink(missing_ok=True)
 
 
 def _remove_if_unused(directory: Path, users_fd: int) -> None:
     """Remove a tier that nobody else uses. Closes `users_fd`, a descriptor of its users file."""
     try:
         fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Somebody else removed that tier since the file was opened: what is there now is another's.
+        if not os.fstat(users_fd).st_nlink:
+            return
         # The users file goes last: a process that joins meanwhile waits for its lock until then.
         for path in sorted(directory.iterdir(), key=lambda path: path.name == USERS):
             path.unlink(missing_ok=True)
@@ -429,11 +461,17 @@ def _map(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes) if nbytes else mmap.mmap(-1, mmap.PAGESIZE)
 
 
-def _close_mapping(view: memoryview, mapping: mmap.mmap) -> None:
-    # While somebody still holds a view (a peer's read under way), the mapping goes with the last view.
+def release(view: memoryview) -> None:
+    """Let a view go now, not when it is collected; one that is being read stays until it is."""
     with suppress(BufferError):
         view.release()
-        mapping.close()
+
+
+def _close_mapping(mapping: mmap.mmap | None) -> None:
+    # While somebody still holds a view (a peer's read under way), the mapping goes with the last view.
+    with suppress(BufferError):
+        if mapping is not None:
+            mapping.close()
 
 
 def close_if_open(mapping: HostMapping | None) -> None:

@@ -1,6 +1,7 @@
 """One instance on this node: its life, what it occupies, and the work it has under way."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,8 @@ class Instance:
         self.failure: Exception | None = None  # what ended it, if not a stop
         self.ending = False  # its task is on its way out: a second cancellation would cut that short
         self.told: InstanceRecord | None = None  # the first record of the state it is known to be in
+        self.told_s = 0.0  # the monotonic time of that
+        self.drained_by_s = math.inf  # the earliest end of all its stops' grace periods, by the loop's clock
 
     def __repr__(self) -> str:
         return f"<Instance {self.id} {self._life.state} {self._life.phase} work={self._work}>"

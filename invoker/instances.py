@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 from invoker.counters import Counters
@@ -109,12 +110,17 @@ class Instances:
     async def _stop(self, instance: Instance, life: asyncio.Task[None], grace_s: float) -> None:
         if instance.state is InstanceState.READY:
             instance.life = instance.life.moved(InstanceState.DRAINING, self._gear.clock.wall_s())
-            try:
-                async with asyncio.timeout(grace_s):
+        if instance.state is InstanceState.DRAINING:
+            end_s = asyncio.get_running_loop().time() + grace_s
+            instance.drained_by_s = min(instance.drained_by_s, end_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(instance.drained_by_s):
                     await instance.idle()
-            except TimeoutError:
-                self._tell(instance, f"stopping with {instance.work} requests under way after {grace_s:g} s")
         if not instance.ending:
+            if instance.work:
+                self._tell(
+                    instance, f"stopping with {instance.work} requests under way after its grace period"
+                )
             instance.ending = True
             life.cancel()
         await instance.ended()
@@ -134,7 +140,9 @@ class Instances:
             self._started(instance)
             await self._until_engine_fails(instance)
         except asyncio.CancelledError:
-            pass  # a stop: this task is cancelled by `stop` alone
+            # A stop cancels this task, and nobody else; a cancellation of something it waited for is a fault.
+            if not instance.ending:
+                state, error = InstanceState.FAILED, "something it waited for was cancelled"
         except _EXPECTED as fault:
             state, error = InstanceState.FAILED, str(fault) or type(fault).__name__
             instance.failure = fault
@@ -170,12 +178,12 @@ class Instances:
 
     def _changed(self, instance: Instance) -> None:
         record = instance.life.record()
-        told = instance.told
+        told, told_s = instance.told, instance.told_s
         if told is None or told.state is not record.state:
-            instance.told = record
+            instance.told, instance.told_s = record, self._gear.clock.monotonic_s()
             self._tell(instance, _describe(record))
             if told is not None:
-                self._ended(_interval(told, record.since))
+                self._ended(_interval(told, instance.told_s - told_s))
         self._published(record)
 
     def _tell(self, instance: Instance, line: str) -> None:
@@ -198,8 +206,8 @@ _PLAIN: Mapping[InstanceState, str] = MappingProxyType(
 )
 
 
-def _interval(record: InstanceRecord, until: float) -> InstanceInterval:
-    """The interval that an instance spent in the state of `record`."""
+def _interval(record: InstanceRecord, seconds: float) -> InstanceInterval:
+    """The interval that an instance spent in the state of `record`; wall clocks are set back at times."""
     return InstanceInterval(
         instance_id=record.instance_id,
         function=record.function,
@@ -207,7 +215,7 @@ def _interval(record: InstanceRecord, until: float) -> InstanceInterval:
         node=record.node,
         state=record.state,
         from_at=record.since,
-        to_at=until,
+        to_at=record.since + seconds,
         gpu_count=1,
     )
 

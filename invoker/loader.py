@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from invoker.counters import Counters
 from invoker.errors import StartFailed
 from invoker.fetch import Target, from_memory, from_peers, from_store
-from invoker.host_tier import Filling, HostMapping, HostTier, LoadElsewhere, close_if_open
+from invoker.host_tier import Filling, HostMapping, HostTier, LoadElsewhere, close_if_open, release
 from invoker.published import PublishedImages
 from invoker.start_plan import Residence, StartPlan, choose_start
 from invoker.store_access import StoreAccess
@@ -43,6 +44,11 @@ class Arrival:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kind} from {self.source}>"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in the host tier."""
+        return True
+
     async def wait_for(self, offset: int, nbytes: int) -> None:
         """Return once the range may be read. Raises what the load failed with."""
 
@@ -70,6 +76,10 @@ class _Load(Arrival):
         self.mapping: HostMapping | None = None
         self.task: asyncio.Task[None]
 
+    @property
+    def is_whole(self) -> bool:
+        return self.mapping is not None
+
     async def wait_for(self, offset: int, nbytes: int) -> None:
         try:
             await self.target.region.wait_for(offset, nbytes)
@@ -78,7 +88,16 @@ class _Load(Arrival):
             raise
 
     async def complete(self) -> None:
-        await asyncio.shield(self.task)
+        await asyncio.wait([self.task])
+        if self.task.cancelled():
+            raise StartFailed(f"the load of image {self.target.manifest.sha256[:12]} was given up")
+        self.task.result()
+
+    def let_go(self) -> None:
+        """Give the memory back as far as nobody reads it. The load has ended, and nobody uses it."""
+        release(self.view)
+        self.target.release()
+        close_if_open(self.mapping)
 
 
 class ImageLoader:
@@ -153,6 +172,7 @@ class ImageLoader:
                 progress(1.0)
                 yield load
             finally:
+                release(load.view)
                 load.mapping.close()
             return
         load.watchers.append(progress)
@@ -171,9 +191,12 @@ class ImageLoader:
         async with lock:
             while True:
                 load = self._loads.get(ref.image)
-                if load is not None:
+                if load is not None and load.users:
                     load.users += 1
                     return load
+                if load is not None:  # its last user left: it is being stopped
+                    await asyncio.wait([load.task])
+                    continue
                 opened = await in_thread(self._tier.open, ref.image, undo=close_if_open)
                 if opened is not None:
                     # Peers may be told of this copy before the node's next record is.
@@ -211,7 +234,7 @@ class ImageLoader:
         self._published.region(ref.image, ref.nbytes).arriving = target.region
         load.task = asyncio.create_task(self._fill(load, ref), name=f"load {ref.image[:12]}")
         # Whoever waits learns of a failure; it must not count as unseen if all have left by then.
-        load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        load.task.add_done_callback(lambda task: self._ended(load, task))
         self._changed()
         return load
 
@@ -226,9 +249,10 @@ class ImageLoader:
         region = self._published.region(ref.image, ref.nbytes)
         try:
             await self._from_sources(load, ref.holders)
-            load.mapping = await in_thread(filling.publish)
+            load.mapping = await in_thread(filling.publish, undo=close_if_open)
         except BaseException as error:
             target.region.fail(error)
+            _drop_views(error)
             await in_thread(filling.abandon)
             raise
         finally:
@@ -250,6 +274,7 @@ class ImageLoader:
             except (CastError, RegistryError) as error:
                 log.warning("image %s from %s: %s", image[:12], source, error)
                 faults.append(f"{source}: {error}")
+                _drop_views(error)
         if not target.is_complete:
             reasons = "; ".join(faults) or "no node holds it and this node cannot read the store"
             raise StartFailed(f"image {image[:12]} cannot be loaded: {reasons}")
@@ -288,13 +313,24 @@ class ImageLoader:
                 report.seconds,
             )
 
+    def _ended(self, load: _Load, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()
+        if not load.users:
+            load.let_go()
+
     async def _leave(self, load: _Load) -> None:
         """The last user left: stop an unfinished load, let go of a finished one."""
-        if not load.task.done():
+        if load.task.done():
+            load.let_go()
+        else:
             load.task.cancel()
             await asyncio.wait([load.task])
-        if load.mapping is not None:
-            load.mapping.close()
+
+
+def _drop_views(error: BaseException) -> None:
+    """Let go of what the frames that raised it looked at: an error outlives the memory it tells of."""
+    traceback.clear_frames(error.__traceback__)
 
 
 def _abandon(late: Filling | LoadElsewhere | None) -> None:

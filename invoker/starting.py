@@ -188,6 +188,8 @@ async def _copy(
 
     with gear.arena.pinned(arrival.view):
         await together(fetched(), copied())
+    if not arrival.is_whole:
+        raise StartFailed("the image did not come whole")
     return results[0]
 
 

@@ -15,6 +15,7 @@ from invoker.engine.contract import DeviceRegion, GenerateEngine, ModelSpec
 from invoker.engine.fake import FakeEngine, StepGate
 from invoker.settings import Settings, parse_settings
 from registry.channel import Channel
+from registry.clock import Clock
 from registry.images.codec import encode_manifest
 from registry.images.manifest import MANIFEST_FORMAT, LayerSpan, Manifest
 from registry.images.store import LocalStore
@@ -154,7 +155,12 @@ class FakeCluster:
 
     @asynccontextmanager
     async def node(
-        self, name: str, host: str, *flags: str, engines: FakeEngines | None = None
+        self,
+        name: str,
+        host: str,
+        *flags: str,
+        engines: FakeEngines | None = None,
+        clock: Clock | None = None,
     ) -> AsyncIterator[FakeNode]:
         """Run a node until the block ends."""
         argv = ["--redis-url", "unix:///none", "--node-id", name, "--host-id", host, "--device", "cpu"]
@@ -162,7 +168,7 @@ class FakeCluster:
         settings = parse_settings([*argv, *sizes, *flags], {"HYPERCAST_CLUSTER_SECRET": SECRET})
         stop, engines = asyncio.Event(), engines or FakeEngines()
         watching = self.state.watch((await self.state.snapshot()).cursor)
-        task = asyncio.create_task(run_node(settings, self.state, engines, stop))
+        task = asyncio.create_task(run_node(settings, self.state, engines, stop, clock))
         try:
             record = await _joined(watching, name, task)
             channel = await Channel.connect(record.channel, SECRET.encode())

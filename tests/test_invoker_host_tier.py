@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from invoker.errors import HostTierError, HostTierFull
-from invoker.host_tier import Filling, HostMapping, HostTier, LoadElsewhere
+from invoker.host_tier import USERS, Filling, HostMapping, HostTier, LoadElsewhere, _remove_if_unused
 
 KIB = 1024
 SPAWN = multiprocessing.get_context("spawn")
@@ -137,6 +137,39 @@ def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(fold
         process.wait()
     tier.close()
     live.close()
+    assert not folder.parent.exists()
+
+
+def test_what_cannot_fit_evicts_nothing(folder: Path) -> None:
+    tier = HostTier(folder, 1000 * KIB)
+    used = fill(tier, "a", 600 * KIB)
+    for name in "bcd":
+        fill(tier, name, 100 * KIB).close()
+    assert tier.keep(digest("b"))
+    with pytest.raises(HostTierFull, match=f"{600 * KIB} of them in use"):
+        tier.begin(digest("e"), 500 * KIB)
+    assert all(tier.holds(digest(name)) for name in "abcd") and tier.evictions == 0
+    assert tier.evict(digest("c")), "no lock is held on what stayed"
+    used.close()
+    fill(tier, "e", 500 * KIB).close()
+    assert tier.holds(digest("b"))
+    tier.close()
+
+
+def test_a_late_sweep_leaves_a_tier_that_is_in_use_again(folder: Path) -> None:
+    with start_loader(folder, "a") as process:
+        process.kill()
+        process.wait()
+    late = os.open(folder / USERS, os.O_RDWR)  # what a sweep holds that was overtaken before its lock
+    sweeper = HostTier(folder.with_name("h1"), 1 << 20)
+    assert not folder.exists()
+    tier = HostTier(folder, 1 << 20)
+    fill(tier, "b", 100).close()
+    _remove_if_unused(folder, late)
+    assert tier.holds(digest("b"))
+    fill(tier, "c", 100).close()
+    tier.close()
+    sweeper.close()
     assert not folder.parent.exists()
 
 

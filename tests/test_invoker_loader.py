@@ -1,26 +1,43 @@
 """Loads that are shared, watched and left; and what is told to the shared state meanwhile."""
 
 import asyncio
+import fcntl
+import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from invoker.counters import Counters
 from invoker.engine.contract import TokenOutput
+from invoker.errors import StartFailed
+from invoker.fetch import Target, from_peers
+from invoker.host_tier import Filling, HostTier
 from invoker.log_rings import LogRings
 from invoker.publisher import Publisher
+from invoker.scratch import scratch_folder
 from invoker.serving import batches, decode_array, encode_array
 from invoker.threads import in_own_thread, in_thread
+from invoker.together import together
+from rdmacast.errors import NoHolder
+from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
+from rdmacast.pull import Connector
+from rdmacast.region import GrowingRegion
+from rdmacast.transport import PeerAddress
 from registry.clock import FakeClock
-from registry.errors import StateUnavailable
+from registry.errors import RemoteError, StateUnavailable
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.memory_state import MemoryState
-from registry.messages import InstanceProgress, WarmImage
+from registry.messages import Done, DropImage, InstanceProgress, InstanceStarted, WarmImage
 from registry.node import NodeRecord, NodeState
-from tests.invoker_fixture import FakeCluster, make_image
+from tests.invoker_fixture import FakeCluster, make_image, start_request
 
 SLOW = ("--link-rate", "8mbit")
 
@@ -81,6 +98,147 @@ def test_a_third_host_reads_from_one_that_is_still_loading(tmp_path: Path) -> No
             assert counters["cast_recv_bytes"] == len(image.data) and counters["disk_read_bytes"] == 0
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("what", ["warm", "start"])
+def test_who_comes_while_a_load_is_being_stopped_gets_one_of_its_own(tmp_path: Path, what: str) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 1 << 20)
+        async with (
+            FakeCluster(tmp_path) as cluster,
+            cluster.node("n0", "h0") as first,
+            cluster.node("n1", "h1", *SLOW) as second,
+        ):
+            await cluster.put(image)
+            await first.ask(WarmImage(image=image.ref()))
+            holder = await first.holder()
+            request = WarmImage(image=image.ref(holder))
+            async with second.channel.call(request) as call:
+                replies = aiter(call)
+                await anext(replies)
+                await anext(replies)
+            # The call was given up: its load is on its way out when the next one comes.
+            again = request if what == "warm" else start_request("i1", image, holder)
+            async with asyncio.timeout(30):
+                last = (await second.ask(again))[-1]
+            assert isinstance(last, Done | InstanceStarted)  # the engine has checked the region's bytes
+            assert (await second.record()).holdings[0].image == image.digest
+
+    asyncio.run(scenario())
+
+
+def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
+    def deleted(cluster: FakeCluster) -> int:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return sum("(deleted)" in line and cluster.id in line for line in maps)
+
+    async def scenario() -> None:
+        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
+            for number in range(6):
+                image = make_image(f"x{number}", 6 << 20)
+                blob = await cluster.put(image)
+                await node.ask(WarmImage(image=image.ref()))
+                assert deleted(cluster) == 0
+            assert (await node.record()).counters["evictions"] == 4
+            broken = make_image("broken", 6 << 20)
+            blob = await cluster.put(broken)
+            blob.write_bytes(broken.data[:-1] + bytes([broken.data[-1] ^ 1]))
+            with pytest.raises(RemoteError, match="damaged"):
+                await node.ask(start_request("i1", broken))
+            assert deleted(cluster) == 0
+            await node.ask(start_request("i2", image))
+            assert deleted(cluster) == 0
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
+def test_a_load_left_while_it_is_published_holds_no_image(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 512 << 10)
+        async with (
+            FakeCluster(tmp_path) as cluster,
+            cluster.node("n0", "h0") as first,
+            cluster.node("n1", "h1", *SLOW) as node,
+        ):
+            await cluster.put(image)
+            await first.ask(WarmImage(image=image.ref()))
+            folder = cluster.shm / "h1"
+            async with node.channel.call(WarmImage(image=image.ref(await first.holder()))) as call:
+                replies = aiter(call)
+                await anext(replies)
+                lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+                fcntl.flock(lock, fcntl.LOCK_EX)  # as a peer does for a moment
+                async for reply in replies:
+                    if isinstance(reply, InstanceProgress) and reply.fraction == 1.0:
+                        break
+            await node.record()  # the node has heard that the caller left
+            os.close(lock)
+            while (folder / f"{image.digest}.part").exists():
+                await node.record()
+            async with asyncio.timeout(10):
+                while (folder / image.digest).exists():
+                    await node.ask(DropImage(image=image.digest, tier="host"))
+
+    asyncio.run(scenario())
+
+
+def test_work_done_together_fails_where_a_part_was_cancelled_from_elsewhere() -> None:
+    async def scenario() -> None:
+        async def cancelled() -> None:
+            raise asyncio.CancelledError
+
+        with pytest.raises(StartFailed, match="was cancelled"):
+            await together(cancelled(), asyncio.sleep(0))
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_from_which_nothing_comes_is_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 4 << 20)
+        network, growing = MemoryNetwork(), GrowingRegion(image.data)
+        growing.mark(0, len(image.data) // 2)
+        stuck = network.add(PeerAddress(url="tcp://stuck:1", host="a"), {image.digest: growing})
+        complete = GrowingRegion(image.data, complete=True)
+        sound = network.add(PeerAddress(url="tcp://sound:1", host="b"), {image.digest: complete})
+        connector = Connector("z", [MemoryTransport(network, name="tcp")])
+        tier = HostTier(tmp_path / "h0", 16 << 20)
+        filling = tier.begin(image.digest, len(image.data))
+        assert isinstance(filling, Filling)
+        target = Target(filling, image.manifest, lambda arrived: None)
+        with pytest.raises(NoHolder, match="came for"):
+            await from_peers(connector, [stuck], target, Counters(), stall_s=0.2)
+        report = await from_peers(connector, [stuck, sound], target, Counters(), stall_s=0.2)
+        assert target.is_complete and sound.url in report.bytes_by_source
+        tier.close()
+
+    asyncio.run(scenario())
+
+
+def test_scratch_folders_of_killed_nodes_are_swept(tmp_path: Path) -> None:
+    parent = tmp_path / "scratch"
+    code = (
+        "import sys, pathlib; from invoker.scratch import scratch_folder\n"
+        "with scratch_folder(pathlib.Path(sys.argv[1])) as f:\n"
+        " (f / 'handler').mkdir(); print(f, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        with scratch_folder(parent) as mine:
+            assert (theirs / "handler").exists() and mine != theirs
+        assert theirs.exists()
+        process.kill()
+        process.wait()
+    with scratch_folder(parent) as mine:
+        assert list(parent.iterdir()) == [mine]
+    assert not parent.exists()
 
 
 def test_cancelled_work_in_threads() -> None:

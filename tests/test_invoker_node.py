@@ -7,6 +7,7 @@ import pytest
 
 from invoker.engine.fake import StepGate, continuation
 from registry.channel import Channel
+from registry.clock import SystemClock
 from registry.errors import ChannelClosed, RemoteError
 from registry.instance import InstanceState
 from registry.messages import (
@@ -394,6 +395,63 @@ def test_an_engine_that_fails_takes_its_instance_along(tmp_path: Path) -> None:
             (lines,) = await node.ask(TailLogs(function="f"))
             assert isinstance(lines, LogLines)
             assert "on fire" in lines.lines[-1] and "cold start from disk" in " ".join(lines.lines)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["stop", "leave"])
+def test_a_second_stop_cuts_no_draining_short(tmp_path: Path, way: str) -> None:
+    async def scenario() -> None:
+        image, gate = make_image("a", SIZE), StepGate()
+        async with FakeCluster(tmp_path) as cluster:
+            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
+                await cluster.put(image)
+                await node.ask(start_request("i1", image))
+                gate.release()
+                stop = StopInstance(instance_id="i1", grace_s=60.0)
+                async with node.channel.call(generate("i1")) as call:
+                    replies = aiter(call)
+                    await anext(replies)
+                    stops = [asyncio.create_task(node.ask(stop))]
+                    while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
+                        pass
+                    if way == "stop":
+                        stops.append(asyncio.create_task(node.ask(stop)))
+                    else:
+                        node.stop.set()
+                        while (await node.record()).state is not NodeState.DRAINING:
+                            pass
+                    for _ in range(5):
+                        await node.record()
+                    gate.open()
+                    assert isinstance([reply async for reply in replies][-1], Usage)
+                for one in stops:
+                    assert await one == [Done()]
+
+    asyncio.run(scenario())
+
+
+class SteppedClock(SystemClock):
+    """A wall clock that is set back by an hour each time it is read."""
+
+    steps = 0
+
+    def wall_s(self) -> float:
+        self.steps += 1
+        return super().wall_s() - 3600.0 * self.steps
+
+
+def test_a_clock_that_is_set_back_makes_no_negative_intervals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", SIZE)
+        async with FakeCluster(tmp_path) as cluster:
+            async with cluster.node("n0", "h0", clock=SteppedClock()) as node:
+                await cluster.put(image)
+                await node.ask(start_request("i1", image))
+                await node.ask(StopInstance(instance_id="i1"))
+            intervals = await cluster.state.intervals()
+            assert {one.state for one in intervals} == {"starting", "loading", "ready", "draining"}
+            assert all(0.0 <= one.to_at - one.from_at < 60.0 for one in intervals)
 
     asyncio.run(scenario())
 
