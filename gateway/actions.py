@@ -1,5 +1,6 @@
 """What the planner decides and the controller carries out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.directory import VersionKey
@@ -9,17 +10,31 @@ from registry.messages import Holder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOn:
-    """Start `instance_id` of `version` on `node`, its bytes from `holders` (none: from disk or store)."""
+    """Start `instance_id` of `version` on `node`, its bytes from `holders` (none: from disk or store).
+
+    `room_bytes` is how much of the arena it was thought to have.
+    """
 
     instance_id: str
     version: FunctionVersion
     node: str
     holders: tuple[Holder, ...]
     max_concurrency: int
+    room_bytes: int = 0
 
     @property
     def key(self) -> VersionKey:
         return VersionKey(self.version.function, self.version.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """No start of `version` can be made: tell it as a failed start on each node of `starts`, a map to
+    instance ids, so that calls do not wait in vain."""
+
+    version: FunctionVersion
+    starts: Mapping[str, str]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,4 +82,4 @@ class FetchVersion:
     key: VersionKey
 
 
-Action = StartOn | StopOn | WarmOn | UnkeepOn | DropFrom | FetchVersion
+Action = StartOn | GiveUp | StopOn | WarmOn | UnkeepOn | DropFrom | FetchVersion

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from gateway.actions import Action, DropFrom, FetchVersion, StartOn, StopOn, UnkeepOn, WarmOn
+from gateway.actions import Action, DropFrom, FetchVersion, GiveUp, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
@@ -20,10 +20,13 @@ from gateway.sync import DirectorySync
 from gateway.wakeup import Wakeup
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RegistryError, RemoteError
+from registry.function import FunctionVersion
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
+
+_RESERVE = "reserve"  # the first phase of a start, in which it takes its room in the arena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,8 @@ class Controller:
         match action:
             case StartOn():
                 return self._start(action)
+            case GiveUp():
+                return self._give_up(action)
             case StopOn():
                 return self._stop(action)
             case WarmOn():
@@ -137,11 +142,13 @@ class Controller:
 
     async def _start(self, action: StartOn) -> None:
         key, instance_id, epoch = action.key, action.instance_id, self._epoch
+        stage = _RESERVE
         self._starts.add(instance_id)
         log.info("starting %s of %s on %s", instance_id, key, action.node)
         try:
             async for step in self._calls.start(action, epoch or 0):
-                self._progress.note(key, instance_id, step.stage, step.fraction)
+                stage = step.stage
+                self._progress.note(key, instance_id, stage, step.fraction)
                 self._changes.notify_soon()
             self._planner.started(instance_id, self._clock.monotonic_s())
             await self._calls.refresh(action.node)
@@ -153,7 +160,13 @@ class Controller:
                 self._planner.put_off(instance_id)
                 return
             log.warning("start of %s of %s on %s failed: %s", instance_id, key, action.node, error)
-            await self._start_failed(action, error)
+            # Later on it is the host's memory that has no room.
+            if isinstance(error, RemoteError) and error.code == "out_of_memory" and stage == _RESERVE:
+                await self._calls.refresh(action.node)
+                now = self._clock.monotonic_s()
+                self._planner.no_room(action, self._directory, error.message, now)
+            else:
+                await self._start_failed(action, error)
         finally:
             self._starts.discard(instance_id)
             self._stops.discard(instance_id)
@@ -168,14 +181,28 @@ class Controller:
         now = self._clock.monotonic_s()
         self._directory.start_failed(action.key, action.instance_id, "" if lost else action.node, reason)
         self._planner.failed(action.key, action.instance_id, action.node, now, at_fault=not lost)
-        entry = self._directory.node(action.node)
-        if lost or known is not None or entry is None or self._leadership.epoch is None:
+        if not lost and known is None:
+            await self._tell_failed(action.version, action.instance_id, action.node, reason)
+
+    async def _give_up(self, action: GiveUp) -> None:
+        key = VersionKey(action.version.function, action.version.version)
+        log.warning("%s cannot be started: %s", key, action.reason)
+        for node, instance_id in action.starts.items():
+            self._directory.start_failed(key, instance_id, node, action.reason)
+        self._changes.notify_soon()
+        for node, instance_id in action.starts.items():
+            await self._tell_failed(action.version, instance_id, node, action.reason)
+
+    async def _tell_failed(self, version: FunctionVersion, instance_id: str, node: str, reason: str) -> None:
+        """Have the other gateways learn of a failed start that no node tells of."""
+        entry = self._directory.node(node)
+        if entry is None or self._leadership.epoch is None:
             return
         record = InstanceRecord(
-            instance_id=action.instance_id,
-            function=action.version.function,
-            version=action.version.version,
-            node=action.node,
+            instance_id=instance_id,
+            function=version.function,
+            version=version.version,
+            node=node,
             state=InstanceState.FAILED,
             start_kind=StartKind.COLD,
             since=self._clock.wall_s(),
@@ -184,7 +211,7 @@ class Controller:
         try:
             await self._state.put_instance(record, entry.record.epoch)
         except RegistryError as failure:
-            log.info("failure of %s not published: %s", action.instance_id, failure)
+            log.info("failure of %s not published: %s", instance_id, failure)
 
     async def _stop(self, action: StopOn) -> None:
         log.info("stopping %s on %s", action.instance_id, action.node)

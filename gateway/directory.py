@@ -343,7 +343,9 @@ class Directory:
     def _change_instance(self, record: InstanceRecord) -> None:
         key = VersionKey(record.function, record.version)
         known = self._instances.get(record.instance_id)
-        if record.state is InstanceState.FAILED and (known is None or known.state in COMING):
+        # One without room may yet be made elsewhere: the controller tells if it gives up.
+        failed = record.state is InstanceState.FAILED and not record.no_room
+        if failed and (known is None or known.state in COMING):
             self.start_failed(key, record.instance_id, record.node, record.error or "no reason given")
         if record.state is InstanceState.READY:
             self._failures.pop(key, None)

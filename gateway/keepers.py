@@ -83,6 +83,7 @@ class Keepers:
         }
         weights = Counter({node.host: kept_bytes(node) for node in nodes})
         current = current_versions(directory)
+        self._moving = {i: host for i, host in self._moving.items() if i in copies and i in current}
         for image, hosts in copies.items():
             keepers = [copy for copy in hosts.values() if copy.kept]
             version = current.get(image)
@@ -91,12 +92,41 @@ class Keepers:
             elif not keepers:
                 self._choose(version, hosts.values(), directory, weights, plan, now)
             elif len(keepers) == 1:
-                self._moving.pop(image, None)
+                if all(image != arriving for arriving, _ in self._planner.warming):
+                    self._moving.pop(image, None)
             else:
                 leaving = self._moving.get(image)
                 keepers.sort(key=lambda copy: (copy.host == leaving, weights[copy.host], copy.host))
                 for copy in keepers[1:]:
                     self._unkeep(copy, plan, now)
+        self._balance(nodes, copies, directory, plan, now)
+
+    def _balance(
+        self, nodes: list[NodeRecord], copies: Copies, directory: Directory, plan: Plan, now: float
+    ) -> None:
+        """Move one kept copy from the host that keeps most to the one that keeps least, while nothing
+        else is under way: nodes do not all join at once, and the first one got them all."""
+        busy = self._moving or self._planner.warming or self._planner.pending
+        hosts = sorted({node.host: node for node in nodes}.values(), key=lambda n: (kept_bytes(n), n.host))
+        if busy or not hosts:
+            return
+        least, most = hosts[0], hosts[-1]
+        gap = kept_bytes(most) - kept_bytes(least)
+        room = host_room_bytes(least)
+        current = current_versions(directory)
+        movable = [
+            copy
+            for held in copies.values()
+            for host, copy in held.items()
+            if host == most.host and copy.kept and copy.image in current
+            if 0 < 2 * copy.nbytes <= gap  # a larger one would only turn the gap around
+            if copy.nbytes <= room or least.host in held
+            if not self._retries.wait(copy.image, least.id, plan, now)
+        ]
+        if movable:
+            copy = max(movable, key=lambda copy: (copy.nbytes, -copy.last_used_at, copy.image))
+            self._moving[copy.image] = copy.host
+            self._keep(current[copy.image], least.id, directory, plan)
 
     def _choose(
         self,

@@ -21,7 +21,8 @@ _MAX_HOLDERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A node as a place for one image. `free_bytes` counts arena space that idle images would give up;
+    """A node as a place for one image. `free_bytes` counts arena space that idle images would give up,
+    of which a start there takes at least `need_bytes`, and without squeezing `wish_bytes`;
     `instances` are those that are there now. `rank`: 0 the accelerator holds the image, 1 its host,
     2 its host is loading it, 3 its disk holds it, 4 nothing. `crowded`: the image would push kept
     copies out of the host's memory."""
@@ -31,7 +32,17 @@ class Site:
     rank: int
     free_bytes: int
     instances: int
+    need_bytes: int = 0
+    wish_bytes: int = 0
     crowded: bool = False
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes >= self.need_bytes or not self.need_bytes
+
+    @property
+    def tight(self) -> bool:
+        return self.free_bytes < self.wish_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,11 @@ def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
     return min(node.gpu_bytes, node.gpu_free_bytes + idle) if node.gpu_bytes else node.gpu_free_bytes
 
 
+def arena_room(node: NodeRecord, image: str | None, used_images: Collection[str]) -> int:
+    """Arena space for what a start of `image` takes anew: the image's own region is not given up for it."""
+    return free_bytes(node, {*used_images, image} if image else used_images)
+
+
 def host_room_bytes(node: NodeRecord) -> int:
     """Host memory that an image may take: what is free, and copies that need not be kept."""
     idle = sum(h.bytes for h in node.holdings if Tier.HOST in h.tiers and not h.kept)
@@ -75,8 +91,11 @@ def sites(
     reserved_bytes: Mapping[str, int],
     instances: Mapping[str, int],
     loading_hosts: Collection[str],
+    least_bytes: int = 0,
+    wish_bytes: int = 0,
 ) -> list[Site]:
-    """Describe `nodes` as places for `version`; `reserved_bytes` are promised to starts under way."""
+    """Describe `nodes` as places for `version`; `reserved_bytes` are promised to starts under way.
+    Besides its image an instance takes at least `least_bytes` of the arena, and may want `wish_bytes`."""
     image = version.image
     host_holders = {n.host for n in nodes if image and _holds(n, image, Tier.HOST)}
     found = []
@@ -93,27 +112,40 @@ def sites(
                 id=node.id,
                 host=node.host,
                 rank=rank,
-                free_bytes=free_bytes(node, used_images.get(node.id, ())) - reserved_bytes.get(node.id, 0),
+                free_bytes=arena_room(node, image, used_images.get(node.id, ()))
+                - reserved_bytes.get(node.id, 0),
                 instances=instances.get(node.id, 0),
+                need_bytes=image_need(version, node) + least_bytes,
+                wish_bytes=image_need(version, node) + max(least_bytes, wish_bytes),
                 crowded=rank > _NEAREST[Tier.HOST] and host_room_bytes(node) < version.image_bytes,
             )
         )
     return found
 
 
-def choose_starts(count: int, candidates: Iterable[Site], *, image_bytes: int) -> list[Site]:
-    """Up to `count` places: nearest tier first, then where no kept copy must go, then the host with
-    fewest of these, then the emptiest."""
-    # Where the accelerator holds the image already, its region is shared.
-    left = [site for site in candidates if site.rank == 0 or site.free_bytes >= image_bytes]
+def image_need(version: FunctionVersion, node: NodeRecord) -> int:
+    """Arena bytes that the image takes anew: where the accelerator holds it, its region is shared."""
+    if version.image is None or tier_of(node, version.image) is Tier.GPU:
+        return 0
+    return version.image_bytes
+
+
+def choose_starts(count: int, candidates: Iterable[Site]) -> list[Site]:
+    """Up to `count` places: nearest tier first, then where the arena has ample room, then where no kept
+    copy must go, then the host with fewest of these, then the emptiest."""
+    left = [site for site in candidates if site.fits]
     chosen: list[Site] = []
     on_host: Counter[str] = Counter()
     while left and len(chosen) < count:
-        best = min(left, key=lambda s: (s.rank, s.crowded, on_host[s.host], s.instances, -s.free_bytes, s.id))
+        best = min(left, key=lambda s: _preference(s, on_host[s.host]))
         left.remove(best)
         chosen.append(best)
         on_host[best.host] += 1
     return chosen
+
+
+def _preference(site: Site, on_host: int) -> tuple[object, ...]:
+    return (site.rank, site.tight, site.crowded, on_host, site.instances, -site.free_bytes, site.id)
 
 
 def choose_stops(
@@ -217,6 +249,11 @@ def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
     if version.image is not None and largest and version.image_bytes > largest:
         return f"the image has {version.image_bytes} bytes, the largest accelerator arena only {largest}"
     return ""
+
+
+def too_small(node: NodeRecord, version: FunctionVersion, least_bytes: int) -> bool:
+    """Whether even the node's empty arena cannot take the image and `least_bytes`."""
+    return bool(node.gpu_bytes) and version.image_bytes + least_bytes > node.gpu_bytes
 
 
 def _holds(node: NodeRecord, image: str, tier: Tier) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from gateway.actions import Action
 from gateway.directory import VersionKey
+from registry.function import Scaling, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +13,8 @@ class PlannerSettings:
 
     An instance serves `max(target_concurrency, batch)` calls at once, at most `max_batch`: an engine
     batches, so a call that waits for a second instance is better off on the first meanwhile. A
-    handler serves exactly its target.
+    handler serves exactly its target. After `no_source_s` without a node that holds or could read an
+    image its calls are told so; until then such a node may come back.
     """
 
     max_starts: int = 3
@@ -22,8 +24,15 @@ class PlannerSettings:
     delete_grace_s: float = 30.0
     record_wait_s: float = 10.0
     wish_age_s: float = 15.0
+    no_source_s: float = 5.0
     penalty_s: float = 1.0
     max_penalty_s: float = 60.0
+
+    def max_concurrency(self, task: Task, scaling: Scaling) -> int:
+        """How many calls an instance serves at once."""
+        if task is Task.HANDLER:
+            return scaling.target_concurrency
+        return min(self.max_batch, max(scaling.target_concurrency, self.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +50,6 @@ class Pending:
     key: VersionKey
     node: str
     image: str | None
-    image_bytes: int
     until: float | None = None
 
 

@@ -2,22 +2,33 @@
 
 The planner remembers what it asked for until the directory shows it, so that a start under way is
 never asked for twice. `plan` returns actions; whoever carries them out reports back through
-`started`, `failed`, `stop_failed`, `warmed` and `fetched`.
+`started`, `failed`, `no_room`, `stop_failed`, `warmed` and `fetched`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gateway.actions import FetchVersion, StartOn, StopOn, WarmOn
+from gateway.actions import FetchVersion, GiveUp, StartOn, StopOn, WarmOn
 from gateway.directory import Directory, VersionKey
-from gateway.placement import choose_sources, choose_starts, choose_stops, impossible, sites, tier_of
+from gateway.loads import function_loads, loading_nodes
+from gateway.needs import Needs
+from gateway.placement import (
+    arena_room,
+    choose_sources,
+    choose_starts,
+    choose_stops,
+    image_need,
+    impossible,
+    sites,
+    too_small,
+)
 from gateway.plan import KeyDemand, Penalty, Pending, Pins, Plan, PlannerSettings
 from gateway.policy import FunctionLoad, Memory, ScalerPolicy, asked, give_up_floor
-from gateway.room import choose_victims, used_images
-from registry.function import FunctionVersion, Scaling, Task
+from gateway.room import choose_victims, is_leaving, reserved_bytes, used_images
+from registry.function import FunctionVersion
 from registry.instance import InstanceRecord
-from registry.node import NodeRecord, Tier
+from registry.node import NodeRecord
 
 
 class Planner:
@@ -37,14 +48,16 @@ class Planner:
         self._wishes: dict[str, float] = {}
         self._penalties: dict[tuple[VersionKey, str], Penalty] = {}
         self._fetching: set[VersionKey] = set()
+        self._needs = Needs()
+        self._stuck: dict[VersionKey, float] = {}  # no start can be made: when to tell that
+        self._was_stuck: dict[VersionKey, float] = {}  # the same at the step before
         self.pending: dict[str, Pending] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
         self.warming: dict[tuple[str, str], None] = {}  # (image, node), oldest first
 
     def __repr__(self) -> str:
         return (
-            f"<Planner pending={len(self.pending)} stopping={len(self.stopping)} "
-            f"warming={len(self.warming)} retiring={sorted(map(str, self._retiring))}>"
+            f"<Planner pending={len(self.pending)} stopping={len(self.stopping)} warming={len(self.warming)}>"
         )
 
     # --- the step
@@ -58,10 +71,12 @@ class Planner:
     ) -> Plan:
         """What to do now. `in_flight` are this gateway's calls by instance (others' are not known)."""
         self._settle(directory, now)
+        self._needs.forget_old(now)
         self._hear(directory, now)
         plan = Plan()
         self._stop_orphans(directory, plan)
-        loads = self._loads(directory, demands)
+        loads = function_loads(directory, demands, self.pending.values(), self.stopping)
+        self._was_stuck, self._stuck = self._stuck, {}
         for key in self._switch(directory, loads):
             self._plan_key(key, directory, loads, in_flight, plan, now)
         return plan
@@ -114,35 +129,6 @@ class Planner:
             if instance.function not in directory.functions:
                 self._stop(instance, directory, plan, self._settings.delete_grace_s)
 
-    def _loads(
-        self, directory: Directory, demands: Mapping[VersionKey, KeyDemand]
-    ) -> dict[VersionKey, FunctionLoad]:
-        nodes = len(list(directory.usable_nodes()))
-        keys = {VersionKey(f.name, f.current) for f in directory.functions.values()}
-        keys.update(key for key in directory.instance_keys() if key.function in directory.functions)
-        keys.update(
-            key for key, demand in demands.items() if demand.held and key.function in directory.functions
-        )
-        keys.update(
-            pending.key for pending in self.pending.values() if pending.key.function in directory.functions
-        )
-        waiting = Counter(pending.key for pending in self.pending.values())
-        loads = {}
-        for key in keys:
-            head = directory.functions[key.function]
-            scaling = head.scaling if head.current == key.version else replace(head.scaling, min_instances=0)
-            demand = demands.get(key, KeyDemand())
-            loads[key] = FunctionLoad(
-                in_flight=demand.in_flight,
-                held=demand.held,
-                ready=len([i for i in directory.ready(key) if i.instance_id not in self.stopping]),
-                starting=waiting[key]
-                + len([i for i in directory.coming(key) if i.instance_id not in self.stopping]),
-                nodes=nodes,
-                scaling=scaling,
-            )
-        return loads
-
     def _switch(self, directory: Directory, loads: Mapping[VersionKey, FunctionLoad]) -> list[VersionKey]:
         """Note which versions became current; return the keys in planning order.
 
@@ -162,18 +148,24 @@ class Planner:
                 load = loads.get(old)
                 if load is not None and load.live:
                     self._retiring.add(old)
-                    if load.ready and new not in self._memories:
-                        calls = load.in_flight + load.held
-                        self._memories[new] = Memory(
-                            floor=max(1, -(-calls // load.scaling.target_concurrency))
-                        )
+                    if load.ready:
+                        self._start_ahead(new, load)
         for key in [k for k in self._retiring if k not in loads or not loads[k].live]:
-            self._retiring.discard(key)
+            self._forget(key)
+        for key in [k for k in self._memories if k not in loads]:
+            self._forget(key)
         # Current versions first, as old ones wait for them; those with calls waiting before others.
         return sorted(
             loads,
             key=lambda k: (k.version != directory.functions[k.function].current, -loads[k].held, str(k)),
         )
+
+    def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
+        """Ask for as many of the new current version as `load` of the old one needs."""
+        known = self._memories.get(new, Memory())
+        if not (known.cut and known.asleep):  # it was not scaled to zero this very moment
+            needed = max(1, -(-(load.in_flight + load.held) // load.scaling.target_concurrency))
+            self._memories[new] = Memory(floor=max(known.floor, needed), cut=known.cut)
 
     def _plan_key(
         self,
@@ -245,17 +237,19 @@ class Planner:
             free = [node for node in free if node.id in pins.on]
         image = version.image
         loading = self.loading(directory, image) if image else []
+        used, least = used_images(directory), self._needs.least_bytes(key)
         chosen = choose_starts(
             count,
             sites(
                 version,
                 free,
-                used_images=used_images(directory),
-                reserved_bytes=self._reserved(),
+                used_images=used,
+                reserved_bytes=self._reserved(directory),
                 instances=Counter(i.node for i in directory.instances()),
                 loading_hosts={node.host for node in loading},
+                least_bytes=least,
+                wish_bytes=self._needs.wish_bytes(version),
             ),
-            image_bytes=version.image_bytes if image else 0,
         )
         by_id = {node.id: node for node in nodes}
         targets = [by_id[site.id] for site in chosen]
@@ -263,6 +257,9 @@ class Planner:
         if image and targets:
             sources = choose_sources(image, targets, nodes, loading)
             if sources.error:
+                self._note_stuck(
+                    version, sources.error, load, nodes, plan, now, now + self._settings.no_source_s
+                )
                 return
             holders = sources.holders
             if sources.loader is not None and sources.loader not in {t.id for t in targets}:
@@ -270,36 +267,63 @@ class Planner:
                 plan.actions.append(WarmOn(version=version, node=sources.loader, holders=()))
         for target in targets:
             instance_id = self._new_id(key)
-            self.pending[instance_id] = Pending(
-                key=key, node=target.id, image=image, image_bytes=version.image_bytes if image else 0
-            )
+            self.pending[instance_id] = Pending(key=key, node=target.id, image=image)
             plan.actions.append(
                 StartOn(
                     instance_id=instance_id,
                     version=version,
                     node=target.id,
                     holders=holders.get(target.id, ()),
-                    max_concurrency=self._max_concurrency(version, load.scaling),
+                    max_concurrency=self._settings.max_concurrency(version.task, load.scaling),
+                    room_bytes=arena_room(target, image, used.get(target.id, ())),
                 )
             )
-        if len(targets) < count and load.held and image:
+        if least and not targets and (not load.held or all(too_small(n, version, least) for n in nodes)):
+            self._note_stuck(version, self._needs.reason(key), load, nodes, plan, now, now)
+        elif len(targets) < count and load.held and image:
             victims = choose_victims(
                 version,
                 free,
                 directory,
                 loads,
                 in_flight=in_flight,
-                reserved_bytes=self._reserved(),
+                reserved_bytes=self._reserved(directory),
                 stopping=self.stopping,
+                least_bytes=least,
             )
             for instance in victims:
                 self._stop(instance, directory, plan, self._settings.drain_grace_s)
 
+    def _note_stuck(
+        self,
+        version: FunctionVersion,
+        reason: str,
+        load: FunctionLoad,
+        nodes: Sequence[NodeRecord],
+        plan: Plan,
+        now: float,
+        tell_at: float,
+    ) -> None:
+        """No start can be made: give up what waits for one, if it is so at `tell_at` still."""
+        key = VersionKey(version.function, version.version)
+        due = self._stuck[key] = self._was_stuck.get(key, tell_at)
+        if now < due:
+            plan.again_at(due)
+        elif load.held or self._memories[key].floor:
+            self._stuck[key] = now + self._settings.penalty_s  # not anew before all gateways heard of it
+            self._memories[key] = give_up_floor(self._memories[key])
+            self._pins.pop(key, None)
+            starts = {node.id: self._new_id(key) for node in nodes[: self._settings.max_starts]}
+            plan.actions.append(GiveUp(version=version, starts=starts, reason=reason))
+
     def _free_nodes(
         self, key: VersionKey, nodes: list[NodeRecord], directory: Directory, plan: Plan, now: float
     ) -> list[NodeRecord]:
-        """The nodes without an instance of this version and without a penalty for it."""
-        taken = {i.node for i in directory.instances(key)}
+        """The nodes without an instance of this version and without a penalty for it.
+
+        One that is leaving does not count: it may take as long as its calls, and another shares its image.
+        """
+        taken = {i.node for i in directory.instances(key) if not is_leaving(i, self.stopping)}
         taken |= {p.node for p in self.pending.values() if p.key == key}
         free = []
         for node in nodes:
@@ -320,29 +344,10 @@ class Planner:
 
     def loading(self, directory: Directory, image: str) -> list[NodeRecord]:
         """Usable nodes on which the image is arriving, oldest first."""
-        names = [node for held, node in self.warming if held == image]
-        names += [p.node for p in self.pending.values() if p.image == image]
-        for key in directory.instance_keys():
-            version = directory.version(key)
-            if version is not None and version.image == image:
-                names += [i.node for i in sorted(directory.coming(key), key=lambda i: i.since)]
-        found = []
-        for name in dict.fromkeys(names):
-            entry = directory.node(name)
-            if entry is not None and entry.usable and tier_of(entry.record, image) in (Tier.DISK, Tier.NONE):
-                found.append(entry.record)
-        return found
+        return loading_nodes(image, directory, self.warming, self.pending.values())
 
-    def _reserved(self) -> dict[str, int]:
-        reserved: Counter[str] = Counter()
-        for pending in self.pending.values():
-            reserved[pending.node] += pending.image_bytes
-        return reserved
-
-    def _max_concurrency(self, version: FunctionVersion, scaling: Scaling) -> int:
-        if version.task is Task.HANDLER:
-            return scaling.target_concurrency
-        return min(self._settings.max_batch, max(scaling.target_concurrency, self._settings.batch))
+    def _reserved(self, directory: Directory) -> dict[str, int]:
+        return reserved_bytes(directory, self.pending.values(), self._needs)
 
     # --- what became of it
 
@@ -364,6 +369,17 @@ class Planner:
         if total >= self._settings.max_starts and key in self._memories:
             self._memories[key] = give_up_floor(self._memories[key])
             self._pins.pop(key, None)
+
+    def no_room(self, action: StartOn, directory: Directory, reason: str, now: float) -> None:
+        """The node's arena had no room for the start: more must be free next time."""
+        self.pending.pop(action.instance_id, None)
+        entry = directory.node(action.node)
+        if entry is None:
+            return
+        used = used_images(directory).get(action.node, ())
+        room = min(action.room_bytes, arena_room(entry.record, action.version.image, used))
+        lacked = max(0, room - image_need(action.version, entry.record))
+        self._needs.learn(action.key, lacked, reason, now)
 
     def put_off(self, instance_id: str) -> None:
         """A start was not made, through nobody's fault."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from invoker.counters import Counters
 from invoker.engine.contract import EngineError
-from invoker.errors import BadWork, Draining, InvokerError, NoSuchInstance
+from invoker.errors import BadWork, Draining, InvokerError, NoSuchInstance, OutOfDeviceMemory
 from invoker.handlers.errors import HandlerError
 from invoker.instance import Instance
 from invoker.lifecycle import accepted
@@ -146,6 +146,8 @@ class Instances:
         except _EXPECTED as fault:
             state, error = InstanceState.FAILED, str(fault) or type(fault).__name__
             instance.failure = fault
+            if isinstance(fault, OutOfDeviceMemory) and instance.state is InstanceState.STARTING:
+                instance.life = instance.life.lacked_room()
         except Exception as fault:
             log.exception("instance %s failed unexpectedly", instance.id)
             state, error = InstanceState.FAILED, f"{type(fault).__name__}: {fault}"

@@ -32,6 +32,7 @@ class Lifecycle:
     progress: float = 0.0
     phases_ms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     error: str = ""
+    no_room: bool = False
 
     @property
     def final(self) -> bool:
@@ -55,6 +56,10 @@ class Lifecycle:
         """Take a step of the transition table at Unix time `wall_s`. Raises InvalidRecord."""
         return replace(self, state=check_transition(self.state, state), since=wall_s, error=error)
 
+    def lacked_room(self) -> "Lifecycle":
+        """Note that the arena had no room for the start."""
+        return replace(self, no_room=True)
+
     def ready(self, wall_s: float, now_s: float) -> "Lifecycle":
         """The instance serves: the last phase ends here."""
         done = replace(self, phases_ms=self._closed(now_s), progress=1.0)
@@ -74,6 +79,7 @@ class Lifecycle:
             progress=self.progress,
             phases_ms=dict(self.phases_ms),
             error=self.error,
+            no_room=self.no_room,
             max_concurrency=self.max_concurrency,
         )
 

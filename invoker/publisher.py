@@ -103,11 +103,10 @@ class Publisher:
     async def _publish(self, node: Callable[[], NodeRecord]) -> None:
         # The node first: an instance of an unknown node would make no sense to a reader.
         if self._node_dirty or time.monotonic() >= self._heartbeat_s:
-            self._node_dirty = False
-            self._heartbeat_s = time.monotonic() + self._lease_s / 3
-            await self._state.put_node(node(), self._lease_s)
-            self.registered.set()
+            await self._publish_node(node)
         while self._pending:
+            if self._node_dirty:  # what an instance took of the arena is told no later than that it did
+                await self._publish_node(node)
             instance_id = next(iter(self._pending))
             record = self._pending.pop(instance_id)
             try:
@@ -122,6 +121,12 @@ class Publisher:
         while self._intervals:
             await self._state.add_interval(self._intervals[0])
             self._intervals.popleft()
+
+    async def _publish_node(self, node: Callable[[], NodeRecord]) -> None:
+        self._node_dirty = False
+        self._heartbeat_s = time.monotonic() + self._lease_s / 3
+        await self._state.put_node(node(), self._lease_s)
+        self.registered.set()
 
     async def _pause(self, seconds: float) -> None:
         """Wait for a change, at most `seconds`; then a moment more, so that changes go out together."""

@@ -84,7 +84,7 @@ class Residents:
         """A region for anything; idle images make room, least recently used first."""
         while True:
             try:
-                return self._arena.reserve(nbytes)
+                region = self._arena.reserve(nbytes)
             except OutOfDeviceMemory:
                 idle = self._idle()
                 if not idle or not self._could_fit(nbytes):
@@ -92,6 +92,9 @@ class Residents:
                 self.evictions += 1
                 log.info("evicting idle image %s from the arena", idle[0].image[:12])
                 self._free(idle[0])
+            else:
+                self._changed()
+                return region
 
     def free_region(self, region: Region) -> None:
         """Give back a region from `reserve_region`."""

@@ -41,7 +41,8 @@ class InstanceRecord:
 
     Phases: `reserve`, `fetch` (into host memory), `copy` (host to accelerator), `bind`, `ready`.
     `progress` is the loaded share of the image, 0 to 1. `source` says where the bytes came from
-    (`arena`, `host`, `node:<id>`, `disk`, `store`).
+    (`arena`, `host`, `node:<id>`, `disk`, `store`). `no_room` says of a failed start that the arena had
+    no room for it: whoever placed it there makes some, tries elsewhere, or tells that it gives up.
     """
 
     instance_id: str
@@ -55,6 +56,7 @@ class InstanceRecord:
     progress: float = 0.0
     phases_ms: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    no_room: bool = False
     max_concurrency: int = 0
 
 

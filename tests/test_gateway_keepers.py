@@ -57,7 +57,6 @@ class World:
                 key=VersionKey(start.version.function, start.version.version),
                 node=start.node,
                 image=start.version.image,
-                image_bytes=start.version.image_bytes,
             )
         self.replicator.plan(self.directory, plan, self.now, WALL + self.now)
         return plan

@@ -38,7 +38,7 @@ def test_the_nearest_tier_is_first() -> None:
         make_node("host", host="shared", holdings=(make_holding("image-1", Tier.HOST),)),
         make_node("gpu", holdings=(make_holding("image-1", Tier.GPU, Tier.HOST),)),
     ]
-    chosen = choose_starts(6, places(*nodes, loading=("host-loading",)), image_bytes=MIB)
+    chosen = choose_starts(6, places(*nodes, loading=("host-loading",)))
     assert [site.id for site in chosen] == ["gpu", "host", "mate", "loading", "disk", "none"]
 
 
@@ -49,8 +49,8 @@ def test_starts_spread_over_hosts_and_skip_full_nodes() -> None:
         make_node("b0", host="b"),
         make_node("full", host="c", gpu_free_bytes=10),
     ]
-    assert {site.host for site in choose_starts(2, places(*nodes), image_bytes=MIB)} == {"a", "b"}
-    assert len(choose_starts(9, places(*nodes), image_bytes=MIB)) == 3
+    assert {site.host for site in choose_starts(2, places(*nodes))} == {"a", "b"}
+    assert len(choose_starts(9, places(*nodes))) == 3
 
 
 def test_idle_images_give_up_their_room() -> None:
@@ -60,8 +60,8 @@ def test_idle_images_give_up_their_room() -> None:
     version = make_version(nbytes=50 * MIB)
     idle = sites(version, [node], used_images={}, **args)
     used = sites(version, [node], used_images={"a": {digest("other")}}, **args)
-    assert len(choose_starts(1, idle, image_bytes=50 * MIB)) == 1
-    assert choose_starts(1, used, image_bytes=50 * MIB) == []
+    assert len(choose_starts(1, idle)) == 1
+    assert choose_starts(1, used) == []
 
 
 def test_handlers_start_only_where_they_are_allowed() -> None:
@@ -160,7 +160,7 @@ node_lists = st.lists(
 
 @given(node_lists, st.integers(0, 9))
 def test_placement_is_within_bounds_and_everyone_has_a_source(nodes: list[NodeRecord], count: int) -> None:
-    chosen = choose_starts(count, places(*nodes), image_bytes=MIB)
+    chosen = choose_starts(count, places(*nodes))
     ids = [site.id for site in chosen]
     assert len(ids) == len(set(ids)) <= count
     by_id = {node.id: node for node in nodes}

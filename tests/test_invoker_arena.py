@@ -78,7 +78,7 @@ def test_an_image_without_users_is_freed_at_once_by_default() -> None:
         assert residents.holds("a")
         residents.release(resident)
         assert resident.state is ResidentState.GONE and arena.free_bytes == MIB
-        assert len(changes) == 2
+        assert len(changes) == 3
         arena.close()
 
     asyncio.run(scenario())
