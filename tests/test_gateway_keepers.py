@@ -209,3 +209,15 @@ def test_a_start_does_not_wait_where_nobody_can_take_over_or_for_too_long() -> N
     assert only not in world.plan(only).actions
     world.now = 10.0
     assert only in world.plan(only).actions
+
+
+def test_kept_copies_move_to_hosts_that_join_later() -> None:
+    world = World()
+    for name in "abcd":
+        world.deploy(name, name)
+    world.node("n0", *(held(name, kept=True) for name in "abcd"), host_bytes=8 * MIB)
+    assert world.settle() == []
+    world.node("n1", host_bytes=8 * MIB)
+    world.settle()
+    assert sorted(len(nodes) for nodes in world.keepers().values()) == [1, 1, 1, 1]
+    assert sum(nodes == ["n1"] for nodes in world.keepers().values()) == 2

@@ -1,0 +1,202 @@
+"""Starts within the arena's room, redeploys both ways, starts that nobody can make. Mostly pure."""
+
+import asyncio
+
+import pytest
+from control_fixture import (
+    MIB,
+    ask,
+    make_call,
+    make_holding,
+    make_instance,
+    make_node,
+    make_version,
+    open_cluster,
+)
+
+from gateway.actions import GiveUp, StartOn, StopOn
+from gateway.contract import DispatchError
+from gateway.control import ControlSettings
+from gateway.directory import Directory, VersionKey
+from gateway.plan import KeyDemand, Plan, PlannerSettings
+from gateway.planner import Planner
+from gateway.policy import ConcurrencyTarget
+from registry.change import FunctionChanged, InstanceChanged, NodeUp
+from registry.errors import RemoteError
+from registry.function import Function, FunctionVersion
+from registry.instance import InstanceRecord, InstanceState
+from registry.node import Holding, Tier
+
+
+class World:
+    """A directory and a planner; what is asked for happens only when a test says so."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.planner = Planner(ConcurrencyTarget(), lambda key: f"{key}-{next(self._numbers)}")
+        self._numbers = iter(range(1000))
+        self.now = 0.0
+
+    def node(self, id_: str = "n0", *holdings: Holding, **changes: object) -> None:
+        record = make_node(id_, holdings=holdings, **changes)
+        self.directory.apply(NodeUp(record=record, ttl_s=60.0), self.now)
+        self.directory.reach(id_, record.epoch)
+
+    def deploy(self, name: str, version: int = 1, *, current: int = 0, nbytes: int = MIB) -> FunctionVersion:
+        made = make_version(name, version, image=f"{name}{version}", nbytes=nbytes)
+        head = Function(name=name, current=current or version, versions=(1, 2))
+        self.directory.apply(FunctionChanged(function=head, version=made), self.now)
+        return made
+
+    def instance(self, id_: str, name: str, node: str = "n0", **changes: object) -> InstanceRecord:
+        record = make_instance(id_, node, name=name, **changes)  # type: ignore[arg-type]
+        self.directory.apply(InstanceChanged(record=record), self.now)
+        return record
+
+    def plan(self, *held: str) -> Plan:
+        demands = {VersionKey(name, 1): KeyDemand(held=1) for name in held}
+        return self.planner.plan(self.directory, demands, {}, self.now)
+
+
+def image(name: str, mib: int) -> Holding:
+    return make_holding(name, Tier.GPU, Tier.HOST, nbytes=mib * MIB)
+
+
+def starts(plan: Plan) -> list[StartOn]:
+    return [action for action in plan.actions if isinstance(action, StartOn)]
+
+
+def stops(plan: Plan) -> list[str]:
+    return [action.instance_id for action in plan.actions if isinstance(action, StopOn)]
+
+
+def test_a_start_without_room_for_its_cache_makes_an_idle_instance_go() -> None:
+    world = World()
+    world.deploy("a", nbytes=60 * MIB)
+    world.deploy("b", nbytes=60 * MIB)
+    world.node("n0", image("a1", 60), gpu_bytes=187 * MIB, gpu_free_bytes=64 * MIB)
+    world.instance("i", "a")
+    (start,) = starts(world.plan("b"))  # the image alone would fit
+    world.planner.no_room(start, world.directory, "the KV cache does not fit", world.now)
+    plan = world.plan("b")
+    assert (starts(plan), stops(plan)) == ([], ["i"])
+    assert world.plan("b").actions == []
+    world.instance("i", "a", state=InstanceState.STOPPED)
+    world.node("n0", gpu_bytes=187 * MIB, gpu_free_bytes=187 * MIB)
+    assert [s.version.function for s in starts(world.plan("b"))] == ["b"]
+
+
+def test_it_is_given_up_once_an_empty_arena_is_too_small() -> None:
+    world = World()
+    world.deploy("b", nbytes=60 * MIB)
+    world.node("n0", gpu_bytes=64 * MIB)
+    (start,) = starts(world.plan("b"))
+    world.planner.no_room(start, world.directory, "the KV cache does not fit", world.now)
+    (given_up,) = world.plan("b").actions
+    assert isinstance(given_up, GiveUp) and list(given_up.starts) == ["n0"]
+    assert given_up.reason == "the KV cache does not fit"
+    assert world.plan("b").actions == []  # it is told once a while
+    world.now = 100.0
+    world.plan()
+    assert len(starts(world.plan("b"))) == 1  # and tried anew after a while
+
+
+def test_room_stays_reserved_until_the_node_shows_the_region() -> None:
+    world = World()
+    world.deploy("a", nbytes=40 * MIB)
+    world.deploy("b", nbytes=40 * MIB)
+    world.node("n0")
+    (first,) = starts(world.plan("a"))
+    world.instance(first.instance_id, "a", state=InstanceState.STARTING)
+    assert starts(world.plan("a", "b")) == []
+    world.instance(first.instance_id, "a", state=InstanceState.LOADING)
+    world.node("n0", gpu_free_bytes=24 * MIB)
+    assert starts(world.plan("a", "b")) == []
+    world.node("n0", gpu_bytes=128 * MIB, gpu_free_bytes=60 * MIB)
+    assert [s.version.function for s in starts(world.plan("a", "b"))] == ["b"]
+
+
+def test_a_draining_instance_does_not_block_its_node() -> None:
+    world = World()
+    world.deploy("a", nbytes=40 * MIB)
+    world.node("n0", image("a1", 40), gpu_free_bytes=24 * MIB)
+    world.instance("old", "a", state=InstanceState.DRAINING)
+    assert [s.node for s in starts(world.plan("a"))] == ["n0"]
+
+
+def test_images_that_nothing_uses_count_as_room_before_an_instance_goes() -> None:
+    world = World()
+    world.deploy("a", nbytes=20 * MIB)
+    world.deploy("c", nbytes=20 * MIB)
+    world.deploy("b", nbytes=50 * MIB)
+    world.node("n0", image("a1", 20), image("c1", 20), image("gone", 20), gpu_free_bytes=4 * MIB)
+    world.instance("i", "a", since=1.0)
+    world.instance("j", "c", since=2.0)
+    assert stops(world.plan("b")) == ["i", "j"]  # 4 + 20 idle + 20 are not enough
+    world = World()
+    world.deploy("a", nbytes=20 * MIB)
+    world.deploy("c", nbytes=20 * MIB)
+    world.deploy("b", nbytes=40 * MIB)
+    world.node("n0", image("a1", 20), image("c1", 20), image("gone", 20), gpu_free_bytes=4 * MIB)
+    world.instance("i", "a", since=1.0)
+    world.instance("j", "c", since=2.0)
+    assert stops(world.plan("b")) == ["i"]
+
+
+def test_a_rollback_starts_the_old_version_before_the_new_one_goes() -> None:
+    world = World()
+    world.deploy("f", 1)
+    world.node("n0")
+    world.node("n1")
+    world.instance("one", "f", version=1)
+    world.plan()
+    world.deploy("f", 2)
+    (ahead,) = starts(world.plan())
+    assert ahead.version.version == 2
+    world.instance(ahead.instance_id, "f", version=2, node="n1")
+    assert stops(world.plan()) == ["one"]
+    world.instance("one", "f", version=1, state=InstanceState.STOPPED)
+    world.plan()
+    world.deploy("f", 1, current=1)
+    plan = world.plan()
+    assert [s.version.version for s in starts(plan)] == [1] and stops(plan) == []
+    world.instance(starts(plan)[0].instance_id, "f", version=1)
+    assert stops(world.plan()) == [ahead.instance_id]
+
+
+def test_a_start_that_nobody_can_give_bytes_for_is_told_after_a_while() -> None:
+    world = World()
+    world.deploy("a")
+    world.node("n0", reads_store=False)
+    plan = world.plan("a")
+    assert (plan.actions, plan.next_at) == ([], 5.0)
+    world.now = 5.0
+    (given_up,) = world.plan("a").actions
+    assert isinstance(given_up, GiveUp) and "none can read the store" in given_up.reason
+
+
+def test_calls_hear_why_nobody_can_start_their_function() -> None:
+    async def main() -> None:
+        settings = ControlSettings(planner=PlannerSettings(no_source_s=0.0))
+        async with open_cluster(1, settings=settings, reads_store=False) as cluster:
+            version = await cluster.deploy()
+            with pytest.raises(DispatchError, match="none can read the store"):
+                await ask(cluster.control, make_call(version))
+
+    asyncio.run(main())
+
+
+def test_calls_stay_held_while_idle_instances_make_room() -> None:
+    async def main() -> None:
+        async with open_cluster(1, gpu_bytes=4 * MIB) as cluster:
+            first = await cluster.deploy(nbytes=2 * MIB)
+            second = await cluster.deploy(name="g", image="image-2", nbytes=2 * MIB)
+            await ask(cluster.control, make_call(first))
+            node = cluster.nodes["n0"]
+            node.start_error = RemoteError("out_of_memory", "the KV cache does not fit")
+            call = asyncio.create_task(ask(cluster.control, make_call(second)))
+            await cluster.until_gone("f")
+            node.start_error = None
+            assert (await call).assigned.node == "n0"
+
+    asyncio.run(main())
