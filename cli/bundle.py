@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.errors import DeployError
+from cli.errors import DeployError, UsageError
 from cli.progress import byte_meter
 from registry.function import Task
 from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml
@@ -50,8 +50,12 @@ def read_spec(source: str) -> FunctionSpec | None:
 
 
 def model_source(source: str, spec: FunctionSpec | None) -> str:
-    """Where the checkpoint is: what function.yaml names, else `source` itself."""
-    if spec is None or spec.model is None:
+    """Where the checkpoint is: what function.yaml names, else `source` itself. Raises UsageError."""
+    if spec is None:
+        return source
+    if spec.model is None:
+        if not (Path(source).expanduser() / "config.json").is_file():
+            raise UsageError(f"{source}/{FILE_NAME} names no model: give one with --model PATH|HUB_ID")
         return source
     folder = spec.model_folder(Path(source).expanduser())
     return str(folder) if folder is not None else spec.model

@@ -79,6 +79,7 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         (("rollback",), 2, "Missing argument"),
         (("deploy", "/nonexistent", "--name", "x"), 5, "/nonexistent"),
         (("deploy", "/nonexistent", "--name", "Bad_Name"), 2, "Bad_Name"),
+        (("deploy", "functions/classify"), 2, "--model"),
         (("invoke", "x"), 2, "exactly one"),
         (("invoke", "x", "-d", "{"), 2, "not JSON"),
         (("up", "--link-rate", "fast"), 2, "fast"),
