@@ -1,10 +1,10 @@
-# `make install demo test lint soak bench`: see README.md.
+# `make install demo test lint fuzz soak bench gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint soak bench clean
+.PHONY: install demo test lint fuzz soak bench gpu-check clean
 
 install: $(STAMP)
 
@@ -27,13 +27,23 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+fuzz: install
+	OMP_NUM_THREADS=1 HYPERCAST_FUZZ_REQUESTS=2000 $(BIN)/python -m pytest -q -s tests/test_fuzz_http.py
+
 soak: install
-	$(BIN)/python -m pytest -q -m soak tests/test_soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak tests/test_soak.py
 
 bench: install
 	mkdir -p .bench
 	$(BIN)/python -m benchmarks.starts --json .bench/starts.json
 	$(BIN)/python -m benchmarks.channel --json .bench/channel.json
+	$(BIN)/python -m benchmarks.engine --json .bench/engine.json
+	$(BIN)/python -m benchmarks.load --json .bench/load.json
+
+# For a machine with a GPU: no network, no Redis, with whatever python has torch and transformers there.
+GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
+gpu-check:
+	$(GPU_PYTHON) -m benchmarks.gpu_check --json benchmarks/results/gpu-check-$(shell date +%F).json
 
 clean:
 	rm -rf $(VENV) build *.egg-info

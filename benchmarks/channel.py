@@ -141,9 +141,8 @@ async def _answer(body: bytes, send: Callable[[bytes], Awaitable[None]]) -> None
 
 
 async def serve_zmq(ready: Callable[[str], None]) -> None:
-    import zmq.asyncio
-
-    context = zmq.asyncio.Context()
+    zmq: Any = importlib.import_module("zmq")
+    context = importlib.import_module("zmq.asyncio").Context()
     socket = context.socket(zmq.ROUTER)
     socket.set_hwm(0)  # at its mark a ROUTER drops messages without a word
     port = socket.bind_to_random_port("tcp://127.0.0.1")
@@ -160,9 +159,8 @@ async def serve_zmq(ready: Callable[[str], None]) -> None:
 
 @asynccontextmanager
 async def connect_zmq(url: str) -> AsyncIterator[Client]:
-    import zmq.asyncio
-
-    context = zmq.asyncio.Context()
+    zmq: Any = importlib.import_module("zmq")
+    context = importlib.import_module("zmq.asyncio").Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
     socket.connect(url)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cli.errors import DeployError, UsageError
 from cli.progress import byte_meter
-from registry.function import Task
-from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml
+from registry.function import BUILTIN_PREFIX, Task
+from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml, parse_function_yaml
 from registry.images.architectures import context_length_of, task_of
 from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest, manifest_digest
@@ -43,8 +43,17 @@ def is_handler(folder: Path) -> bool:
     return (folder / FILE_NAME).is_file() and load_function_yaml(folder).handler is not None
 
 
+def builtin_yaml(source: str) -> str:
+    """The function.yaml that the source `builtin:NAME` stands for, "" for any other source."""
+    if not source.startswith(BUILTIN_PREFIX):
+        return ""
+    return f"name: {source.removeprefix(BUILTIN_PREFIX)}\nhandler: {source}\n"
+
+
 def read_spec(source: str) -> FunctionSpec | None:
     """The folder's function.yaml, if it has one."""
+    if text := builtin_yaml(source):
+        return parse_function_yaml(text)
     folder = Path(source).expanduser()
     return load_function_yaml(folder) if (folder / FILE_NAME).is_file() else None
 
@@ -91,8 +100,11 @@ def bundle_model(source: str, dtype: str, description: str, task: Task | None) -
 def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
     """A handler's folder: every file in it, as it is."""
     assert spec.handler is not None
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in handler_files(folder)}
-    if spec.handler.file not in files:
+    if builtin_yaml(str(folder)):
+        files = {FILE_NAME: builtin_yaml(str(folder)).encode()}
+    else:
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in handler_files(folder)}
+    if not spec.handler.builtin and spec.handler.file not in files:
         raise DeployError(f"{folder}: function.yaml names {spec.handler.file}, which is not there")
     size = sum(map(len, files.values()))
     if size > MAX_HANDLER_BYTES:
@@ -100,7 +112,7 @@ def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
     assets, blobs = named_blobs(files)
     return Bundle(
         task=Task.HANDLER,
-        architecture="handler",
+        architecture=BUILTIN_PREFIX + spec.handler.function if spec.handler.builtin else "handler",
         dtype="",
         context_length=0,
         image=None,

@@ -7,7 +7,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,6 @@ from cli.backoff import Backoff
 logger = logging.getLogger("hypercast.up")
 
 STOP_TIMEOUT_S = 40.0
-STARTED_S = 5.0  # a child that dies sooner than this after its first start has failed to start
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -26,11 +26,33 @@ def end_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class Child:
-    """One program, in a session of its own so that Ctrl-C reaches the supervisor alone."""
+async def start_again(name: str, start: Callable[[], Awaitable[None]], backoff: Backoff) -> Backoff:
+    """Call `start` until no OSError comes of it, as when memory, processes or disk have run out for now.
 
-    def __init__(self, name: str, command: Sequence[str], logs: Path) -> None:
+    Returns how long the next wait is.
+    """
+    while True:
+        await asyncio.sleep(backoff.wait_s)
+        try:
+            await start()
+        except OSError as exc:
+            backoff = backoff.after(0.0)
+            logger.error("%s cannot be started: %s; trying again in %.1f s", name, exc, backoff.wait_s)
+        else:
+            return backoff
+
+
+class Child:
+    """One program, in a session of its own so that Ctrl-C reaches the supervisor alone.
+
+    `tidy` is called before each start, when no process of it runs.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], logs: Path, tidy: Callable[[], None] | None = None
+    ) -> None:
         self.name = name
+        self._tidy = tidy
         self._command = command
         self._log = logs / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -41,8 +63,14 @@ class Child:
         pid = self._process.pid if self._process else None
         return f"<Child {self.name} pid={pid}>"
 
+    @property
+    def keeper(self) -> asyncio.Task[None]:
+        """The task that starts it again: it ends only by a fault."""
+        assert self._task is not None
+        return self._task
+
     async def __aenter__(self) -> "Child":
-        self._process = await self._spawn()
+        await self._spawn()
         self._task = asyncio.create_task(self._keep())
         return self
 
@@ -56,13 +84,15 @@ class Child:
             await stop(self._process)
 
     async def died(self) -> str:
-        """Return the name once the program has died within its first seconds."""
+        """Return the name once the program has died."""
         await self._died.wait()
         return self.name
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> None:
+        if self._tidy is not None:
+            self._tidy()
         with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -73,16 +103,27 @@ class Child:
 
     async def _keep(self) -> None:
         assert self._process is not None
-        backoff, first_s = Backoff(), time.monotonic()
+        backoff = Backoff()
         while True:
             began_s = time.monotonic()
             code = await self._process.wait()
-            if time.monotonic() - first_s < STARTED_S:
-                self._died.set()
-            backoff = backoff.after(time.monotonic() - began_s)
+            self._died.set()
+            backoff = backoff.after(time.monotonic() - began_s, killed=code == -signal.SIGKILL)
             logger.warning("%s ended with %s; starting again in %.1f s", self.name, code, backoff.wait_s)
-            await asyncio.sleep(backoff.wait_s)
-            self._process = await self._spawn()
+            backoff = await start_again(self.name, self._spawn, backoff)
+
+
+@asynccontextmanager
+async def together(children: Sequence[Child]) -> AsyncIterator[None]:
+    """Run children that are stopped at the same time: each may take long to end what is under way."""
+    started: list[Child] = []
+    try:
+        for child in children:
+            await child.__aenter__()
+            started.append(child)
+        yield
+    finally:
+        await asyncio.gather(*(child.__aexit__(None, None, None) for child in started))
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
@@ -102,15 +143,28 @@ class Nodes:
 
     name = "zygote"
 
-    def __init__(self, arguments: Mapping[str, Sequence[str]], logs: Path) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Sequence[str]],
+        logs: Path,
+        zygote: Sequence[str] = (sys.executable, "-m", "invoker.zygote"),
+    ) -> None:
         self._arguments = arguments
+        self._command = zygote
         self._logs = logs
         self._zygote: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._began_s: dict[str, float] = {}
         self._backoff: dict[str, Backoff] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
         self._died = asyncio.Event()
+
+    @property
+    def keeper(self) -> asyncio.Task[None]:
+        """The task that starts them again: it ends only by a fault."""
+        assert self._task is not None
+        return self._task
 
     async def __aenter__(self) -> "Nodes":
         await self._spawn_zygote()
@@ -132,7 +186,7 @@ class Nodes:
                 await stop(self._zygote)
 
     async def died(self) -> str:
-        """Return the name of the first part that died within its first seconds."""
+        """Return the name of the first part that died."""
         await self._died.wait()
         assert self._dead is not None
         return self._dead
@@ -140,15 +194,18 @@ class Nodes:
     async def _spawn_zygote(self) -> None:
         with (self._logs / "zygote.log").open("ab") as log:
             self._zygote = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "invoker.zygote"),
+                *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        for node in self._arguments:
-            await self._ask(node)
+        try:
+            for node in self._arguments:
+                await self._ask(node)
+        except (BrokenPipeError, ConnectionResetError):
+            logger.warning("the zygote died at its start")
 
     async def _ask(self, node: str) -> None:
         assert self._zygote is not None and self._zygote.stdin is not None
@@ -163,29 +220,39 @@ class Nodes:
             began_s = time.monotonic()
             async with asyncio.TaskGroup() as restarts:
                 await self._follow(restarts)
+                for restart in self._restarts:  # the next zygote starts every node
+                    restart.cancel()
             assert self._zygote is not None
             code = await self._zygote.wait()
-            self._note_death("zygote", time.monotonic() - began_s)
-            zygote_backoff = zygote_backoff.after(time.monotonic() - began_s)
+            self._note_death("zygote")
+            killed = code == -signal.SIGKILL
+            zygote_backoff = zygote_backoff.after(time.monotonic() - began_s, killed=killed)
             logger.warning("zygote ended with %s, and the nodes with it; starting again", code)
-            await asyncio.sleep(zygote_backoff.wait_s)
-            await self._spawn_zygote()
+            zygote_backoff = await start_again("zygote", self._spawn_zygote, zygote_backoff)
 
     async def _follow(self, restarts: asyncio.TaskGroup) -> None:
         """Read what the zygote says until it is gone."""
         assert self._zygote is not None and self._zygote.stdout is not None
         async for line in self._zygote.stdout:
             event = json.loads(line)
-            if "exited" not in event:
-                continue
-            node = event["exited"]
-            lived_s = time.monotonic() - self._began_s[node]
-            self._note_death(node, lived_s)
-            backoff = self._backoff.get(node, Backoff()).after(lived_s)
-            self._backoff[node] = backoff
-            how = event.get("signal") or event.get("code")
-            logger.warning("%s ended with %s; starting again in %.1f s", node, how, backoff.wait_s)
-            restarts.create_task(self._again(node, backoff.wait_s))
+            if "exited" in event:
+                lived_s = time.monotonic() - self._began_s[event["exited"]]
+                how = event.get("signal") or event.get("code")
+                killed = event.get("signal") == signal.SIGKILL
+                self._restart(restarts, event["exited"], f"ended with {how}", lived_s, killed=killed)
+            elif event.get("id"):
+                self._restart(restarts, event["id"], f"cannot be started: {event['error']}", 0.0)
+
+    def _restart(
+        self, restarts: asyncio.TaskGroup, node: str, why: str, lived_s: float, *, killed: bool = False
+    ) -> None:
+        self._note_death(node)
+        backoff = self._backoff.get(node, Backoff()).after(lived_s, killed=killed)
+        self._backoff[node] = backoff
+        logger.warning("%s %s; starting again in %.1f s", node, why, backoff.wait_s)
+        restart = restarts.create_task(self._again(node, backoff.wait_s))
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
 
     async def _again(self, node: str, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
@@ -194,7 +261,7 @@ class Nodes:
         except (BrokenPipeError, ConnectionResetError):
             logger.warning("the zygote is gone; %s starts with the next one", node)
 
-    def _note_death(self, name: str, lived_s: float) -> None:
-        if lived_s < STARTED_S and not self._died.is_set():
+    def _note_death(self, name: str) -> None:
+        if not self._died.is_set():
             self._dead = name
             self._died.set()

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from cli.errors import AuthError, CliError, MissingError, TimeoutExceeded, UsageError
+from cli.errors import AuthError, CliError, MissingError, RoomError, TimeoutExceeded, UsageError
 from cli.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 10.0
@@ -95,6 +95,8 @@ def raise_for(response: httpx2.Response) -> None:
             raise UsageError(message)
         case 504:
             raise TimeoutExceeded(message)
+        case 507:
+            raise RoomError(message)
         case _:
             raise CliError(message)
 

@@ -68,6 +68,7 @@ def deploy_command(
     Examples:
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy functions/echo
+      hypercast deploy builtin:echo
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy some-org/some-model --name m --dtype bfloat16
     """

@@ -5,6 +5,7 @@ CliError            1 other
 ├── AuthError       3 no key, a wrong key, or not allowed
 ├── MissingError    4 no such function, node, key or file
 ├── DeployError     5 a deploy failed
+├── RoomError       1 a disk is full: trying again does not help
 └── TimeoutExceeded 6 it took longer than allowed
 """
 
@@ -29,6 +30,10 @@ class MissingError(CliError):
 
 class DeployError(CliError):
     exit_code = 5
+
+
+class RoomError(CliError):
+    """A disk is full: trying again does not help."""
 
 
 class TimeoutExceeded(CliError):

@@ -1,16 +1,19 @@
 """Options and value types that several commands share."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from cli.client import Client
-from cli.output import FORMATS
+from cli.output import FORMATS, REPORT_FORMATS
 from cli.settings import resolve
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.function import check_name
+from registry.moments import parse_moment
 from registry.sizes import parse_rate, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +36,7 @@ class _Parsed(click.ParamType):
 
 
 DURATION = _Parsed("duration", parse_duration)
+MOMENT = _Parsed("time", lambda text: parse_moment(text, time.time()))
 SIZE = _Parsed("size", parse_size)
 RATE = _Parsed("rate", parse_rate)
 NAME = _Parsed("name", check_name)
@@ -48,6 +52,40 @@ def output_option(command: F) -> F:
     return click.option(
         "-o", "--output", "form", type=click.Choice(FORMATS), default="table", help="How to print data."
     )(command)
+
+
+def report_output_options(command: F) -> F:
+    """`-o` with Parquet, and `--file`."""
+    command = click.option(
+        "--file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write to this file instead of stdout.",
+    )(command)
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(REPORT_FORMATS),
+        default="table",
+        help="How to print data.",
+    )(command)
+
+
+def period_options(command: F) -> F:
+    """`--since`, `--until`, `--function` and `--tenant`."""
+    command = click.option("--tenant", help="Only this tenant.")(command)
+    command = click.option("--function", help="Only this function.")(command)
+    command = click.option("--until", type=MOMENT, help="Only before this time.")(command)
+    return click.option(
+        "--since",
+        type=MOMENT,
+        help="Only from this time on: 24h (ago), or a UTC time like 2026-11-21T08:00Z.",
+    )(command)
+
+
+def query(**values: object) -> dict[str, object]:
+    """A query of the values that are given."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def connect(url: str | None, api_key: str | None, timeout_s: float = 600.0) -> Client:

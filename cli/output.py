@@ -1,16 +1,18 @@
 """Data on stdout, as a table, JSON or CSV."""
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from cli.errors import UsageError
 from cli.progress import human_bytes
+from registry.tables import to_csv, to_parquet
 
 FORMATS = ("table", "json", "csv")
+REPORT_FORMATS = (*FORMATS, "parquet")
 
 Row = Mapping[str, Any]
 
@@ -20,11 +22,7 @@ def render(rows: Sequence[Row], columns: Sequence[str], form: str) -> str:
     if form == "json":
         return json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([cell(row.get(column)) for column in columns] for row in rows)
-        return out.getvalue()
+        return to_csv([{column: cell(row.get(column)) for column in columns} for row in rows], columns)
     return table(rows, columns)
 
 
@@ -52,7 +50,7 @@ def shown(column: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if column == "bytes" or column.endswith("_bytes"):
             return human_bytes(value)
-        if column.endswith("_at") or column == "since":
+        if column.endswith("_at") or column in ("since", "from", "to"):
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return cell(value)
 
@@ -69,6 +67,24 @@ def cell(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{key}={cell(item)}" for key, item in value.items())
     return str(value)
+
+
+def emit_report(rows: Sequence[Row], columns: Sequence[str], form: str, file: Path | None) -> None:
+    """Rows to stdout or a file, as Parquet too. Raises UsageError for Parquet on a terminal."""
+    if form == "parquet":
+        if file is None and sys.stdout.isatty():
+            raise UsageError("Parquet is binary: name a file with --file, or send the output to one")
+        content = to_parquet(rows, columns)
+    elif file is None:
+        emit_rows(rows, columns, form)
+        return
+    else:
+        content = render(rows, columns, form).encode()
+    if file is not None:
+        file.write_bytes(content)
+    else:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
 
 
 def emit_rows(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:

@@ -1,6 +1,7 @@
 """`up.json` in the data directory: who runs there, so that `down` and a second `up` know."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """`created` is the process's creation time: a pid alone may have been given to another program."""
+    """`created` is the process's creation time: a pid alone may have been given to another program.
+
+    `urls` are the addresses of all gateways, `url` is the first.
+    """
 
     pid: int
     created: float
     url: str
     nodes: int
+    urls: Sequence[str] = ()
 
     def process(self) -> psutil.Process | None:
         """The supervisor, if it still runs."""
@@ -37,9 +42,9 @@ def read(data_dir: Path) -> RunFile | None:
         return None
 
 
-def write(data_dir: Path, url: str, nodes: int) -> None:
+def write(data_dir: Path, urls: Sequence[str], nodes: int) -> None:
     me = psutil.Process()
-    run = RunFile(pid=me.pid, created=me.create_time(), url=url, nodes=nodes)
+    run = RunFile(pid=me.pid, created=me.create_time(), url=urls[0], urls=urls, nodes=nodes)
     temporary = path_in(data_dir).with_suffix(".tmp")
     temporary.write_text(json.dumps(asdict(run)) + "\n")
     temporary.replace(path_in(data_dir))

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import httpx2
 
 from cli import run_file
 from cli.announce import announce
-from cli.children import Child, Nodes
+from cli.children import Child, Nodes, together
 from cli.errors import CliError, UsageError
 from cli.logtail import tail
-from cli.ports import usable_port
+from cli.ports import usable_ports
 from cli.progress import note
 from cli.up_settings import UpSettings
 from registry.embedded_redis import EmbeddedRedis
@@ -26,8 +27,12 @@ from registry.errors import RegistryError
 from registry.redis_state import RedisState
 from registry.secrets import load_or_create_secret
 
+logger = logging.getLogger("hypercast.up")
+
 READY_TIMEOUT_S = 120.0
 REDIS_TIMEOUT_S = 20.0
+FORCE_S = 1.0
+SLOW_FORCE_S = 2.0
 LEFTOVER_TIMEOUT_S = 40.0  # a gateway whose supervisor was killed drains for so long at most
 
 
@@ -38,6 +43,7 @@ class Supervisor:
         self._settings = settings
         self._ready_fd = ready_fd
         self._logs = settings.data_dir / "logs"
+        self._parts: list[Child | Nodes] = []
 
     async def run(self) -> None:
         """Start everything, say so, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
@@ -49,48 +55,59 @@ class Supervisor:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.set)
             async with AsyncExitStack() as parts:
-                url = await self._start(parts, stop)
+                urls = await self._start(parts, stop)
                 if stop.is_set():
                     note("stopping")
                     return
-                run_file.write(settings.data_dir, url, settings.nodes)
+                run_file.write(settings.data_dir, urls, settings.nodes)
                 parts.callback(run_file.path_in(settings.data_dir).unlink, missing_ok=True)
-                self._announce(url)
-                await stop.wait()
+                self._announce(urls)
+                await until_stopped(stop, self._parts)
                 note("stopping")
 
-    async def _start(self, parts: AsyncExitStack, stop: asyncio.Event) -> str:
-        """Redis first, then the gateway and the nodes side by side. Returns the gateway's address.
+    async def _start(self, parts: AsyncExitStack, stop: asyncio.Event) -> list[str]:
+        """Redis first, then the gateways and the nodes side by side. Returns the gateways' addresses.
 
         Parts stop in the opposite order, so the nodes can still say good-bye to Redis.
         """
         settings = self._settings
         secret_file = settings.data_dir / "cluster.secret"
         load_or_create_secret(secret_file)
-        port = await self._port()
+        ports = await self._ports()
         redis_url = settings.redis_url
         if redis_url is not None:
             await answering_redis(redis_url)
         else:
-            redis = EmbeddedRedis(settings.data_dir)
+            redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
             redis.prepare()
-            child = Child("redis", redis.command(), self._logs)
+            child = Child("redis", redis.command(), self._logs, redis.tidy)
             await parts.enter_async_context(child)
+            self._parts.append(child)
             await self._redis_ready(redis, child, stop)
             if stop.is_set():
-                return ""
+                return []
+            if settings.appendfsync == "everysec":
+                forcing = asyncio.create_task(
+                    force_each_second(redis.force_to_disk), name="force Redis to disk"
+                )
+                parts.push_async_callback(ended, forcing)
             redis_url = redis.url
         nodes = Nodes(invoker_arguments(settings, redis_url, secret_file), self._logs)
-        gateway = Child("gateway", gateway_command(settings, redis_url, secret_file, port), self._logs)
+        gateways = [
+            Child(name, gateway_command(settings, redis_url, secret_file, name, port), self._logs)
+            for name, port in zip(gateway_names(settings.gateways), ports, strict=True)
+        ]
         await parts.enter_async_context(nodes)
-        await parts.enter_async_context(gateway)
+        await parts.enter_async_context(together(gateways))
+        self._parts += [nodes, *gateways]
         address = "127.0.0.1" if settings.host in ("0.0.0.0", "") else settings.host
-        url = f"http://{'[' + address + ']' if ':' in address else address}:{port}"
-        await self._answering(url, stop, gateway, nodes)
-        return url
+        host = f"[{address}]" if ":" in address else address
+        urls = [f"http://{host}:{port}" for port in ports]
+        await self._answering(urls, stop, gateways, nodes)
+        return urls
 
-    async def _port(self) -> int:
-        """The port to listen on, once the parts of an earlier run that was killed have ended."""
+    async def _ports(self) -> tuple[int, ...]:
+        """The ports to listen on, once the parts of an earlier run that was killed have ended."""
         settings = self._settings
         redis = EmbeddedRedis(settings.data_dir) if settings.redis_url is None else None
         leftovers = run_file.read(settings.data_dir) is not None or (redis is not None and redis.answers())
@@ -100,7 +117,7 @@ class Supervisor:
             last = time.monotonic() >= deadline_s
             try:
                 if last or redis is None or not redis.answers():
-                    return usable_port(settings.host, settings.port)
+                    return usable_ports(settings.host, settings.ports)
             except CliError as exc:
                 if last or isinstance(exc, UsageError):
                     raise
@@ -124,11 +141,14 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _answering(self, url: str, stop: asyncio.Event, gateway: Child, nodes: Nodes) -> None:
-        """Wait until /readyz answers 200, a part dies at its start, or the user stops it."""
-        failures = [asyncio.ensure_future(part.died()) for part in (gateway, nodes)]
+    async def _answering(
+        self, urls: Sequence[str], stop: asyncio.Event, gateways: Sequence[Child], nodes: Nodes
+    ) -> None:
+        """Wait until /readyz answers 200 everywhere, a part dies at its start, or the user stops it."""
+        parts: list[Child | Nodes] = [*gateways, nodes]
+        failures = [asyncio.ensure_future(part.died()) for part in parts]
         waits = [
-            asyncio.ensure_future(ready(url)),
+            asyncio.ensure_future(all_ready(urls)),
             asyncio.ensure_future(stop.wait()),
             *failures,
         ]
@@ -140,7 +160,7 @@ class Supervisor:
                     raise CliError(f"{name} died at its start:\n{tail(self._logs / f'{name}.log')}")
             if not done:
                 raise CliError(
-                    f"{url}/readyz has not answered within {READY_TIMEOUT_S:g} s:\n"
+                    f"{' or '.join(urls)}: /readyz has not answered within {READY_TIMEOUT_S:g} s:\n"
                     f"{tail(self._logs / 'gateway.log')}"
                 )
         finally:
@@ -148,12 +168,12 @@ class Supervisor:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    def _announce(self, url: str) -> None:
+    def _announce(self, urls: Sequence[str]) -> None:
         if self._ready_fd is not None:
             with os.fdopen(self._ready_fd, "w") as pipe:
                 pipe.write("ready\n")
         else:
-            announce(self._settings, url)
+            announce(self._settings, urls)
             note("Ctrl-C stops it.")
 
 
@@ -164,6 +184,64 @@ async def answering_redis(url: str) -> None:
             await state.ping()
     except RegistryError as exc:
         raise CliError(f"--redis-url: {exc}") from exc
+
+
+async def until_stopped(stop: asyncio.Event, parts: Sequence[Child | Nodes]) -> None:
+    """Return once told to stop. Raises CliError if a part is no longer started again when it dies."""
+    told = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([told, *(part.keeper for part in parts)], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await ended(told)
+    for part in parts:
+        if part.keeper.done() and not stop.is_set():
+            exc = part.keeper.exception()
+            logger.error("%s is not looked after any more", part.name, exc_info=exc)
+            raise CliError(f"{part.name} cannot be kept running: {exc!r}")
+
+
+async def ended(task: asyncio.Task[object]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def force_each_second(
+    force: Callable[[], None], *, every_s: float = FORCE_S, slow_s: float = SLOW_FORCE_S
+) -> None:
+    """Have what Redis wrote on the disk about each second, until cancelled; `force` blocks."""
+    failing = ""
+    slow = False
+
+    def warn() -> None:
+        nonlocal slow
+        if not slow:
+            logger.warning("forcing what Redis wrote to the disk takes more than %g s", slow_s)
+        slow = True
+
+    while True:
+        await asyncio.sleep(every_s)
+        began_s = time.monotonic()
+        warning = asyncio.get_running_loop().call_later(slow_s, warn)
+        try:
+            await asyncio.to_thread(force)
+        except OSError as exc:
+            if str(exc) != failing:
+                failing = str(exc)
+                logger.error("what Redis wrote cannot be forced to the disk: %s", exc)
+        else:
+            failing = ""
+        finally:
+            warning.cancel()
+        if time.monotonic() - began_s < slow_s:
+            slow = False
+
+
+async def all_ready(urls: Sequence[str]) -> None:
+    """Return once every gateway says that it and the nodes are ready."""
+    async with asyncio.TaskGroup() as group:
+        for url in urls:
+            group.create_task(ready(url))
 
 
 async def ready(url: str) -> None:
@@ -189,10 +267,19 @@ def lock(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def gateway_command(settings: UpSettings, redis_url: str, secret_file: Path, port: int) -> Sequence[str]:
+def gateway_names(count: int) -> list[str]:
+    """The names of the gateways: of their logs, and in the cluster."""
+    return ["gateway", *(f"gateway-{index}" for index in range(1, count))]
+
+
+def gateway_command(
+    settings: UpSettings, redis_url: str, secret_file: Path, name: str, port: int
+) -> Sequence[str]:
     data = settings.data_dir
     return [
         *(sys.executable, "-m", "gateway"),
+        # Its own name, so that one that starts again has the controller's lease back at once.
+        *("--gateway-id", name),
         *("--host", settings.host, "--port", str(port)),
         *("--redis-url", redis_url, "--secret-file", str(secret_file)),
         *("--store", str(data / "store"), "--data-dir", str(data)),
@@ -211,6 +298,7 @@ def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -
         ("--gpu-memory", settings.gpu_memory),
         ("--host-memory", settings.host_memory),
         ("--link-rate", settings.link_rate),
+        ("--meter-interval", settings.meter_interval),
     ):
         if value is not None:
             shared += [flag, value]

@@ -1,4 +1,4 @@
-"""`up`: Redis, a gateway and nodes on this machine."""
+"""`up`: Redis, gateways and nodes on this machine."""
 
 import asyncio
 import os
@@ -13,9 +13,10 @@ from cli import run_file
 from cli.announce import announce
 from cli.errors import CliError, UsageError
 from cli.logtail import tail
-from cli.options import RATE, SIZE
+from cli.options import DURATION, RATE, SIZE
 from cli.supervisor import Supervisor
 from cli.up_settings import UpSettings, count_gpus, default_data_dir, settle
+from registry.embedded_redis import Durability
 
 
 @click.command("up")
@@ -32,6 +33,15 @@ from cli.up_settings import UpSettings, count_gpus, default_data_dir, settle
 @click.option("--gpu-memory", help="Accelerator arena a node, e.g. 2GiB.")
 @click.option("--host-memory", help="Host tier a host, e.g. 8GiB.")
 @click.option("--allow-handlers", is_flag=True, help="Let functions bring their own code.")
+@click.option("--meter-interval", help="How often the ledger hears of an instance, e.g. 10s (default: 60s).")
+@click.option("--gateways", type=int, default=1, show_default=True, help="Gateways, on ports from --port on.")
+@click.option(
+    "--appendfsync",
+    type=click.Choice(["everysec", "always"]),
+    default="everysec",
+    show_default=True,
+    help="How soon the embedded Redis forces what it wrote to the disk.",
+)
 @click.option("--detach", is_flag=True, help="Return when it answers.")
 @click.option("--ready-fd", type=int, hidden=True)
 def up_command(
@@ -46,6 +56,9 @@ def up_command(
     gpu_memory: str | None,
     host_memory: str | None,
     allow_handlers: bool,
+    meter_interval: str | None,
+    gateways: int,
+    appendfsync: Durability,
     detach: bool,
     ready_fd: int | None,
 ) -> None:
@@ -56,7 +69,8 @@ def up_command(
       hypercast up
       hypercast up --nodes 3 --hosts 3 --data-dir ./data --detach
     """
-    for value, kind in ((link_rate, RATE), (gpu_memory, SIZE), (host_memory, SIZE)):
+    checked = ((link_rate, RATE), (gpu_memory, SIZE), (host_memory, SIZE), (meter_interval, DURATION))
+    for value, kind in checked:
         if value is not None:
             kind.convert(value, None, None)
     settings = settle(
@@ -71,6 +85,9 @@ def up_command(
         gpu_memory=gpu_memory,
         host_memory=host_memory,
         allow_handlers=allow_handlers,
+        meter_interval=meter_interval,
+        gateways=gateways,
+        appendfsync=appendfsync,
         gpus=count_gpus(),
         cores=len(os.sched_getaffinity(0)),
     )
@@ -129,7 +146,7 @@ def start_detached(settings: UpSettings) -> None:
         raise failure(said.removeprefix("hypercast: "))
     run = run_file.read(settings.data_dir)
     assert run is not None
-    announce(settings, run.url)
+    announce(settings, run.urls)
 
 
 def without_detach(arguments: list[str]) -> list[str]:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import UsageError
+from registry.embedded_redis import Durability
 
 MAX_NODES = 256
+MAX_GATEWAYS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,15 @@ class UpSettings:
     gpu_memory: str | None
     host_memory: str | None
     allow_handlers: bool
+    meter_interval: str | None
+    gateways: int
+    appendfsync: Durability
     cores: int
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each gateway, 0 where any free one will do."""
+        return tuple(self.port and self.port + index for index in range(self.gateways))
 
     @property
     def host_ids(self) -> tuple[str | None, ...]:
@@ -68,6 +78,9 @@ def settle(
     gpu_memory: str | None,
     host_memory: str | None,
     allow_handlers: bool,
+    meter_interval: str | None,
+    gateways: int,
+    appendfsync: Durability,
     gpus: int,
     cores: int,
 ) -> UpSettings:
@@ -84,6 +97,12 @@ def settle(
         nodes = gpus if device == "cuda" else 2
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes must be 1 to {MAX_NODES}, not {nodes}")
+    if not 1 <= gateways <= MAX_GATEWAYS:
+        raise UsageError(f"--gateways must be 1 to {MAX_GATEWAYS}, not {gateways}")
+    if port and port + gateways - 1 > 65535:
+        raise UsageError(f"--gateways {gateways} need as many ports from --port {port} on")
+    if redis_url is not None and appendfsync != "everysec":
+        raise UsageError("--appendfsync is for the embedded Redis; set it in the one of --redis-url")
     if device == "cuda" and nodes > gpus:
         raise UsageError(f"--nodes {nodes} is more than the {gpus} GPUs of this machine")
     if link_rate is not None and hosts is None:
@@ -104,5 +123,8 @@ def settle(
         gpu_memory=gpu_memory,
         host_memory=host_memory,
         allow_handlers=allow_handlers,
+        meter_interval=meter_interval,
+        gateways=gateways,
+        appendfsync=appendfsync,
         cores=cores,
     )

@@ -1,6 +1,7 @@
 """`python -m gateway`: one gateway of a cluster."""
 
 import asyncio
+import gc
 import logging
 import secrets
 import sys
@@ -81,9 +82,11 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
+            settled=control.settlement.note,
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)
+        control.directory.each_start(services.metrics.note_start)
         keeper = BlobKeeper(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
         server = GatewayServer(make_app(services, keeper), services.gate, settings)
         await services.pulse.beat(rates=True)
@@ -91,6 +94,8 @@ async def run(settings: GatewaySettings) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(services.pulse.run(), name="pulse"),
+                group.create_task(services.places.run(), name="places"),
+                group.create_task(services.biller.spool.run(), name="spool"),
                 group.create_task(keeper.run(), name="blob keeper"),
             ]
             try:
@@ -113,6 +118,9 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # Requests make objects that soon go by themselves: to search for cycles after every 700 is a waste.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     try:
         uvloop.run(run(settings))
     except RegistryError as error:

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import exchange as exchanges
 from gateway.disconnect import Attended
-from gateway.errors import Unprocessable, translate
+from gateway.errors import translate
 from gateway.exchange import Exchange
 from gateway.limits import ClientGone, decode, read_body
+from gateway.parameters import FOLLOW, LINES
 from gateway.responses import encoded
 from gateway.schemas_admin import Drop, Scale, Warm
 from gateway.services import Services
@@ -62,14 +63,7 @@ class ClusterAdmin:
     async def logs(self, request: Request) -> ASGIApp:
         """Log lines as text, new ones too with `follow=true`."""
         name = await self._known(request)
-        query = request.query_params
-        count = query.get("lines", "100")
-        if not count.isdigit() or not 1 <= int(count) <= 100_000:
-            raise Unprocessable("lines must be 1 to 100000", param="lines")
-        follow = query.get("follow", "false").lower()
-        if follow not in ("true", "false", "1", "0"):
-            raise Unprocessable("follow must be true or false", param="follow")
-        found = self._services.cluster.logs(name, int(count), follow in ("true", "1"))
+        found = self._services.cluster.logs(name, LINES.read(request), FOLLOW.read(request))
 
         async def lines() -> AsyncGenerator[bytes, None]:
             async for line in found:

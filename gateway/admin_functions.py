@@ -10,14 +10,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import exchange as exchanges
+from gateway.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.blob_keeper import BlobKeeper, blobs_of
-from gateway.errors import BadRequest, Unprocessable
+from gateway.errors import ApiError, BadRequest, Unprocessable
 from gateway.limits import decode, read_body
 from gateway.responses import encoded
 from gateway.schemas_admin import CreatedFunction, CreateFunction, PatchFunction, Rollback
 from gateway.services import Services
-from registry.errors import NotFound
-from registry.function import Function, FunctionVersion, Scaling, Task, check_name
+from registry.errors import InvalidRecord, NotFound
+from registry.function import (
+    BUILTIN_PREFIX,
+    BUILTINS,
+    Function,
+    FunctionVersion,
+    Scaling,
+    Task,
+    check_name,
+)
+from registry.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
+from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import default_blocks
 
@@ -128,7 +139,7 @@ class FunctionAdmin:
 
     async def _checked(self, asked: CreateFunction) -> FunctionVersion:
         nbytes, blocks = await self._checked_image(asked)
-        _check_assets(asked.task, asked.assets)
+        _check_assets(asked.task, asked.architecture, asked.assets)
         version = FunctionVersion(
             function=asked.name,
             version=0,
@@ -145,7 +156,44 @@ class FunctionAdmin:
             description=asked.description,
         )
         await self._check_blobs(version)
+        if asked.task is not Task.HANDLER:
+            await self._check_readable(version)
+        elif FILE_NAME in version.assets:
+            await self._check_settings(version.assets[FILE_NAME])
         return version
+
+    async def _check_settings(self, digest: str) -> None:
+        """A handler's function.yaml, which the nodes will follow, must be one."""
+        await self._check_size(digest, MAX_FILE_BYTES, FILE_NAME)
+        try:
+            parse_function_yaml(await self._services.blobs.read(digest, limit=MAX_FILE_BYTES))
+        except InvalidRecord as error:
+            raise Unprocessable(f"{FILE_NAME}: {error}", param="assets") from error
+
+    async def _check_size(self, digest: str, most_bytes: int, what: str) -> None:
+        size = await self._services.blobs.size(digest)
+        if size is not None and size > most_bytes:
+            raise Unprocessable(f"{what} has {size} bytes, at most {most_bytes} are read", param="assets")
+
+    async def _check_readable(self, version: FunctionVersion) -> None:
+        """What requests will need must be readable, and the context no longer than the model's."""
+        for name in READ_FILES:
+            if name in version.assets:
+                await self._check_size(version.assets[name], MAX_ASSET_BYTES, name)
+        try:
+            assets = await self._services.assets.get(version)
+        except ApiError as error:
+            if error.code != "function_error":
+                raise
+            raise Unprocessable(error.message, param="assets") from error
+        if not assets.config.get("architectures"):
+            return
+        longest = context_length_of(assets.config)
+        if version.context_length > longest:
+            raise Unprocessable(
+                f"the model's context holds {longest} tokens, not {version.context_length}",
+                param="context_length",
+            )
 
     async def _check_blobs(self, version: FunctionVersion) -> None:
         lacking = [d for d in sorted(blobs_of(version)) if await self._services.blobs.size(d) is None]
@@ -161,6 +209,7 @@ class FunctionAdmin:
             return 0, 0
         if asked.image is None or asked.manifest is None:
             raise Unprocessable("a model function needs image and manifest", param="image")
+        await self._check_size(asked.manifest, MAX_MANIFEST_BYTES, "the manifest")
         try:
             encoded_manifest = await self._services.blobs.read(asked.manifest, limit=MAX_MANIFEST_BYTES)
         except NotFound:
@@ -200,10 +249,13 @@ def _version_before(function: Function) -> int:
     return max(earlier)
 
 
-def _check_assets(task: Task, assets: Mapping[str, str]) -> None:
+def _check_assets(task: Task, architecture: str, assets: Mapping[str, str]) -> None:
     if task is not Task.HANDLER and "config.json" not in assets:
         raise Unprocessable(f"a {task} function needs the asset config.json", param="assets")
-    if task is Task.HANDLER and not any(name.endswith(".py") for name in assets):
+    builtin = architecture.startswith(BUILTIN_PREFIX)
+    if builtin and architecture.removeprefix(BUILTIN_PREFIX) not in BUILTINS:
+        raise Unprocessable(f"there is no {architecture}", param="architecture")
+    if task is Task.HANDLER and not builtin and not any(name.endswith(".py") for name in assets):
         raise Unprocessable("a handler needs its code among the assets", param="assets")
     for name in assets:
         if name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:

@@ -1,6 +1,7 @@
 """The small files of a function version that the gateway needs, parsed and cached."""
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from gateway.errors import ApiError, Unavailable
 from registry.errors import ImageError, NotFound
 from registry.function import FunctionVersion
 
-_LIMIT_BYTES = 64 << 20
+MAX_ASSET_BYTES = 64 << 20
 _POOLING = "1_Pooling/config.json"
-_FILES = (
+READ_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
@@ -27,6 +28,7 @@ _FILES = (
     "chat_template.jinja",
     _POOLING,
 )
+_INDEX = re.compile("[0-9]{1,6}")  # of a label: bounded, for there is a label for each up to the last
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 Key = frozenset[tuple[str, str]]
@@ -58,7 +60,7 @@ class AssetCache:
     async def get(self, version: FunctionVersion) -> ModelAssets:
         """The version's assets. Raises Unavailable if the store does not give them, ApiError if they
         cannot be read."""
-        key = frozenset((name, version.assets[name]) for name in _FILES if name in version.assets)
+        key = frozenset((name, version.assets[name]) for name in READ_FILES if name in version.assets)
         if (ready := self._ready.get(key)) is not None:
             self._ready.move_to_end(key)
             return ready
@@ -82,7 +84,7 @@ class AssetCache:
         files: dict[str, bytes] = {}
         for name, digest in sorted(key):
             try:
-                files[name] = await self._blobs.read(digest, limit=_LIMIT_BYTES)
+                files[name] = await self._blobs.read(digest, limit=MAX_ASSET_BYTES)
             except (NotFound, ImageError) as error:
                 raise Unavailable(
                     f"cannot read {name} of the function: {error}", code="assets_unavailable"
@@ -106,11 +108,11 @@ def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
     if tokenizer is not None:
         special = _special_tokens(tokenizer_config, _json(files, "special_tokens_map.json"))
         jinja = files.get("chat_template.jinja")
-        source, tool_source = template_source(tokenizer_config, None if jinja is None else jinja.decode())
         try:
+            source, tool_source = template_source(tokenizer_config, None if jinja is None else jinja.decode())
             template = ChatTemplate(source, special)
             tool_template = None if tool_source is None else ChatTemplate(tool_source, special)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, UnicodeDecodeError, RecursionError) as error:
             raise _unreadable("chat template", error) from error
     return ModelAssets(
         config=config,
@@ -133,7 +135,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, object]:
         return {}
     try:
         return msgspec.json.decode(files[name], type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(name, error) from error
 
 
@@ -179,5 +181,5 @@ def _labels(config: Mapping[str, object]) -> tuple[str, ...]:
     given = config.get("id2label")
     if not isinstance(given, dict):
         return ()
-    numbered = {int(index): str(label) for index, label in given.items() if str(index).isdigit()}
+    numbered = {int(index): str(label) for index, label in given.items() if _INDEX.fullmatch(index)}
     return tuple(numbered.get(index, f"LABEL_{index}") for index in range(max(numbered, default=-1) + 1))

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gateway.errors import Forbidden, Unauthorized
 from registry.api_key import ApiKey, Role
@@ -10,7 +11,10 @@ from registry.errors import KeyRefused, NotFound
 from registry.secrets import check_usable, matches, parse_key
 from registry.state import KeyState
 
+T = TypeVar("T")
+
 _CAPACITY = 4096
+_MISSES = 512  # in a place of their own: a flood of invented keys pushes no real one out
 _OPEN = frozenset({"/livez", "/readyz", "/health", "/metrics", "/openapi.json"})
 _ADMIN = "/admin/"
 _USAGE = "/admin/usage/"  # callers see their own tenant's
@@ -19,7 +23,7 @@ _USAGE = "/admin/usage/"  # callers see their own tenant's
 @dataclass(frozen=True, slots=True)
 class _Cached:
     until_s: float
-    key: ApiKey | None  # None: there is no such key
+    key: ApiKey
 
 
 class Authenticator:
@@ -30,7 +34,8 @@ class Authenticator:
         self._state = state
         self._clock = clock
         self._cache_s = cache_s
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._cache: OrderedDict[str, _Cached] = OrderedDict()  # the one used last is last
+        self._misses: OrderedDict[str, float] = OrderedDict()  # until when each is known to be no key
 
     async def authenticate(self, authorization: bytes | None) -> ApiKey:
         """The record of the presented key. Raises Unauthorized, StateUnavailable."""
@@ -51,21 +56,31 @@ class Authenticator:
     def forget(self, key_id: str) -> None:
         """The key was changed here."""
         self._cache.pop(key_id, None)
+        self._misses.pop(key_id, None)
 
     async def _record(self, key_id: str) -> ApiKey | None:
         now = self._clock.monotonic_s()
         cached = self._cache.get(key_id)
         if cached is not None and now < cached.until_s:
+            self._cache.move_to_end(key_id)
             return cached.key
+        if now < self._misses.get(key_id, now):
+            return None
         try:
-            key: ApiKey | None = await self._state.key(key_id)
+            key = await self._state.key(key_id)
         except NotFound:
-            key = None
-        self._cache[key_id] = _Cached(now + self._cache_s, key)
-        self._cache.move_to_end(key_id)
-        while len(self._cache) > _CAPACITY:
-            self._cache.popitem(last=False)
+            self._cache.pop(key_id, None)
+            _put(self._misses, key_id, now + self._cache_s, _MISSES)
+            return None
+        _put(self._cache, key_id, _Cached(now + self._cache_s, key), _CAPACITY)
         return key
+
+
+def _put(cache: OrderedDict[str, T], name: str, value: T, capacity: int) -> None:
+    cache[name] = value
+    cache.move_to_end(name)
+    while len(cache) > capacity:
+        cache.popitem(last=False)
 
 
 def is_open(path: str) -> bool:

@@ -1,21 +1,22 @@
 """From what a request's calls used to its record in the ledger."""
 
 import asyncio
-import dataclasses
 import logging
 import math
-import secrets
 from collections.abc import Sequence
 
 from gateway.callrun import CallRun
+from gateway.contract import Settled
+from gateway.entry import Entry
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.outlast import outlast
 from gateway.pulse import Pulse
+from gateway.spool import Spool
 from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
 from registry.function import FunctionVersion
 from registry.messages import Compute, Generate
-from registry.prices import DEFAULT_RATES, rate_for
 from registry.state import Ledger
 from registry.usage import Rate, RequestRecord, RequestStatus, cost_nanos
 
@@ -23,6 +24,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _RETRY_AFTER_S = 5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_WRITE_S = 8.0  # a request waits so long for its bill at most
 
 
 class BillingFailed(ApiError):
@@ -56,8 +58,8 @@ def prompt_tokens(runs: Sequence[CallRun]) -> int:
 
 
 def completion_tokens(runs: Sequence[CallRun]) -> int:
-    """Tokens generated; of a call that was cut short, those that came."""
-    return sum(run.usage.completion_tokens if run.usage else run.tokens for run in runs)
+    """Tokens generated; of a call that was cut short, those that were passed on to the client."""
+    return sum(run.usage.completion_tokens if run.usage else run.passed_on for run in runs)
 
 
 def make_record(
@@ -69,18 +71,20 @@ def make_record(
     ended_at: float,
     pulse: Pulse,
 ) -> RequestRecord | None:
-    """The record of a request; None if no instance ever took it. A failed request costs nothing, but
-    the accelerator time that it took is in its record."""
+    """The record of a request that ends now; None if no instance ever took it. A failed request costs
+    nothing, but the accelerator time that it took is in its record."""
     assigned = [run.assigned for run in runs if run.assigned is not None]
     if not assigned:
         return None
     first = assigned[0]
+    # Counted from the end: how long the request took before its calls began is known nowhere else.
+    ago_s = max([run.assigned_ago_s for run in runs if run.assigned is not None])
+    slices = tuple([use.gpu for run in runs for use in run.used if use.gpu.gpu_us])
     # Requests that share a step share its time; it is rounded up once, for the whole request.
-    gpu_ms = -(-sum(run.gpu_us for run in runs) // 1000)
+    gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
     rate = _rate(first.gpu_type, pulse)
     price = cost_nanos(rate, gpu_ms, tokens_in, tokens_out)
-    queue_ms = max((run.assigned.queue_ms for run in runs if run.assigned), default=0.0)
     return RequestRecord(
         request_id=exchange.request_id,
         tenant=exchange.caller.tenant,
@@ -93,23 +97,24 @@ def make_record(
         gpu_type=first.gpu_type,
         gpu_count=first.gpu_count,
         received_at=exchange.received_at,
-        started_at=min(ended_at, exchange.received_at + min(r.assigned_after_s for r in runs if r.assigned)),
+        started_at=max(exchange.received_at, ended_at - ago_s),
         ended_at=ended_at,
-        queue_ms=math.ceil(queue_ms),
-        load_ms=math.ceil(max(a.load_ms for a in assigned)),
-        exec_ms=math.ceil(max(run.exec_ms for run in runs)),
+        queue_ms=math.ceil(max([one.queue_ms for one in assigned])),
+        load_ms=math.ceil(max([one.load_ms for one in assigned])),
+        exec_ms=math.ceil(max([run.exec_ms for run in runs])),
         billed_gpu_ms=gpu_ms,
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
         rate_id=rate.id,
         cost_nanos=0 if status is RequestStatus.FAILED else price,
+        gpu=slices,
     )
 
 
 def _rate(gpu_type: str, pulse: Pulse) -> Rate:
     """The rate in force; nothing is charged for a device that the price table does not know."""
     try:
-        return rate_for(gpu_type, pulse.rates or DEFAULT_RATES)
+        return pulse.rate(gpu_type)
     except NotFound:
         _log.warning("the price table has no rate for %s: not charged", gpu_type)
         return Rate(
@@ -123,12 +128,16 @@ def _rate(gpu_type: str, pulse: Pulse) -> Rate:
 
 
 class Biller:
-    """Writes records to the ledger, surely: a client that leaves does not stop the write."""
+    """Writes records to the ledger, surely: a client that leaves does not stop the write. `settled` hears
+    of the calls whose record is written."""
 
-    def __init__(self, ledger: Ledger, pulse: Pulse, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, pulse: Pulse, clock: Clock, settled: Settled) -> None:
         self._ledger = ledger
         self._pulse = pulse
         self._clock = clock
+        self._settled = settled
+        self.pauses_s: Sequence[float] = _PAUSES_S  # between the tries to write a record
+        self.spool = Spool(ledger, settled)
         self._writes: set[asyncio.Task[None]] = set()
 
     async def settle(
@@ -138,7 +147,8 @@ class Biller:
         runs: Sequence[CallRun],
         status: RequestStatus,
     ) -> None:
-        """Write the request's record; returns once the ledger has it. Raises BillingFailed."""
+        """Write the request's record; returns once the ledger has it. Raises BillingFailed; then it is
+        written later, and costs nothing if it was to be a good one."""
         record = make_record(
             exchange=exchange,
             version=version,
@@ -149,39 +159,39 @@ class Biller:
         )
         if record is None:
             return
-        write = asyncio.create_task(self._write(record), name=f"bill {record.request_id}")
+        entry = Entry(record, [use for run in runs for use in run.used])
+        write = asyncio.create_task(self._write(entry))
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
-        await asyncio.shield(write)
+        await outlast(write)
 
-    async def _write(self, record: RequestRecord) -> None:
-        unsure = False  # a write that failed may have reached the ledger nevertheless
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                if await self._ledger.add_request(record) or (unsure and await self._is_there(record)):
-                    self._pulse.note(alive=True)
-                    return
-                # The client used its request id before: this is another request, so it is billed too.
-                record = dataclasses.replace(record, request_id=f"{record.request_id}~{secrets.token_hex(4)}")
-                _log.info("request id used before, billed as %s", record.request_id)
-                unsure = False
-                await self._ledger.add_request(record)
-            except StateUnavailable as error:
-                unsure = True
-                self._pulse.note(alive=False, reason=str(error))
-            else:
-                return
-            if pause_s is not None:
-                await asyncio.sleep(pause_s)
-        _log.error("not billed, the ledger does not answer: %r", record)
-        raise BillingFailed(record.request_id)
-
-    async def _is_there(self, record: RequestRecord) -> bool:
+    async def _write(self, entry: Entry) -> None:
         try:
-            return await self._ledger.request(record.request_id) == record
-        except NotFound:
+            async with asyncio.timeout(_WRITE_S):
+                for pause_s in self.pauses_s:
+                    if await self._try(entry):
+                        return
+                    await asyncio.sleep(pause_s)
+                if await self._try(entry):
+                    return
+        except TimeoutError:
+            self._pulse.note(alive=False, reason=f"no answer in {_WRITE_S:g} s")
+        _log.error("not billed now, the ledger does not answer: %s", entry.record.request_id)
+        entry.unacknowledged()
+        self.spool.put(entry)
+        raise BillingFailed(entry.record.request_id)
+
+    async def _try(self, entry: Entry) -> bool:
+        try:
+            await entry.write(self._ledger)
+        except StateUnavailable as error:
+            self._pulse.note(alive=False, reason=str(error))
             return False
+        self._pulse.note(alive=True)
+        self._settled(entry.uses)
+        return True
 
     async def aclose(self) -> None:
-        """Wait for the writes under way."""
+        """Wait for the writes under way, and try once more those that the ledger did not take."""
         await asyncio.gather(*self._writes, return_exceptions=True)
+        await self.spool.aclose()

@@ -5,7 +5,18 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from gateway.contract import WAITS_FOR_NODE, Assigned, Call, Dispatcher, DispatchError, Event, Stage
+from gateway.contract import (
+    WAITS_FOR_NODE,
+    Assigned,
+    Call,
+    CallUse,
+    Dispatcher,
+    DispatchError,
+    Event,
+    OpenCall,
+    Stage,
+)
+from gateway.eager import within
 from registry.messages import Tokens, Usage
 
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which nothing is under way
@@ -16,7 +27,8 @@ class CallRun:
 
     Three limits, each for itself: until the first output, between two outputs, and the whole call.
     The first begins anew whenever the start that the call waits for gets further than any before.
-    Time that the reader takes between two events does not count as idle.
+    Time that the reader takes between two events does not count as idle. The reader tells what it has
+    passed on (`note_passed`).
     """
 
     def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
@@ -25,12 +37,13 @@ class CallRun:
         self.assigned: Assigned | None = None
         self.usage: Usage | None = None
         self.tokens = 0
-        self.gpu_us = 0
+        self.passed_on = 0  # tokens that the reader has passed on
         self.outputs = 0
         self.first_output_s: float | None = None
         self._assigned_s: float | None = None
         self._ended_s: float | None = None
-        self._opened: AbstractAsyncContextManager[object] | None = None
+        self._opened: AbstractAsyncContextManager[OpenCall] | None = None
+        self._events: OpenCall | None = None
         self._dispatcher = dispatcher
         self._started_s = asyncio.get_running_loop().time()
         self._progress_s = self._started_s
@@ -42,8 +55,7 @@ class CallRun:
     async def __aenter__(self) -> Self:
         opened = self._dispatcher.run(self.call)
         try:
-            async with asyncio.timeout_at(self._deadline()):
-                self._events = await opened.__aenter__()
+            self._events = await within(self._left_s(), opened.__aenter__())
         except TimeoutError:
             raise self._timed_out() from None
         self._opened = opened
@@ -60,9 +72,9 @@ class CallRun:
         return self
 
     async def __anext__(self) -> Event:
+        assert self._events is not None
         try:
-            async with asyncio.timeout_at(self._deadline()):
-                event = await self._events.__anext__()
+            event = await within(self._left_s(), self._events.__anext__())
         except TimeoutError:
             raise self._timed_out() from None
         match event:
@@ -76,19 +88,25 @@ class CallRun:
             case Tokens(ids=ids):
                 self._output()
                 self.tokens += len(ids)
-                self.gpu_us = max(self.gpu_us, event.gpu_us)
             case Usage():
                 self.usage = event
-                # A node that was lost after its last token never said what it used in all.
-                self.gpu_us = max(self.gpu_us, event.gpu_us)
             case _:
                 self._output()
         return event
 
+    def note_passed(self, tokens: int) -> None:
+        """So many more tokens went to the client's connection, or into the answer that is to go there."""
+        self.passed_on += tokens
+
     @property
-    def assigned_after_s(self) -> float:
-        """From the call's begin to its assignment."""
-        return 0.0 if self._assigned_s is None else self._assigned_s - self._started_s
+    def used(self) -> tuple[CallUse, ...]:
+        """What it used, an entry for each instance; final once it has been left."""
+        return () if self._events is None else self._events.used
+
+    @property
+    def assigned_ago_s(self) -> float:
+        """From its assignment until now."""
+        return 0.0 if self._assigned_s is None else asyncio.get_running_loop().time() - self._assigned_s
 
     @property
     def first_output_after_s(self) -> float | None:
@@ -126,11 +144,11 @@ class CallRun:
         if self.first_output_s is None:
             self.first_output_s = asyncio.get_running_loop().time()
 
-    def _deadline(self) -> float:
+    def _left_s(self) -> float:
         limits = self.call.deadlines
         now = asyncio.get_running_loop().time()
-        next_s = now + limits.idle_s if self.outputs else self._progress_s + limits.start_s
-        return min(next_s, self._started_s + limits.total_s)
+        next_s = limits.idle_s if self.outputs else self._progress_s + limits.start_s - now
+        return min(next_s, self._started_s + limits.total_s - now)
 
     def _timed_out(self) -> DispatchError:
         if self.stage == WAITS_FOR_NODE and not self.outputs:

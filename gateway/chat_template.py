@@ -23,6 +23,10 @@ DEFAULT_TEMPLATE = (
 )
 
 
+# What an expression in a template can raise beside jinja2's own: templates are programs.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 class _Generation(Extension):
     """`{% generation %}` marks text for training; to render, its body is all there is."""
 
@@ -97,7 +101,7 @@ class ChatTemplate:
             raise BadRequest(
                 f"the model's chat template refuses this conversation: {error}", param="messages"
             ) from None
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except _FAULTS as error:
             raise BadRequest(
                 f"the model's chat template failed on this conversation: {error}", param="messages"
             ) from None
@@ -114,7 +118,13 @@ def template_source(tokenizer_config: Mapping[str, object], file: str | None) ->
     if isinstance(given, str):
         return given, None
     if isinstance(given, list):
-        named = {entry["name"]: entry["template"] for entry in given if isinstance(entry, dict)}
+        named = {
+            entry["name"]: template
+            for entry in given
+            if isinstance(entry, dict)
+            and isinstance(entry.get("name"), str)
+            and isinstance(template := entry.get("template"), str)
+        }
         if "default" in named:
             return named["default"], named.get("tool_use")
     return DEFAULT_TEMPLATE, None

@@ -89,9 +89,11 @@ class ClusterControl:
         if instances == 0:
             return
         nodes = self._nodes(on)
+        if not nodes:
+            raise DispatchError("no_nodes", "no node is there", status=503)
         if instances > len(nodes):
             raise DispatchError(
-                "no_nodes", f"{instances} instances need as many nodes; {len(nodes)} are there", status=503
+                "bad_request", f"{instances} instances need as many nodes; {len(nodes)} are there", status=400
             )
         reason = impossible(version, nodes)
         if reason:
@@ -149,7 +151,7 @@ class ClusterControl:
         if image is None:
             return
         failed: set[str] = set()
-        last = "no node has room for it in its host memory"
+        last = self._no_host_room(version)
         for _ in range(_WARM_TRIES):
             if self._directory.holders(image, Tier.HOST):
                 return
@@ -173,6 +175,13 @@ class ClusterControl:
             else:
                 return
         raise DispatchError("start_failed", f"no host copy of {version.function}: {last}", status=503)
+
+    def _no_host_room(self, version: FunctionVersion) -> str:
+        largest = max((entry.record.host_bytes for entry in self._directory.nodes()), default=0)
+        return (
+            f"no node has room for its {version.image_bytes} bytes in its host memory "
+            f"(the largest host tier has {largest} in all)"
+        )
 
     async def _fill(
         self,
@@ -222,7 +231,7 @@ class ClusterControl:
             raise DispatchError("no_nodes", "no node is there", status=503)
         if count is not None and count > len(nodes):
             raise DispatchError(
-                "no_nodes", f"{count} nodes were asked for; {len(nodes)} are there", status=503
+                "bad_request", f"{count} nodes were asked for; {len(nodes)} are there", status=400
             )
         hosts = {node.host for node in self._directory.holders(image, Tier.HOST)}
         missing = [node for node in nodes if node.host not in hosts]

@@ -4,7 +4,7 @@ The HTTP side builds a `Call` and reads its events; which instance serves it, st
 and going on elsewhere after a failure are the dispatcher's.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 from registry.change import Snapshot
 from registry.function import FunctionVersion
 from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Tokens, Usage
+from registry.usage import GpuSlice
 
 WAITS_FOR_NODE = "no-node"  # the stage of a call while no node is there at all
 
@@ -25,7 +26,6 @@ class DispatchError(Exception):
     | start_failed | 503; the message carries the last lines of the failing part's log |
     | no_nodes | 503 |
     | timeout | 504; the message names the stage that ran out |
-    | rate_limited | 429 (with retry_after_s) |
     | bad_request | 400 |
     | function_error | 500 |
     | internal | 500 |
@@ -86,12 +86,40 @@ class Assigned:
 Event = Stage | Assigned | Tokens | Usage | Arrays | HandlerChunk
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallUse:
+    """What a call used on one of its instances. `exact`: the node's last word; else what it told before it
+    was lost, and it writes the rest to the ledger by itself (`LostCall`)."""
+
+    gpu: GpuSlice
+    exact: bool
+
+
+Settled = Callable[[Sequence[CallUse]], None]
+"""Hears of calls whose record is in the ledger."""
+
+
+class OpenCall(Protocol):
+    """A call under way: iterate over its events, by one task. The last event of a good call is Usage."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def __anext__(self) -> Event:
+        """Raises DispatchError."""
+        ...
+
+    @property
+    def used(self) -> tuple[CallUse, ...]:
+        """An entry for each instance that worked on it; final once the call's context has been left."""
+        ...
+
+
 class Dispatcher(Protocol):
     """Carries calls to instances. A call's deadlines are its reader's to keep (gateway/callrun.py)."""
 
-    def run(self, call: Call) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Open the call. Leaving the context early cancels it on the node at once. Raises DispatchError
-        on entry (admission) or from the iterator. The last event of a good call is Usage."""
+    def run(self, call: Call) -> AbstractAsyncContextManager[OpenCall]:
+        """Open the call. Raises DispatchError on entry (admission). Leaving the context early cancels it on
+        the node at once, and then waits a moment for the node to say what the call used in all."""
         ...
 
 

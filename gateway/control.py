@@ -15,6 +15,7 @@ from gateway.controller import Controller, LocalDemand
 from gateway.demand import DemandPublisher
 from gateway.directory import Directory, VersionKey
 from gateway.dispatcher import CallDispatcher, DispatchSettings
+from gateway.leadership import TTL_S as LEASE_TTL_S
 from gateway.leadership import Leadership
 from gateway.node_calls import NodeCalls
 from gateway.node_client import Dial
@@ -24,6 +25,7 @@ from gateway.planner import Planner
 from gateway.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.progress import StartProgress
 from gateway.replicator import Replicator
+from gateway.settlement import Settlement
 from gateway.start_assets import StartAssets
 from gateway.sync import DirectorySync
 from gateway.wakeup import Wakeup
@@ -35,7 +37,7 @@ from registry.state import ClusterState
 class ControlSettings:
     """How this side of a gateway behaves."""
 
-    lease_ttl_s: float = 6.0
+    lease_ttl_s: float = LEASE_TTL_S
     demand_ttl_s: float = 10.0
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
@@ -65,6 +67,7 @@ class Control:
     directory: Directory
     changes: Wakeup
     ready: asyncio.Event
+    settlement: Settlement
     _sync: DirectorySync
     _leadership: Leadership
     _controller: Controller
@@ -112,6 +115,7 @@ async def make_control(
     directory, changes, work = Directory(), Wakeup(), Wakeup()
     admission, progress = Admission(settings.limits), StartProgress()
     links = NodeLinks(directory, changes, dial)
+    settlement = Settlement(links)
     sync = DirectorySync(state, directory, changes, clock)
     demand = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     planner = Planner(policy or ConcurrencyTarget(), _instance_id, settings.planner)
@@ -146,7 +150,7 @@ async def make_control(
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}")
-            for part in (sync, links, demand, leadership, controller)
+            for part in (sync, links, demand, leadership, controller, settlement)
         ]
         try:
             yield Control(
@@ -155,12 +159,14 @@ async def make_control(
                 directory=directory,
                 changes=changes,
                 ready=sync.ready,
+                settlement=settlement,
                 _sync=sync,
                 _leadership=leadership,
                 _controller=controller,
                 _admission=admission,
             )
         finally:
+            await asyncio.shield(settlement.flush())
             for task in tasks:
                 task.cancel()
             await asyncio.shield(demand.close())

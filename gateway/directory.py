@@ -7,8 +7,9 @@ keep serving while Redis is away.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from registry.change import (
     Change,
@@ -27,14 +28,15 @@ from registry.function import Function, FunctionVersion
 from registry.instance import InstanceRecord, InstanceState
 from registry.node import NodeRecord, NodeState, Tier
 
+# After an outage of Redis, or of this process, every node has so long to be heard of again.
+GRACE_S = 3.0
 COMING = frozenset({InstanceState.STARTING, InstanceState.LOADING})
 FINAL = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
 _KEPT_FAILURES = 64
 _KEPT_WISHES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class VersionKey:
+class VersionKey(NamedTuple):
     """One version of one function: what calls are routed by."""
 
     function: str
@@ -90,16 +92,22 @@ class RemoteDemand:
 class Directory:
     def __init__(self) -> None:
         self.cursor = ""
+        # Since when the feed is cut off, None while it is followed.
+        self.cut_off_s: float | None = None
+        # Whether a node came back whose instances were dropped with it: only a snapshot tells of them.
+        self.incomplete = False
         self.functions: dict[str, Function] = {}
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
         self.failure_serial = 0
         self._versions: dict[VersionKey, FunctionVersion] = {}
         self._nodes: dict[str, NodeEntry] = {}
+        self._lapsed: dict[str, int] = {}  # node -> its epoch when it was not heard of for too long
         self._instances: dict[str, InstanceRecord] = {}
         self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
         self._leaving: set[str] = set()
         self._demands: dict[str, RemoteDemand] = {}
         self._failures: dict[VersionKey, deque[StartFailure]] = {}
+        self._on_start: list[Callable[[InstanceRecord], None]] = []
 
     def __repr__(self) -> str:
         usable = sum(1 for _ in self.usable_nodes())
@@ -108,14 +116,19 @@ class Directory:
             f"nodes={usable}/{len(self._nodes)} instances={len(self._instances)}>"
         )
 
+    def each_start(self, callback: Callable[[InstanceRecord], None]) -> None:
+        """Call it with each instance that becomes ready while the feed is followed."""
+        self._on_start.append(callback)
+
     # --- the fold
 
     def load(self, snapshot: Snapshot, now: float) -> None:
         """Replace all by a snapshot.
 
         A node that the snapshot lacks but whose channel is up keeps its place and its instances for
-        one more lease: after an outage of Redis its heartbeat may merely be late.
+        one more lease, and no lease ends at once: after an outage of Redis heartbeats may merely be late.
         """
+        self.cut_off_s, self.incomplete, self._lapsed = None, False, {}
         before, held = self._nodes, self._instances
         self.cursor = snapshot.cursor
         self.functions = {f.name: f for f in snapshot.functions}
@@ -126,7 +139,7 @@ class Directory:
             self._nodes[up.record.id] = NodeEntry(
                 record=up.record,
                 ttl_s=up.ttl_s,
-                deadline_s=now + up.ttl_s,
+                deadline_s=now + max(up.ttl_s, GRACE_S),
                 channel_epoch=known.channel_epoch if known else 0,
             )
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
@@ -134,17 +147,14 @@ class Directory:
             self._nodes[id_] = NodeEntry(
                 record=entry.record,
                 ttl_s=entry.ttl_s,
-                deadline_s=now + entry.ttl_s,
+                deadline_s=now + max(entry.ttl_s, GRACE_S),
                 channel_epoch=entry.channel_epoch,
             )
         for instance in held.values():
             if instance.node in kept:
                 self._put_instance(instance)
         for instance in snapshot.instances:
-            node = self._nodes.get(instance.node)
-            # A record older than its node's process is a leftover of a process that died.
-            if node is None or instance.since >= node.record.started_at:
-                self._put_instance(instance)
+            self._put_instance(instance)
         self._leaving &= self._instances.keys()
         for demand in snapshot.demands:
             self._put_demand(demand, now)
@@ -174,11 +184,17 @@ class Directory:
         """Drop nodes and demands whose time is up. Returns whether anything was."""
         nodes = [id_ for id_, entry in self._nodes.items() if entry.deadline_s <= now]
         for id_ in nodes:
+            self._lapsed[id_] = self._nodes[id_].record.epoch
             self._remove_node(id_)
         gateways = [g for g, demand in self._demands.items() if demand.deadline_s <= now]
         for gateway in gateways:
             del self._demands[gateway]
         return bool(nodes or gateways)
+
+    def postpone(self, until: float) -> None:
+        """Let no node's lease end before `until`: nobody has listened to heartbeats for a while."""
+        for id_, entry in self._nodes.items():
+            self._nodes[id_] = replace(entry, deadline_s=max(entry.deadline_s, until))
 
     def next_expiry(self) -> float | None:
         """When `expire` next has something to do, None if never."""
@@ -318,6 +334,8 @@ class Directory:
             return
         if known is not None and up.record.epoch > known.record.epoch:
             self._remove_instances(up.record.id)
+        if known is None and self._lapsed.pop(up.record.id, None) == up.record.epoch:
+            self.incomplete = True
         self._nodes[up.record.id] = NodeEntry(
             record=up.record,
             ttl_s=up.ttl_s,
@@ -349,6 +367,9 @@ class Directory:
             self.start_failed(key, record.instance_id, record.node, record.error or "no reason given")
         if record.state is InstanceState.READY:
             self._failures.pop(key, None)
+            if known is None or known.state in COMING:
+                for callback in self._on_start:
+                    callback(record)
         if record.state in FINAL:
             if known is not None:
                 self._drop_instance(known)

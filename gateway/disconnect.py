@@ -9,6 +9,8 @@ from starlette.types import Receive
 
 from gateway.limits import ClientGone
 
+_BEGIN_S = 0.05
+
 Tick = Callable[[], Awaitable[float]]
 
 
@@ -25,6 +27,7 @@ class Attended:
         self._tick = tick
         self._tick_in_s = tick_in_s
         self._task: asyncio.Task[object] | None = None
+        self._beginning: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._cancelling = 0
         self._fault: Exception | None = None
@@ -38,19 +41,27 @@ class Attended:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        self._watcher = asyncio.create_task(self._watch(), name="attend client")
+        # Most whole answers are over before anybody could have left: they need no watcher. A stream is
+        # watched from its begin, for each event that nobody receives is billed.
+        delay_s = _BEGIN_S if self._tick is None else 0.0
+        self._beginning = self._task.get_loop().call_later(delay_s, self._begin)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None and self._watcher is not None
-        self._watcher.cancel()
+        assert self._task is not None and self._beginning is not None
+        self._beginning.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._fault is None:
             return
         ours = self._task.uncancel() <= self._cancelling
         if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._fault from error
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.create_task(self._watch(), name="attend client")
 
     async def _watch(self) -> None:
         try:
@@ -70,8 +81,11 @@ class Attended:
         when = loop.time() + self._tick_in_s if self._tick is not None else None
         while True:
             try:
-                async with asyncio.timeout_at(when):
+                if when is None:
                     message = await self._receive()
+                else:
+                    async with asyncio.timeout_at(when):
+                        message = await self._receive()
             except TimeoutError:
                 assert self._tick is not None
                 when = loop.time() + await self._tick()

@@ -2,24 +2,24 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.admission import Admission, Lane, Ticket
-from gateway.contract import Call, DispatchError, Event, Stage
+from gateway.contract import Call, DispatchError, OpenCall, Stage
 from gateway.demand import DemandPublisher
 from gateway.directory import Directory, VersionKey
 from gateway.node_client import Links, NodeClient
 from gateway.placement import impossible
 from gateway.progress import StartProgress
-from gateway.router import Slots
+from gateway.router import Slots, slots_of
 from gateway.serving import Outcome, Serving
 from gateway.wakeup import Wakeup
 from registry.change import InstanceChanged
 from registry.clock import Clock
 from registry.instance import InstanceRecord, InstanceState
 
+# How long calls wait for a start while the shared state is away, and no start can be made.
+_CUT_OFF_S = 3.0
 # How soon the controller hears of calls that come and go without waiting.
 _LOAD_DELAY_S = 0.02
 
@@ -70,7 +70,7 @@ class CallDispatcher:
         self._admission = admission
         self._demand = demand
         self._load = load
-        self._clock = clock
+        self.clock = clock
         self._rng = rng or random.Random()
         self._settings = settings or DispatchSettings()
         self._timers: dict[VersionKey, asyncio.TimerHandle] = {}
@@ -81,17 +81,8 @@ class CallDispatcher:
     def __repr__(self) -> str:
         return f"<CallDispatcher {self._admission!r} {self.slots!r}>"
 
-    @asynccontextmanager
-    async def run(self, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
-        ticket = self._enter(VersionKey(call.version.function, call.version.version))
-        events = Serving(self, call, ticket, self._clock).events()
-        try:
-            yield events
-        finally:
-            try:
-                await events.aclose()
-            finally:
-                self._leave(ticket)
+    def run(self, call: Call) -> "_Run":
+        return _Run(self, call)
 
     async def drain(self) -> None:
         """Take nothing new; return once every call is over."""
@@ -118,32 +109,33 @@ class CallDispatcher:
         """Put a call back into its lane, in its place, and learn from what its instance said."""
         instance = ticket.instance
         assert instance is not None
-        self._release(ticket)
+        self.slots.free(instance.instance_id)
         match outcome:
             case Outcome.LOST:
                 self.links.lost(instance.node)
             case Outcome.DRAINING:  # its record will say so any moment
-                until = self._clock.monotonic_s() + self._settings.draining_s
+                until = self.clock.monotonic_s() + self._settings.draining_s
                 self.slots.refuse_until(instance.instance_id, until)
             case Outcome.GONE:
-                self._directory.apply(InstanceChanged(record=_stopped(instance)), self._clock.monotonic_s())
+                self._directory.apply(InstanceChanged(record=_stopped(instance)), self.clock.monotonic_s())
             case Outcome.FULL:
-                until = self._clock.monotonic_s() + self._settings.refused_s
+                until = self.clock.monotonic_s() + self._settings.refused_s
                 self.slots.refuse_until(instance.instance_id, until)
         if failover:
             self.counts.failovers += 1
         else:
             self.counts.rerouted += 1
-        self._admission.hold(ticket, again=True)
+        self._admission.hold_again(ticket)
         self._demand.changed(urgent=True)
         self._changes.notify()  # the directory changed
 
     # --- calls come and go
 
-    def _enter(self, key: VersionKey) -> Ticket:
+    def enter(self, call: Call) -> Ticket:
         self._admission.check_open()
+        key = VersionKey(call.version.function, call.version.version)
         ready = self._directory.ready(key)
-        ticket = Ticket(key, self._clock.monotonic_s(), self._directory.failure_serial, hot=bool(ready))
+        ticket = Ticket(call, self.clock.monotonic_s(), self._directory.failure_serial, hot=bool(ready))
         lane = self._admission.find(key)
         first = lane is None or not lane.held
         self._admission.hold(ticket)
@@ -160,9 +152,9 @@ class CallDispatcher:
             self._load.notify_within(_LOAD_DELAY_S)
         return ticket
 
-    def _leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Ticket) -> None:
         if ticket.instance is not None:
-            self._release(ticket)
+            self.slots.free(ticket.instance.instance_id)
         self._admission.leave(ticket)
         self._demand.changed()
         lane = self._admission.find(ticket.key)
@@ -171,11 +163,6 @@ class CallDispatcher:
         elif self._admission.calls == 0:
             self._idle.set()
         self._load.notify_within(_LOAD_DELAY_S)
-
-    def _release(self, ticket: Ticket) -> None:
-        assert ticket.instance is not None
-        self.slots.free(ticket.instance.instance_id)
-        self._admission.unassign(ticket)
 
     # --- assignment
 
@@ -189,20 +176,23 @@ class CallDispatcher:
     def _assign_held(self, lane: Lane) -> None:
         if not lane.held:
             return
-        now = self._clock.monotonic_s()
+        now = self.clock.monotonic_s()
         ready = self._directory.ready(lane.key)
         if ready and lane.unready:
             lane.unready = False
             for ticket in lane.held:
                 ticket.ready_s = now if ticket.ready_s is None else ticket.ready_s
-        while lane.held:
-            choice = self.slots.choose(ready, self._rng, now)
+        slots = sum(map(slots_of, ready))
+        while (following := lane.held.first()) is not None:
+            # If this one is not owed a slot nobody is: its tenant has the fewest.
+            owed = following.batches and lane.held.is_owed(following.tenant, slots)
+            choice = self.slots.choose(ready, self._rng, now, owed=owed)
             if choice.instance is None:
                 if choice.next_at is not None:
                     self._assign_at(lane.key, choice.next_at - now)
                 return
             self.slots.take(choice.instance.instance_id)
-            self._admission.assign(lane.held[0], choice.instance)
+            self._admission.assign(following, choice.instance)
 
     def _assign_at(self, key: VersionKey, delay_s: float) -> None:
         if key not in self._timers:
@@ -227,12 +217,19 @@ class CallDispatcher:
         """Fail the calls whose function is gone, can run nowhere, or failed to start too often."""
         key, directory = lane.key, self._directory
         version = directory.version(key)
+        deleted = bool(directory.cursor) and key.function not in directory.functions
         nodes = [entry.record for entry in directory.nodes()]
         why = "" if version is None else impossible(version, nodes)
         coming = bool(directory.coming(key))
+        if directory.cut_off_s is not None and self.clock.monotonic_s() - directory.cut_off_s > _CUT_OFF_S:
+            for ticket in list(lane.held):
+                self._admission.refuse(ticket, _no_state())
+            return
+        if not (deleted or why or (directory.failures(key) and not coming)):
+            return  # as nearly always, and then there may be thousands of them
         usable = {node.id for node in directory.usable_nodes()}
         for ticket in list(lane.held):
-            if directory.cursor and key.function not in directory.functions:
+            if deleted:
                 error = DispatchError(
                     "model_not_found", f"the function {key.function} was deleted", status=404
                 )
@@ -254,6 +251,33 @@ class CallDispatcher:
                         retry_after_s=5,
                     ),
                 )
+
+
+def _no_state() -> DispatchError:
+    return DispatchError(
+        "state_unavailable", "the registry does not answer, so nothing can start", status=503, retry_after_s=1
+    )
+
+
+class _Run:
+    """One call, from its entry to its leave."""
+
+    def __init__(self, dispatcher: CallDispatcher, call: Call) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+
+    async def __aenter__(self) -> OpenCall:
+        dispatcher = self._dispatcher
+        self._ticket = dispatcher.enter(self._call)
+        self._serving = Serving(dispatcher, self._call, self._ticket, dispatcher.clock)
+        return self._serving
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._serving.aclose()
+        finally:
+            self._dispatcher.leave(self._ticket)
+            await self._serving.learn_used()
 
 
 def _stopped(instance: InstanceRecord) -> InstanceRecord:

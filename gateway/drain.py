@@ -1,9 +1,14 @@
 """The gateway's life: serving, then draining on SIGTERM until what is in flight has ended."""
 
 import asyncio
+from collections import Counter
 from enum import StrEnum
 
 from gateway.errors import ApiError
+
+# A tenant may take this many times the places that it leaves free: 4 of 5 by itself, 4 of 9 beside another
+# that takes as many, so that others always find some.
+_SHARE_OF_FREE = 4
 
 
 class Phase(StrEnum):
@@ -23,6 +28,7 @@ class Gate:
         self.in_flight = 0
         self.arriving = 0
         self._max_in_flight = max_in_flight
+        self._tenants: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,6 +70,22 @@ class Gate:
             )
         if (taken := self.in_flight + self.arriving) >= self._max_in_flight:
             raise ApiError(503, "overloaded", f"{taken} requests are in flight already", retry_after_s=1)
+
+    def claim(self, tenant: str) -> None:
+        """Put a place that was given to the account of who it is for. Raises ApiError (503) if that tenant
+        has more of them than it may, given how few are left for others."""
+        free = self._max_in_flight - self.in_flight - self.arriving
+        if (own := self._tenants[tenant]) > _SHARE_OF_FREE * free:
+            raise ApiError(
+                503, "overloaded", f"{own} of your requests are in flight already", retry_after_s=1
+            )
+        self._tenants[tenant] += 1
+
+    def release(self, tenant: str) -> None:
+        """A place that was claimed is free."""
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
 
     def leave(self) -> None:
         self.in_flight -= 1

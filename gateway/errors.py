@@ -6,6 +6,7 @@ ApiError
 ├── Unauthorized     401
 ├── Forbidden        403
 ├── ModelNotFound    404
+├── TooMany          429, with Retry-After
 └── Unavailable      503, with Retry-After
 """
 
@@ -100,8 +101,12 @@ class BadRequest(ApiError):
 
 
 class TooMany(ApiError):
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(429, "rate_limited", message, retry_after_s=retry_after_s)
+    """A limit of the caller's key."""
+
+    def __init__(
+        self, message: str, *, code: str, retry_after_s: int, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        super().__init__(429, code, message, retry_after_s=retry_after_s, headers=headers)
 
 
 class Unauthorized(ApiError):

@@ -6,6 +6,7 @@ from starlette.types import Scope
 
 from registry.api_key import ApiKey
 from registry.function import FunctionVersion
+from registry.quota import Place
 
 _KEY = "hypercast"
 
@@ -24,6 +25,8 @@ class Exchange:
     start_kind: str = ""
     node: str = ""
     error_code: str = ""
+    place: Place | None = None  # of a key with limits
+    rate_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
     def caller(self) -> ApiKey:

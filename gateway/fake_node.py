@@ -16,9 +16,11 @@ from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.messages import (
     Array,
     Arrays,
+    CallsUsed,
     Compute,
     Done,
     DropImage,
+    EndCalls,
     Generate,
     GetStatus,
     HandlerChunk,
@@ -29,9 +31,11 @@ from registry.messages import (
     LogLines,
     NodeStatus,
     Request,
+    SettleCalls,
     StartInstance,
     StopInstance,
     TailLogs,
+    TokenLogprob,
     Tokens,
     UnkeepImage,
     Usage,
@@ -40,10 +44,12 @@ from registry.messages import (
 from registry.node import Holding, NodeRecord, NodeState, Tier
 from registry.state import ClusterState
 
+OUTPUT_US = 10
 
-def next_token(context: tuple[int, ...]) -> int:
+
+def next_token(context: tuple[int, ...], vocabulary: int = 50_000) -> int:
     """The token after `context`: different for different contexts, nearly always."""
-    return (sum((i + 1) * token for i, token in enumerate(context[-16:])) * 31 + len(context)) % 50_000
+    return (sum((i + 1) * token for i, token in enumerate(context[-16:])) * 31 + len(context)) % vocabulary
 
 
 def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
@@ -77,8 +83,10 @@ class FakeNode:
         allows_handlers: bool = True,
         reads_store: bool = True,
         ttl_s: float = 60.0,
+        vocabulary: int = 50_000,
     ) -> None:
         self.id = id_
+        self._vocabulary = vocabulary
         self.alive = False
         self.counts: Counter[str] = Counter()
         self.channels: set[FakeChannel] = set()
@@ -87,6 +95,11 @@ class FakeNode:
         self.token = Gate()  # before each token
         self.start_error: RemoteError | None = None
         self.call_errors: list[RemoteError] = []  # one for each of the next calls
+        self.dies_after: int | None = None  # so many more tokens, then it is killed
+        self.asked: list[Generate] = []
+        self.used_us: dict[str, int] = {}  # by call, until it is settled
+        self.lost_us: dict[str, int] = {}  # by call, where a channel broke before it was settled
+        self.settled: list[tuple[str, ...]] = []
         self._state = state
         self._net = net
         self._ended = Wakeup()
@@ -152,6 +165,8 @@ class FakeNode:
 
     async def cut(self) -> None:
         """Break all channels."""
+        self.lost_us |= self.used_us
+        self.used_us.clear()
         for channel in list(self.channels):
             await channel.aclose()
 
@@ -164,6 +179,10 @@ class FakeNode:
         """Return once so many more calls have come to their end here."""
         until = self.counts["served"] + calls
         await self._ended.wait_for(lambda: self.counts["served"] >= until)
+
+    async def settles(self) -> None:
+        """Return once no call here waits to be settled."""
+        await self._ended.wait_for(lambda: not self.used_us)
 
     def holds(self, image: str, tier: Tier) -> bool:
         return any(h.image == image and tier in h.tiers for h in self._record.holdings)
@@ -195,6 +214,14 @@ class FakeNode:
                 await send(LogLines(lines=(f"a line of {function}",)))
             case GetStatus():
                 await send(NodeStatus(record=self._record))
+            case EndCalls(request_ids=ids):
+                await send(CallsUsed(gpu_us={id_: self.used_us[id_] for id_ in ids if id_ in self.used_us}))
+            case SettleCalls(request_ids=ids):
+                self.settled.append(ids)
+                for id_ in ids:
+                    self.used_us.pop(id_, None)
+                await send(Done())
+                self._ended.notify()
 
     async def _start(self, request: StartInstance, send: Send) -> None:
         self.counts["starts"] += 1
@@ -324,20 +351,46 @@ class FakeNode:
 
     async def _work(self, work: Generate | Compute | InvokeHandler, send: Send) -> None:
         prompt = made = 0
+        self.used_us[work.request_id] = 0
         match work:
             case Generate(prompt_ids=ids, generated_ids=generated, sampling=sampling):
+                self.asked.append(work)
                 context = ids + generated
                 for i in range(len(generated), sampling.max_tokens):
                     await self.token.through()
-                    context += (next_token(context),)
-                    last = i + 1 == sampling.max_tokens
-                    await send(Tokens(ids=context[-1:], finish_reason="length" if last else ""))
+                    context += (next_token(context, self._vocabulary),)
+                    reason = "length" if i + 1 == sampling.max_tokens else ""
+                    used_us = self._use(work)
+                    logprobs = () if sampling.logprobs is None else (TokenLogprob(-context[-1] / 1000),)
+                    await send(
+                        Tokens(ids=context[-1:], logprobs=logprobs, finish_reason=reason, gpu_us=used_us)
+                    )
                     made += 1
+                    await self._die_in_time()
                 prompt = len(ids)
             case Compute():
                 await self.token.through()
+                self._use(work)
                 await send(Arrays(arrays={"embeddings": Array(dtype="float32", shape=(0,), data=b"")}))
             case InvokeHandler(body=body):
                 await self.token.through()
+                self._use(work)
                 await send(HandlerChunk(data=body))
-        await send(Usage(prompt_tokens=prompt, completion_tokens=made, gpu_us=10, queue_us=0, exec_us=10))
+        used_us = self.used_us.get(work.request_id, 0)
+        await send(
+            Usage(prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, queue_us=0, exec_us=used_us)
+        )
+
+    async def _die_in_time(self) -> None:
+        if self.dies_after is None:
+            return
+        self.dies_after -= 1
+        if not self.dies_after:
+            await self.kill()
+        if not self.alive:
+            await asyncio.Event().wait()  # nothing of a dead node is heard
+
+    def _use(self, work: Generate | Compute | InvokeHandler) -> int:
+        book = self.lost_us if work.request_id in self.lost_us else self.used_us
+        book[work.request_id] = used_us = book.get(work.request_id, 0) + OUTPUT_US
+        return used_us

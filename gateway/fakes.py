@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.contract import Assigned, Call, Event, Stage
+from gateway.contract import Assigned, Call, CallUse, Event, OpenCall, Stage
 from registry.change import Snapshot
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
 from registry.function import FunctionVersion
 from registry.messages import Compute, Generate, InvokeHandler, Tokens, Usage
 from registry.state import ClusterState
+from registry.usage import GpuSlice
 
 Script = Callable[[Call], AsyncIterator[Event]]
 
@@ -44,6 +45,47 @@ async def repeat_prompt(call: Call) -> AsyncIterator[Event]:
     )
 
 
+class PlayedCall:
+    """An OpenCall that plays a script; what it used is what the script's outputs say."""
+
+    def __init__(self, call: Call, script: Script) -> None:
+        self.ended = False
+        self._call = call
+        self._source = script(call)
+        self._assigned: Assigned | None = None
+        self._gpu_us = 0
+
+    def __aiter__(self) -> "PlayedCall":
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._source)
+        match event:
+            case Assigned():
+                self._assigned = event
+            case Tokens(gpu_us=gpu_us):
+                self._gpu_us = max(self._gpu_us, gpu_us)
+            case Usage(gpu_us=gpu_us):
+                self.ended = True
+                self._gpu_us = max(self._gpu_us, gpu_us)
+        return event
+
+    @property
+    def used(self) -> tuple[CallUse, ...]:
+        if self._assigned is None:
+            return ()
+        gpu = GpuSlice(
+            call_id=self._call.request_id,
+            instance_id=self._assigned.instance_id,
+            node=self._assigned.node,
+            gpu_us=self._gpu_us,
+        )
+        return (CallUse(gpu=gpu, exact=self.ended),)
+
+    async def aclose(self) -> None:
+        await self._source.aclose()  # type: ignore[attr-defined]
+
+
 @dataclass
 class FakeDispatcher:
     """Plays `script` for each call; knows which calls are open and which were left early."""
@@ -55,23 +97,15 @@ class FakeDispatcher:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @asynccontextmanager
-    async def run(self, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+    async def run(self, call: Call) -> AsyncIterator[OpenCall]:
         self.calls.append(call)
         await self._note(lambda: self.open.add(call.request_id))
-        ended = False
-
-        async def events() -> AsyncIterator[Event]:
-            nonlocal ended
-            async for event in self.script(call):
-                ended = isinstance(event, Usage)
-                yield event
-
-        source = events()
+        played = PlayedCall(call, self.script)
         try:
-            yield source
+            yield played
         finally:
-            await source.aclose()  # type: ignore[attr-defined]
-            if not ended:
+            await played.aclose()
+            if not played.ended:
                 self.left_early.append(call.request_id)
             await self._note(lambda: self.open.discard(call.request_id))
 

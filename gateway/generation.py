@@ -94,6 +94,7 @@ async def run_choice(job: Job, assets: ModelAssets, choice: Choice, listener: Li
         instance_id="",
         prompt_ids=choice.prompt_ids,
         sampling=choice.sampling,
+        flow=job.exchange.caller.tenant,
     )
     text: TextStream = (
         NoText() if assets.tokenizer is None else Detokenizer(assets.tokenizer, choice.prompt_ids)
@@ -116,6 +117,7 @@ async def _follow(run: CallRun, cutter: "_Cutter", job: Job, listener: Listener)
                 delta = cutter.cut(event)
                 finished = bool(delta.finish_reason)
                 await listener.delta(delta)
+                run.note_passed(len(event.ids))
                 if cutter.stopped:
                     return
             case Usage():

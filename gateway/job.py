@@ -132,11 +132,12 @@ class Job:
     async def _bill(self, status: RequestStatus) -> None:
         self._settled = True
         self._measure()
+        self._services.quotas.leave(self.exchange)
         await self._services.biller.settle(self.exchange, self.version, self.runs, status)
+        await self._services.quotas.left(self.exchange)
 
     def _measure(self) -> None:
         metrics, function = self._services.metrics, self.version.function
-        metrics.gpu_seconds.labels("busy").inc(sum(run.gpu_us for run in self.runs) / 1e6)
         for run in self.runs:
             if (first_s := run.first_output_after_s) is not None:
                 metrics.first_token.labels(function, self.exchange.start_kind).observe(first_s)

@@ -12,6 +12,11 @@ log = logging.getLogger(__name__)
 
 LEASE = "controller"
 
+# When a gateway dies another one leads after at most TTL_S and the pause between two tries. A gateway
+# that is merely busy may miss several renewals in a row.
+TTL_S = 2.5
+_TRIES = 5  # in the time of a lease
+
 
 class Leadership:
     """`epoch` is this gateway's epoch while it holds the lease, else None.
@@ -21,7 +26,7 @@ class Leadership:
     """
 
     def __init__(
-        self, state: ClusterState, holder: str, changes: Wakeup, clock: Clock, *, ttl_s: float = 6.0
+        self, state: ClusterState, holder: str, changes: Wakeup, clock: Clock, *, ttl_s: float = TTL_S
     ) -> None:
         self._state = state
         self._holder = holder
@@ -43,8 +48,7 @@ class Leadership:
         try:
             while True:
                 await self._renew()
-                # Renewing early leaves two more tries; asking for another's lease is as often.
-                await asyncio.sleep(self._ttl_s / 3)
+                await asyncio.sleep(self._ttl_s / _TRIES)
         finally:
             await asyncio.shield(self._release())
 

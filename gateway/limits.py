@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope
 
+from gateway.eager import within
 from gateway.errors import ApiError, BadRequest, from_validation
 from gateway.settings import JsonBounds, RequestLimits
 
@@ -41,10 +42,13 @@ def too_large(limit_bytes: int) -> ApiError:
 async def next_chunk(receive: Receive, idle_s: float) -> Message:
     """The next part of a body. Raises ApiError (408) if none comes."""
     try:
-        async with asyncio.timeout(idle_s):
-            return await receive()
+        return await within(idle_s, _received(receive))
     except TimeoutError:
         raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None
+
+
+async def _received(receive: Receive) -> Message:
+    return await receive()
 
 
 def _too_slow(message: str) -> ApiError:
@@ -61,8 +65,7 @@ async def read_body(
     if announced is not None and announced > limit_bytes:
         raise too_large(limit_bytes)
     try:
-        async with asyncio.timeout(limits.body_total_s):
-            return await _read(receive, limit_bytes, limits.body_idle_s)
+        return await within(limits.body_total_s, _read(receive, limit_bytes, limits.body_idle_s))
     except TimeoutError:
         raise _too_slow(f"the body took more than {limits.body_total_s:g} s") from None
 

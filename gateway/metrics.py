@@ -3,17 +3,21 @@
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from registry.change import Snapshot
-from registry.instance import InstanceState
+from registry.instance import InstanceRecord, InstanceState
+
+_CHILDREN = 4096
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_START_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +67,27 @@ class Metrics:
         self.held = Gauge(
             "hypercast_held_requests", "Requests that wait for an instance.", ("function",), registry=registry
         )
-        self.gpu_seconds = Counter(
-            "hypercast_gpu_seconds", "Accelerator time by use.", ("kind",), registry=registry
+        self.phases = Histogram(
+            "hypercast_init_duration_seconds",
+            "Length of each phase of an instance's start.",
+            ("function", "stage"),
+            buckets=_START_S,
+            registry=registry,
+        )
+        self.spooled = Gauge(
+            "hypercast_spooled_records",
+            "Records of failed requests that wait for the ledger.",
+            registry=registry,
         )
         registry.register(_ClusterCollector(view, control))
+        # Finding a child by its labels costs more than counting in it.
+        for metric in (self.requests, self.duration, self.first_token, self.per_token, self.held):
+            metric.labels = lru_cache(_CHILDREN)(metric.labels)  # type: ignore[assignment,method-assign]
+
+    def note_start(self, instance: InstanceRecord) -> None:
+        """An instance has become ready: once a start."""
+        for stage, length_ms in instance.phases_ms.items():
+            self.phases.labels(instance.function, stage).observe(length_ms / 1000)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -87,31 +108,21 @@ class _ClusterCollector:
         instances = GaugeMetricFamily(
             "hypercast_instances", "Instances by state.", labels=("function", "state")
         )
-        phases = GaugeMetricFamily(
-            "hypercast_init_duration_seconds",
-            "Length of each start phase, mean over the instances that are up.",
-            labels=("function", "stage"),
-        )
         counts: Tally[tuple[str, str]] = Tally()
-        sums: dict[tuple[str, str], list[float]] = {}
         for instance in view.instances:
             counts[instance.function, instance.state] += 1
-            for stage, length_ms in instance.phases_ms.items():
-                sums.setdefault((instance.function, stage), []).append(length_ms / 1000)
         for function in view.functions:
             for state in (InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY):
                 counts[function.name, state] += 0
         for key, count in sorted(counts.items()):
             instances.add_metric(key, count)
-        for key, lengths in sorted(sums.items()):
-            phases.add_metric(key, sum(lengths) / len(lengths))
         nodes = GaugeMetricFamily("hypercast_nodes", "Nodes by state.", labels=("state",))
         for state_name, count in sorted(Tally(str(up.record.state) for up in view.nodes).items()):
             nodes.add_metric((state_name,), count)
         yield instances
-        yield phases
         yield nodes
         yield from _node_counters(view)
+        yield _gpu_seconds(view)
         if self._control is not None:
             yield from _control(self._control())
 
@@ -132,6 +143,17 @@ def _node_counters(view: Snapshot) -> Iterator[Metric]:
             if counter in up.record.counters:
                 family.add_metric((up.record.id,), up.record.counters[counter])
         yield family
+
+
+def _gpu_seconds(view: Snapshot) -> Metric:
+    family = CounterMetricFamily(
+        "hypercast_gpu_seconds", "Accelerator time while instances were present.", labels=("kind", "node")
+    )
+    for up in view.nodes:
+        for kind in ("busy", "loading", "idle"):
+            if (spent_us := up.record.counters.get(f"{kind}_us")) is not None:
+                family.add_metric((kind, up.record.id), spent_us / 1e6)
+    return family
 
 
 def _control(facts: ControlFacts) -> Iterator[Metric]:

@@ -1,21 +1,23 @@
 """What every request passes: its id, the gate, its key, and at the end its log line and metrics."""
 
-import asyncio
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import exchange as exchanges
+from gateway.access_log import AccessLog
 from gateway.auth import authorize, is_open
 from gateway.drain import Gate
+from gateway.eager import within
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
 from gateway.limits import ClientGone
 from gateway.services import Services
 
-_log = logging.getLogger("hypercast.access")
+_log = logging.getLogger("hypercast.gateway")
 
+_PATH_TOLD = 256  # bytes of a path in the access log
 _FOLLOWS = "/logs"
 _UPLOADS = "/admin/blobs/"
 CLIENT_GONE = 499  # for log and metrics alone: nobody is left to receive it
@@ -26,6 +28,7 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
+        self._access = AccessLog()
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +43,7 @@ class RequestMiddleware:
             received_s=clock.monotonic_s(),
         )
         exchanges.put(scope, exchange)
-        reply = _Reply(send, exchange.request_id, self._services.settings.streams.write_timeout_s)
+        reply = _Reply(send, exchange, self._services)
         try:
             await self._pass(scope, receive, reply, headers, exchange)
         except ClientGone:
@@ -64,13 +67,14 @@ class RequestMiddleware:
         place = _Place(self._services.gate, scope, receive)
         try:
             exchange.key = await self._services.auth.authenticate(headers.get(b"authorization"))
+            place.claim(exchange.key.tenant)
             authorize(exchange.key, scope["path"])
             if scope["path"].endswith(_FOLLOWS):
                 place.leave()  # somebody who watches the log holds up no shutdown
             if scope["path"].startswith("/admin/"):
                 await self._app(scope, place.receive, reply.send)
             else:
-                with self._services.concurrency.admit(exchange.key):
+                async with self._services.quotas.admit(exchange):
                     await self._app(scope, place.receive, reply.send)
         finally:
             place.leave()
@@ -96,27 +100,20 @@ class RequestMiddleware:
     def _finish(self, scope: Scope, exchange: Exchange, status: int) -> None:
         taken_s = self._services.clock.monotonic_s() - exchange.received_s
         open_path = is_open(scope["path"])
-        _log.log(
-            logging.DEBUG if open_path else logging.INFO,
-            "%s %s %s %d %.1f ms function=%s:%d start=%s node=%s key=%s code=%s",
-            exchange.request_id,
-            scope["method"],
-            scope["path"],
-            status,
-            taken_s * 1000,
-            exchange.function or "-",
-            exchange.version,
-            exchange.start_kind or "-",
-            exchange.node or "-",
-            exchange.key.id if exchange.key else "-",
-            exchange.error_code or "-",
-        )
+        if not open_path:
+            self._access.line(
+                f"{exchange.request_id} {scope['method']} {_told(scope)} {status} {taken_s * 1000:.1f} ms "
+                f"function={exchange.function or '-'}:{exchange.version} start={exchange.start_kind or '-'} "
+                f"node={exchange.node or '-'} key={exchange.key.id if exchange.key else '-'} "
+                f"code={exchange.error_code or '-'}"
+            )
+        metrics, code = self._services.metrics, exchange.error_code or str(status)
         if exchange.function and not scope["path"].startswith("/admin/"):
-            metrics = self._services.metrics
-            code = exchange.error_code or str(status)
             labels = (exchange.function, str(exchange.version), exchange.start_kind, code)
             metrics.requests.labels(*labels).inc()
             metrics.duration.labels(exchange.function).observe(taken_s)
+        elif status == 429:
+            metrics.requests.labels("", "", "", code).inc()  # refused before its body was read
 
 
 class _Place:
@@ -129,6 +126,7 @@ class _Place:
         self._gate = gate
         self._receive = receive
         self._left = False
+        self._tenant: str | None = None
         self._arriving = _brings_body(scope) and not scope["path"].startswith(_UPLOADS)
         if self._arriving:
             gate.arrive()
@@ -142,11 +140,18 @@ class _Place:
             self._arriving = False
         return message
 
+    def claim(self, tenant: str) -> None:
+        """Raises ApiError (503) if the tenant has too many places."""
+        self._gate.claim(tenant)
+        self._tenant = tenant
+
     def leave(self) -> None:
         """Idempotent."""
         if self._left:
             return
         self._left = True
+        if self._tenant is not None:
+            self._gate.release(self._tenant)
         if self._arriving:
             self._gate.give_up()
         else:
@@ -161,13 +166,17 @@ def _brings_body(scope: Scope) -> bool:
 
 
 class _Reply:
-    """Adds the request id to the head and remembers the status. A client that takes nothing of a whole
-    reply for `write_timeout_s` counts as gone, as one of a stream does (gateway/sse.py)."""
+    """Adds the request id and what is left of the key's rates to the head, and remembers the status.
 
-    def __init__(self, send: Send, request_id: str, write_timeout_s: float) -> None:
+    A client that takes nothing of a whole reply for `write_timeout_s` counts as gone, as one of a stream
+    does (gateway/sse.py).
+    """
+
+    def __init__(self, send: Send, exchange: Exchange, services: Services) -> None:
         self._send = send
-        self._write_timeout_s = write_timeout_s
-        self._request_id = request_id.encode()
+        self._write_timeout_s = services.settings.streams.write_timeout_s
+        self._quotas = services.quotas
+        self._exchange = exchange
         self.status = 0
         self.started = False
 
@@ -175,16 +184,28 @@ class _Reply:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            named = (b"x-request-id", self._exchange.request_id.encode())
+            headers = [*message.get("headers", ()), named, *self._exchange.rate_headers]
             message = {**message, "headers": headers}
         elif message.get("more_body", False):
             await self._send(message)  # of a stream, which keeps its own time
             return
+        elif self._exchange.place is not None:
+            self._quotas.leave(self._exchange)
+            await self._quotas.left(self._exchange)
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._send(message)
+            await within(self._write_timeout_s, self._passed(message))
         except TimeoutError:
             raise ClientGone("the client takes nothing") from None
+
+    async def _passed(self, message: Message) -> None:
+        await self._send(message)
+
+
+def _told(scope: Scope) -> str:
+    """The path as it was sent, percent signs and all: decoded it could end the line and forge others."""
+    path: str = scope["raw_path"][:_PATH_TOLD].decode("ascii", "backslashreplace")
+    return path if path.isprintable() else repr(path)
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

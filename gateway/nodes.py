@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _DIAL_S = 5.0
 _FIRST_WAIT_S = 0.05
-_LAST_WAIT_S = 2.0
+_LAST_WAIT_S = 1.0
 
 
 @dataclass(slots=True)

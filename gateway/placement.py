@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.function import FunctionVersion, Task
+from registry.function import FunctionVersion
 from registry.instance import InstanceRecord
 from registry.messages import Holder
 from registry.node import NodeRecord, Tier
@@ -100,7 +100,7 @@ def sites(
     host_holders = {n.host for n in nodes if image and _holds(n, image, Tier.HOST)}
     found = []
     for node in nodes:
-        if version.task is Task.HANDLER and not node.allows_handlers:
+        if version.runs_user_code and not node.allows_handlers:
             continue
         rank = _NEAREST[tier_of(node, image)] if image else 0
         if rank > _NEAREST[Tier.HOST] and node.host in host_holders:
@@ -241,7 +241,7 @@ def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
     if not nodes:
         return ""
     able = nodes
-    if version.task is Task.HANDLER:
+    if version.runs_user_code:
         able = [node for node in nodes if node.allows_handlers]
         if not able:
             return "handlers are not allowed on any node (start an invoker with --allow-handlers)"

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from gateway.errors import Unavailable
 from registry.errors import StateUnavailable
+from registry.prices import DEFAULT_RATES, rate_for
 from registry.state import State
 from registry.usage import Rate
 
 _log = logging.getLogger("hypercast.gateway")
 
-_BEAT_S = 1.0
-_RATES_BEATS = 5
+_BEAT_S = 0.5
+_PATIENCE_S = 1.5  # for an answer: a silent Redis is noticed within two seconds
+_RATES_BEATS = 10
 
 
 class Pulse:
@@ -22,16 +24,30 @@ class Pulse:
         self._state = state
         self.alive = False
         self.rates: Sequence[Rate] = ()
+        self._found: dict[str, Rate] = {}
+        self._found_in: Sequence[Rate] = self.rates
 
     def __repr__(self) -> str:
         return f"<Pulse {'alive' if self.alive else 'silent'} rates={len(self.rates)}>"
 
+    def rate(self, gpu_type: str) -> Rate:
+        """The rate in force for a device. Raises NotFound."""
+        if self._found_in is not self.rates:
+            self._found_in, self._found = self.rates, {}
+        rate = self._found.get(gpu_type)
+        if rate is None:
+            rate = self._found[gpu_type] = rate_for(gpu_type, self.rates or DEFAULT_RATES)
+        return rate
+
     async def beat(self, *, rates: bool) -> None:
         """Ask once."""
         try:
-            await self._state.ping()
-            if rates:
-                self.rates = await self._state.rates()
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._state.ping()
+                if rates:
+                    self.rates = await self._state.rates()
+        except TimeoutError:
+            self.note(alive=False, reason=f"no answer within {_PATIENCE_S:g} s")
         except StateUnavailable as error:
             self.note(alive=False, reason=str(error))
         else:
@@ -58,5 +74,7 @@ class Pulse:
         """Raise Unavailable while no request could be billed: such a request is not begun."""
         if not self.alive:
             raise Unavailable(
-                "the registry does not answer, so nothing can be billed", code="state_unavailable"
+                "the registry does not answer, so nothing can be billed",
+                code="state_unavailable",
+                retry_after_s=1,
             )

@@ -69,9 +69,10 @@ class Replicator:
                 continue
             for instance in directory.instances():
                 same = (instance.function, instance.version) == (version.function, version.version)
-                fresh = instance.state is InstanceState.READY and wall - instance.since < _SETTLE_S
+                # Clocks differ, and steps of them must not hold a copy up.
+                fresh = instance.state is InstanceState.READY and abs(wall - instance.since) < _SETTLE_S
                 if same and fresh:
-                    found = max(found or 0.0, instance.since + _SETTLE_S)
+                    found = max(found or 0.0, min(wall, instance.since) + _SETTLE_S)
         return found
 
     def _drop_surplus(self, directory: Directory, plan: Plan, now: float, wall: float) -> None:

@@ -4,13 +4,30 @@ from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 
-def json_response(body: bytes, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Response:
+class JsonReply(Response):
+    """Encoded JSON as a whole answer, without what a general response prepares."""
+
+    def __init__(self, body: bytes, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.body = body
+        self.status_code = status
+        self._given = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._given]
+        headers.append((b"content-length", b"%d" % len(self.body)))
+        headers.append((b"content-type", b"application/json"))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_response(body: bytes, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
     """Encoded JSON as a response."""
-    return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
+    return JsonReply(body, status, headers)
 
 
-def encoded(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Response:
+def encoded(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
     """Any record as JSON."""
     return json_response(msgspec.json.encode(value), status=status, headers=headers)

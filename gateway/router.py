@@ -1,5 +1,6 @@
 """Which ready instance takes a call: least loaded, within each instance's own limit. Pure."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,17 @@ class Choice:
 
     instance: InstanceRecord | None
     next_at: float | None = None
+
+
+def slots_of(instance: InstanceRecord) -> int:
+    """How many calls it takes at once."""
+    return instance.max_concurrency or DEFAULT_CONCURRENCY
+
+
+def spare_of(slots: int) -> int:
+    """How many more it takes for tenants that have less than their share: they need not wait until a call
+    of the others ends, and the others get no slot until all is within the limit again."""
+    return slots // 2
 
 
 class Slots:
@@ -45,18 +57,24 @@ class Slots:
         """The instance is full with other gateways' calls: leave it alone until then."""
         self._full_until[instance_id] = until
 
-    def choose(self, ready: Iterable[InstanceRecord], rng: random.Random, now: float) -> Choice:
-        """The least loaded instance with a free slot, ties by `rng`."""
+    def choose(
+        self, ready: Iterable[InstanceRecord], rng: random.Random, now: float, *, owed: bool = False
+    ) -> Choice:
+        """The least loaded instance with a free slot, ties by `rng`; a call that is `owed` one gets it even
+        where all are taken, within reason."""
         if self._full_until:
             self._full_until = {id_: until for id_, until in self._full_until.items() if until > now}
         best: list[InstanceRecord] = []
-        best_load, next_at = 1.0, None
+        best_load, next_at = math.inf, None
         for instance in ready:
             until = self._full_until.get(instance.instance_id)
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
                 continue
-            load = self._in_flight[instance.instance_id] / (instance.max_concurrency or DEFAULT_CONCURRENCY)
+            slots, taken = slots_of(instance), self._in_flight[instance.instance_id]
+            if taken >= slots + (spare_of(slots) if owed else 0):
+                continue
+            load = taken / slots
             if load < best_load:
                 best, best_load = [instance], load
             elif best and load == best_load:

@@ -16,6 +16,7 @@ from gateway.handler_reply import HandlerReply
 from gateway.images import pixels
 from gateway.job import Job
 from gateway.limits import check_json, decode, decode_large, read_body
+from gateway.parameters import TOP_K
 from gateway.responses import encoded
 from gateway.routes_embeddings import EmbeddingRoutes
 from gateway.routes_generate import GenerateRoutes
@@ -87,7 +88,7 @@ class FunctionRoutes:
         assets = await self._services.assets.get(version)
         image: str | bytes | list[object]
         if _is_image(request):
-            image, top_k = body, _top_k(request)
+            image, top_k = body, TOP_K.read(request)
         else:
             limits = self._services.settings.limits
             asked = await decode_large(body, self._classify, limits, limits.image_json)
@@ -175,10 +176,3 @@ def _convert(given: Object, kind: type[T]) -> T:
 
 def _is_image(request: Request) -> bool:
     return request.headers.get("content-type", "").lower().startswith("image/")
-
-
-def _top_k(request: Request) -> int:
-    text = request.query_params.get("top_k", "5")
-    if not text.isdigit() or not 1 <= int(text) <= 1000:
-        raise Unprocessable("top_k must be 1 to 1000", param="top_k")
-    return int(text)

@@ -8,7 +8,10 @@ from msgspec import Meta
 from gateway.schemas_openai import Input
 
 # Base64, a data URL or a nested array: see gateway/preprocess.py.
-Image = Annotated[str, Meta(min_length=1)] | Annotated[list[Any], Meta(min_length=1)]
+Image = (
+    Annotated[str, Meta(min_length=1, max_length=32 << 20)]
+    | Annotated[list[Any], Meta(min_length=1, max_length=1 << 20)]
+)
 TopK = Annotated[int, Meta(ge=1, le=1000)]
 
 

@@ -13,8 +13,18 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=16)] | None
-Input = Annotated[str, Meta(min_length=1)] | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+# A body holds no more than this anyway (see gateway/settings.py): said here, so that clients know.
+_MOST_TEXT = 4 << 20
+_MOST_ITEMS = (1 << 19) + 1
+Words = Annotated[str, Meta(max_length=_MOST_TEXT)]
+ShortWords = Annotated[str, Meta(max_length=1024)]
+Ids = Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
+Input = (
+    Annotated[str, Meta(min_length=1, max_length=_MOST_TEXT)]
+    | Annotated[list[Words | int | Ids], Meta(min_length=1, max_length=_MOST_ITEMS)]
+)
 Object = dict[str, Any]
+Objects = Annotated[list[Object], Meta(max_length=256)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +53,10 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    user: str | None = None
+    logit_bias: (
+        Annotated[dict[ShortWords, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
+    ) = None
+    user: ShortWords | None = None
 
 
 class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
@@ -54,36 +66,36 @@ class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    suffix: str | None = None
+    suffix: Words | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message; only `text` parts can be understood."""
 
-    type: str
-    text: str | None = None
+    type: ShortWords
+    text: Words | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[Object] | None = None
-    tool_call_id: str | None = None
+    content: Words | Annotated[list[ContentPart], Meta(max_length=4096)] | None = None
+    name: ShortWords | None = None
+    tool_calls: Objects | None = None
+    tool_call_id: ShortWords | None = None
 
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Object], Meta(min_length=1)]
+    messages: Annotated[list[Object], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Annotated[list[Object], Meta(max_length=256)] | None = None
-    tool_choice: str | Object | None = None
-    functions: list[Object] | None = None
+    tools: Objects | None = None
+    tool_choice: ShortWords | Object | None = None
+    functions: Objects | None = None
     response_format: Object | None = None
     chat_template_kwargs: Object | None = None
 
@@ -95,7 +107,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=65_536)] | None = None
-    user: str | None = None
+    user: ShortWords | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,12 +6,14 @@ this gateway is leaving: here it goes on listening, and answering 503, until all
 
 import asyncio
 import logging
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.drain import Gate
+from gateway.http_protocol import BoundedHttpProtocol
 from gateway.settings import GatewaySettings
 
 _log = logging.getLogger("hypercast.gateway")
@@ -30,7 +32,11 @@ class GatewayServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http="httptools",
+                http=partial(  # type: ignore[arg-type]
+                    BoundedHttpProtocol,
+                    head_s=settings.limits.body_idle_s,
+                    stuck_s=settings.streams.write_timeout_s,
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from gateway.assets import AssetCache
 from gateway.auth import Authenticator
 from gateway.billing import Biller
-from gateway.concurrency import KeyConcurrency
-from gateway.contract import Blobs, Cluster, Dispatcher
+from gateway.contract import Blobs, Cluster, Dispatcher, Settled
 from gateway.drain import Gate
 from gateway.functions import Functions
 from gateway.metrics import Metrics
+from gateway.places import Places
 from gateway.pulse import Pulse
+from gateway.quotas import Quotas
 from gateway.settings import GatewaySettings
 from registry.clock import Clock
 from registry.state import State
@@ -30,7 +31,8 @@ class Services:
     pulse: Pulse
     gate: Gate
     auth: Authenticator
-    concurrency: KeyConcurrency
+    quotas: Quotas
+    places: Places
     functions: Functions
     assets: AssetCache
     biller: Biller
@@ -38,6 +40,7 @@ class Services:
     async def aclose(self) -> None:
         """Finish bills under way and stop loads; what was passed in is its owner's."""
         await self.biller.aclose()
+        await self.places.aclose()
         await self.assets.aclose()
 
 
@@ -49,10 +52,14 @@ def make_services(
     dispatcher: Dispatcher,
     cluster: Cluster,
     clock: Clock,
+    settled: Settled,
     metrics: Metrics | None = None,
 ) -> Services:
     """Build the parts that the gateway's HTTP side owns around those that it is given."""
-    pulse = Pulse(state)
+    pulse, places = Pulse(state), Places(state, clock)
+    biller = Biller(state, pulse, clock, settled)
+    metrics = metrics or Metrics(cluster.view)
+    metrics.spooled.set_function(lambda: len(biller.spool))
     return Services(
         settings=settings,
         state=state,
@@ -60,12 +67,13 @@ def make_services(
         dispatcher=dispatcher,
         cluster=cluster,
         clock=clock,
-        metrics=metrics or Metrics(cluster.view),
+        metrics=metrics,
         pulse=pulse,
         gate=Gate(settings.max_in_flight),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
-        concurrency=KeyConcurrency(),
+        quotas=Quotas(state, places, pulse, clock),
+        places=places,
         functions=Functions(cluster, state, clock),
         assets=AssetCache(blobs),
-        biller=Biller(state, pulse, clock),
+        biller=biller,
     )

@@ -2,19 +2,21 @@
 
 Until the first output any work may be repeated on another instance. After it, a generation still
 goes on where it was: a draw depends on (seed, position) alone, so that the tokens so far, sent along
-as `generated_ids`, give the same continuation anywhere. What a lost node had computed is not billed.
+as `generated_ids`, give the same continuation anywhere.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from gateway.admission import Ticket
-from gateway.contract import Assigned, Call, DispatchError, Event, Stage
+from gateway.attempts import Attempt, ask_used
+from gateway.contract import Assigned, Call, CallUse, DispatchError, Event, Stage
 from gateway.directory import VersionKey
 from gateway.node_client import NodeClient
+from gateway.outlast import outlast
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
 from registry.instance import InstanceRecord
@@ -62,6 +64,8 @@ class Desk(Protocol):
 
 
 class Serving:
+    """An OpenCall. Each attempt on an instance has an id of its own, so that its use can be told apart."""
+
     def __init__(self, desk: Desk, call: Call, ticket: Ticket, clock: Clock) -> None:
         self._desk = desk
         self._call = call
@@ -71,13 +75,38 @@ class Serving:
         self._outputs = 0
         self._finished = False  # the last output came; only Usage is missing
         self._failed_over = False
-        self._gpu_us = 0  # of the last instance, as far as told
+        self._attempts: list[Attempt] = []
+        self._began_s: float | None = None  # when an instance first took it
+        self._events = self._run()
 
     def __repr__(self) -> str:
         return f"<Serving {self._call.request_id} {self._ticket!r} outputs={self._outputs}>"
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """All events of the call; ends after Usage. To be closed by whoever does not read to the end."""
+    def __aiter__(self) -> "Serving":
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Event]:
+        return self._events.__anext__()
+
+    @property
+    def used(self) -> tuple[CallUse, ...]:
+        return tuple(attempt.use for attempt in self._attempts)
+
+    async def aclose(self) -> None:
+        """Leave the call: the node that works on it, if any, is told to stop."""
+        await self._events.aclose()
+
+    async def learn_used(self) -> None:
+        """After `aclose`: ask the nodes that did not come to say it what they spent on the call."""
+        unheard = [
+            attempt
+            for attempt in self._attempts
+            if not attempt.exact and self._desk.client(attempt.node) is attempt.client
+        ]
+        if unheard:
+            await outlast(ask_used(unheard))
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
         ticket = self._ticket
         tries_left = self._desk.max_tries
         while True:
@@ -99,9 +128,11 @@ class Serving:
                 client = self._desk.client(instance.node)
                 if client is None:
                     raise ChannelClosed(f"no channel to {instance.node}")
-                async with client.call(self._work(instance)) as replies:
+                attempt = self._attempt(instance, client)
+                outputs_before = self._outputs
+                async with client.call(self._work(attempt)) as replies:
                     while (reply := await anext(replies, None)) is not None:
-                        event = self._account(reply)
+                        event = self._account(attempt, reply)
                         yield event
                         if isinstance(event, Usage):
                             return
@@ -120,6 +151,8 @@ class Serving:
                 if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
                     raise self._translated(error) from error
                 outcome, lost = refusal, error
+                if outcome is not Outcome.DRAINING and self._outputs == outputs_before:
+                    self._attempts.remove(attempt)  # refused before it began
             # A full instance is no failure: the call waits on, under its own limits.
             tries_left -= outcome is not Outcome.FULL
             if not tries_left:
@@ -147,24 +180,35 @@ class Serving:
             phases_ms={} if ticket.hot else instance.phases_ms,
         )
 
-    def _work(self, instance: InstanceRecord) -> Generate | Compute | InvokeHandler:
-        work = self._call.work
-        if isinstance(work, Generate):
-            generated = work.generated_ids + tuple(self._ids)
-            return msgspec.structs.replace(work, instance_id=instance.instance_id, generated_ids=generated)
-        return msgspec.structs.replace(work, instance_id=instance.instance_id)
+    def _attempt(self, instance: InstanceRecord, client: NodeClient) -> Attempt:
+        if self._began_s is None:
+            self._began_s = self._clock.monotonic_s()
+        number = len(self._attempts)
+        call_id = f"{self._call.request_id}+{number}" if number else self._call.request_id
+        attempt = Attempt(call_id, instance.instance_id, instance.node, client)
+        self._attempts.append(attempt)
+        return attempt
 
-    def _account(self, reply: Reply) -> Event:
+    def _work(self, attempt: Attempt) -> Generate | Compute | InvokeHandler:
+        work = msgspec.structs.replace(
+            self._call.work, request_id=attempt.call_id, instance_id=attempt.instance_id
+        )
+        if isinstance(work, Generate) and self._ids:
+            return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._ids))
+        return work
+
+    def _account(self, attempt: Attempt, reply: Reply) -> Event:
         match reply:
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._ids.extend(ids)
-                self._gpu_us = gpu_us
+                attempt.gpu_us = max(attempt.gpu_us, gpu_us)
                 self._finished = bool(reason)
             case Arrays():
                 self._finished = True
             case HandlerChunk(stream=stream):
                 self._finished = not stream
-            case Usage():
+            case Usage(gpu_us=gpu_us):
+                attempt.gpu_us, attempt.exact = gpu_us, True
                 return self._whole(reply)
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
@@ -177,20 +221,39 @@ class Serving:
         if not self._failed_over or not isinstance(work, Generate):
             return usage
         return msgspec.structs.replace(
-            usage, prompt_tokens=len(work.prompt_ids), completion_tokens=len(self._ids)
+            usage,
+            prompt_tokens=len(work.prompt_ids),
+            completion_tokens=len(self._ids),
+            gpu_us=self._gpu_us,
+            exec_us=self._exec_us,
         )
 
     def _synthetic_usage(self) -> Usage:
         """The call is complete, but its node was lost before it said what it used in all."""
-        work = self._call.work
-        prompt = len(work.prompt_ids) if isinstance(work, Generate) else 0
+        match self._call.work:
+            case Generate(prompt_ids=ids):
+                prompt = len(ids)
+            case Compute(token_ids=texts):
+                prompt = sum(map(len, texts))
+            case _:
+                prompt = 0
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=len(self._ids),
             gpu_us=self._gpu_us,
             queue_us=0,
-            exec_us=self._gpu_us,
+            exec_us=self._exec_us,
         )
+
+    @property
+    def _gpu_us(self) -> int:
+        return sum(attempt.gpu_us for attempt in self._attempts)
+
+    @property
+    def _exec_us(self) -> int:
+        """Since an instance first took it."""
+        now = self._clock.monotonic_s()
+        return round((now - (now if self._began_s is None else self._began_s)) * 1e6)
 
     def _check_repeatable(self, instance: InstanceRecord, error: ChannelClosed) -> None:
         if self._outputs and not self._finished and not isinstance(self._call.work, Generate):

@@ -102,6 +102,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
             start_s=flags.start_timeout, idle_s=flags.idle_timeout, total_s=flags.total_timeout
         ),
         limits=RequestLimits(body_bytes=flags.max_body),
+        streams=StreamSettings(write_timeout_s=flags.write_timeout),
     )
 
 
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--idle-timeout", type=duration, default=60.0, help="between two outputs")
     add("--total-timeout", type=duration, default=1800.0, help="for a whole request")
+    add("--write-timeout", type=duration, default=60.0, help="for a client that takes nothing of its answer")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 

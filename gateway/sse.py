@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from starlette.types import Send
 
+from gateway.eager import within
 from gateway.limits import ClientGone
 
 DONE = b"data: [DONE]\n\n"
@@ -65,11 +66,14 @@ class ByteStream:
 
     async def _write(self, message: dict[str, object]) -> None:
         try:
-            async with asyncio.timeout(self._write_timeout_s), self._order:
-                await self._send(message)
+            await within(self._write_timeout_s, self._in_order(message))
         except TimeoutError:
             raise ClientGone("the client takes nothing") from None
         self._last_s = asyncio.get_running_loop().time()
+
+    async def _in_order(self, message: dict[str, object]) -> None:
+        async with self._order:
+            await self._send(message)
 
 
 class EventStream(ByteStream):

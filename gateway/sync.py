@@ -5,7 +5,7 @@ import logging
 import random
 from contextlib import aclosing
 
-from gateway.directory import Directory
+from gateway.directory import GRACE_S, Directory
 from gateway.wakeup import Wakeup
 from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
@@ -14,7 +14,8 @@ from registry.state import ClusterState
 log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S = 0.05
-_LAST_WAIT_S = 2.0
+_LAST_WAIT_S = 0.5
+_HELD_UP_S = 1.0
 
 
 class DirectorySync:
@@ -53,12 +54,17 @@ class DirectorySync:
                         self._directory.cursor = cursor
                         self._directory.apply(change, self._clock.monotonic_s())
                         self._changes.notify_soon()
+                        if self._directory.incomplete:
+                            log.info("a node is back that had lapsed here: taking a new snapshot")
+                            break
             except NotFound as error:
                 log.info("the feed was cut off (%s): taking a new snapshot", error)
             except StateUnavailable as error:
                 if self.alive:
                     log.warning("the shared state is away: %s", error)
                 self.alive = False
+                if self._directory.cut_off_s is None:
+                    self._directory.cut_off_s = self._clock.monotonic_s()
                 self._changes.notify_soon()
                 await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
                 wait_s = min(_LAST_WAIT_S, wait_s * 2)
@@ -70,5 +76,9 @@ class DirectorySync:
                 async with asyncio.timeout(None if due is None else due - self._clock.monotonic_s()):
                     await self._changes.wait()
             except TimeoutError:
-                if self.alive and self._directory.expire(self._clock.monotonic_s()):
+                now = self._clock.monotonic_s()
+                if due is not None and now - due > _HELD_UP_S:
+                    # This process was held up: the heartbeats of meanwhile lie unread.
+                    self._directory.postpone(now + GRACE_S)
+                elif self.alive and self._directory.expire(now):
                     self._changes.notify_soon()

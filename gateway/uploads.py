@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from gateway.blob_keeper import BlobKeeper
-from gateway.errors import ApiError, BadRequest, Unprocessable
+from gateway.errors import ApiError, Unprocessable
 from gateway.limits import decode, next_chunk, read_body, too_large
+from gateway.parameters import UPLOAD_LENGTH, UPLOAD_OFFSET
 from gateway.responses import encoded
 from gateway.schemas_admin import MissingAnswer, MissingBlobs
 from gateway.services import Services
@@ -51,8 +52,7 @@ class BlobRoutes:
         """Add the body at `Upload-Offset` of `Upload-Length` bytes in all; 409 if that is not where the
         upload stands."""
         digest = _digest(request)
-        offset = _number(request, "upload-offset")
-        total = _number(request, "upload-length")
+        offset, total = UPLOAD_OFFSET.read(request), UPLOAD_LENGTH.read(request)
         limits = self._services.settings.limits
         if total > limits.upload_bytes:
             raise too_large(limits.upload_bytes)
@@ -93,10 +93,3 @@ def _digest(request: Request) -> str:
     if not _DIGEST.fullmatch(digest):
         raise Unprocessable("a digest is 64 hex digits", param="digest")
     return digest
-
-
-def _number(request: Request, header: str) -> int:
-    text = request.headers.get(header, "")
-    if not text.isdigit() or len(text) > 18:
-        raise BadRequest(f"header {header} must be a number", param=header)
-    return int(text)

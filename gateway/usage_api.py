@@ -1,40 +1,109 @@
-"""/admin/usage: the bill. Callers see their own tenant's."""
+"""/admin/usage: the bill and the accelerators' time. Callers see their own tenant's."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import exchange as exchanges
 from gateway.auth import admits
-from gateway.errors import Forbidden, Unprocessable
+from gateway.errors import Forbidden
+from gateway.parameters import (
+    FORMAT,
+    GPU_BY,
+    GROUP_BY,
+    OF_FUNCTION,
+    OF_KEY,
+    OF_TENANT,
+    RESOLUTION,
+    SINCE,
+    UNTIL,
+)
 from gateway.responses import encoded
 from gateway.services import Services
+from registry import gpu_report, usage_groups, usage_reader
 from registry.api_key import Role
+from registry.conservation import Verdict
 from registry.errors import NotFound
 from registry.state import UsageFilter
+from registry.tables import to_csv, to_parquet
+from registry.usage_report import COLUMNS
+
+_MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
+# Beyond its total deadline a request may take this long to be billed.
+_BILLING_S = 60.0
+
+Row = Mapping[str, Any]
 
 
 class UsageRoutes:
-    """Reports from the ledger."""
+    """Reports from the ledger. Of those that read many records there is one at a time."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._reading = asyncio.Lock()
 
     async def report(self, request: Request) -> Response:
-        """Sums by function and tenant over `[since, until)` in Unix seconds."""
-        key = exchanges.of(request.scope).caller
-        query = request.query_params
-        tenant = query.get("tenant")
-        if key.role is not Role.ADMIN:
-            if tenant not in (None, key.tenant):
-                raise Forbidden("this key sees the usage of its own tenant only")
-            tenant = key.tenant
-        where = UsageFilter(
-            since=_seconds(request, "since"),
-            until=_seconds(request, "until"),
-            function=query.get("function"),
-            tenant=tenant,
+        """Sums by function and tenant, or other properties, over `[since, until)` in Unix seconds."""
+        where, state = _where(request), self._services.state
+        by = usage_groups.parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY))
+        key = OF_KEY.read(request)
+        columns = (*by, *COLUMNS)
+        if by == usage_groups.DEFAULT_BY and key is None:
+            rows = [msgspec.to_builtins(row) for row in await state.report(where)]
+        else:
+            async with self._reading:
+                found = await usage_reader.grouped(state, where, by, key=key)
+            rows = [dict(zip(by, row.group, strict=True)) | _fields(row, COLUMNS) for row in found]
+        return await _answer(request, rows, columns)
+
+    async def summary(self, request: Request) -> Response:
+        """Requests by status, time and cost of a period, by function and tenant."""
+        where = _where(request)
+        async with self._reading:
+            rows = await usage_reader.summary(self._services.state, where)
+        return encoded({"rows": rows})
+
+    async def gpu_time(self, request: Request) -> Response:
+        """Accelerator time over `[since, until)`, by function, tenant and node, and by time."""
+        where, by = _where(request), GPU_BY.read(request)
+        grouped_by = gpu_report.PROPERTIES if by is None else gpu_report.parse_by(by)
+        step_s = gpu_report.RESOLUTIONS_S.get(RESOLUTION.read(request) or "", 0)
+        longest_s = self._services.settings.deadlines.total_s + _BILLING_S
+        async with self._reading:
+            found = await usage_reader.gpu_time(
+                self._services.state, where, grouped_by, step_s=step_s, longest_s=longest_s
+            )
+        columns = [
+            name for name in gpu_report.COLUMNS if name in grouped_by or name not in gpu_report.PROPERTIES
+        ]
+        rows = [{"from": row.from_at, "to": row.to_at} | _fields(row, columns[2:]) for row in found]
+        return await _answer(request, rows, columns)
+
+    async def check(self, request: Request) -> Response:
+        """Whether busy time is what records and lost calls tell, for every instance of the ledger."""
+        if exchanges.of(request.scope).caller.role is not Role.ADMIN:
+            raise Forbidden("this needs an admin key")
+        async with self._reading:
+            found = await usage_reader.balance(self._services.state, self._live)
+        instances = [
+            msgspec.to_builtins(one) | {"missing_us": one.missing_us}
+            for one in found.instances
+            if one.verdict is not Verdict.EXACT
+        ]
+        return encoded(
+            {
+                "verdict": found.verdict,
+                "requests": found.requests,
+                "instances_checked": len(found.instances),
+                "nodes_checked": len(found.nodes),
+                "instances": instances,
+                "nodes": [one for one in found.nodes if one.verdict is not Verdict.EXACT],
+            }
         )
-        return encoded({"rows": await self._services.state.report(where)})
 
     async def show(self, request: Request) -> Response:
         """One request's record."""
@@ -45,15 +114,45 @@ class UsageRoutes:
             raise NotFound(f"no request {request_id}")
         return encoded(record)
 
+    def _live(self) -> dict[str, str]:
+        return {one.instance_id: one.node for one in self._services.cluster.view().instances}
 
-def _seconds(request: Request, name: str) -> float | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e12:
-        raise Unprocessable(f"{name} must be a time in Unix seconds", param=name)
-    return value
+
+def _where(request: Request) -> UsageFilter:
+    """The filter that a request asks for, and may. Raises Forbidden, Unprocessable."""
+    key = exchanges.of(request.scope).caller
+    tenant = OF_TENANT.read(request)
+    if key.role is not Role.ADMIN:
+        if tenant not in (None, key.tenant):
+            raise Forbidden("this key sees the usage of its own tenant only")
+        tenant = key.tenant
+    return UsageFilter(
+        since=SINCE.read(request),
+        until=UNTIL.read(request),
+        function=OF_FUNCTION.read(request),
+        tenant=tenant,
+    )
+
+
+def _fields(row: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+async def _answer(request: Request, rows: Sequence[Row], columns: Sequence[str]) -> Response:
+    """The rows in the form that the query or the Accept header names."""
+    form = FORMAT.read(request) or _accepted(request.headers.get("accept", ""))
+    if form == "json":
+        return encoded({"rows": rows})
+    encode = to_csv if form == "csv" else to_parquet
+    body = await asyncio.to_thread(encode, rows, columns)
+    return Response(body, media_type=_MEDIA[form])
+
+
+def _accepted(accept: str) -> str:
+    """The first of our forms that the header names; JSON if it names none."""
+    for part in accept.lower().split(","):
+        media = part.partition(";")[0].strip()
+        for form, known in _MEDIA.items():
+            if media == known.partition(";")[0]:
+                return form
+    return "json"

@@ -1,6 +1,7 @@
 """`python -m invoker`: run one node."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         force=True,
     )
+    # Calls make objects that soon go by themselves: to search for cycles after every 700 is a waste.
+    gc.set_threshold(20_000, 20, 50)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))

@@ -5,8 +5,8 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -175,6 +175,24 @@ class Copied:
     @property
     def gb_per_s(self) -> float:
         return self.nbytes / self.busy_s / 1e9 if self.busy_s else 0.0
+
+
+@asynccontextmanager
+async def pinned(arena: Arena, view: memoryview) -> AsyncIterator[None]:
+    """`arena.pinned` off the event loop: locking the pages of a large image takes seconds."""
+    pinning = arena.pinned(view)
+    if isinstance(pinning, nullcontext):  # nothing to lock: no thread is worth asking
+        yield
+        return
+
+    def unpin() -> None:
+        pinning.__exit__(None, None, None)
+
+    await in_thread(pinning.__enter__, undo=lambda _: unpin())
+    try:
+        yield
+    finally:
+        await in_thread(unpin)
 
 
 async def copy_following(

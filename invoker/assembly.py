@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from invoker.arena import Arena, CpuArena
+from invoker.calls import Calls
 from invoker.counters import Counters
 from invoker.cuda_arena import CudaArena
 from invoker.device import DeviceFacts, default_arena_bytes, default_host_bytes, find_device, usable_cores
@@ -17,6 +20,8 @@ from invoker.host_tier import HostTier
 from invoker.instances import Instances
 from invoker.loader import ImageLoader
 from invoker.log_rings import LogRings
+from invoker.meter import GpuMeter
+from invoker.meter_journal import MeterJournal, adopt, discard
 from invoker.node import Node, Parts
 from invoker.published import PublishedImages
 from invoker.publisher import BACKOFF_S, Publisher
@@ -26,6 +31,7 @@ from invoker.settings import Settings
 from invoker.starting import Equipment
 from invoker.store_access import reach_store
 from invoker.threads import in_thread
+from invoker.watchdog import watch_steps
 from rdmacast.address import Endpoint, parse_url
 from rdmacast.pull import Connector
 from rdmacast.region_server import RegionServer
@@ -38,6 +44,7 @@ from registry.errors import NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
 
 LEAVE_S = 5.0  # for the last words to the shared state
+HANGS = 70  # exit code of a process that had to end itself
 
 log = logging.getLogger("invoker.assembly")
 
@@ -60,6 +67,11 @@ async def run_node(
         )
         log.info("node %s (epoch %d) serves at %s", settings.node_id, epoch, channel.url)
         publishing = asyncio.create_task(publisher.run(node.record), name="publisher")
+        stack.callback(asyncio.create_task(node.keep_metering(), name="metering").cancel)
+        watching = watch_steps(
+            node.longest_step_us, settings.step_timeout_s, partial(_give_up, settings.node_id, epoch, state)
+        )
+        stack.callback(asyncio.create_task(watching, name="watchdog").cancel)
         try:
             await _first(publishing, asyncio.create_task(_until(stop)))
             if not publishing.done():
@@ -103,7 +115,14 @@ async def _assemble(
         ShmTransport(settings.secret, root=root),
     ]
     counters, rings = Counters(), LogRings(clock)
-    publisher = Publisher(state, epoch, settings.lease_s)
+    journals = root / ".journals"  # no host can be called that
+    if settings.journal_dir is not None:
+        journals = settings.journal_dir / root.name
+    meter, journal = await in_thread(_make_meter, settings.node_id, epoch, journals, clock)
+    stack.callback(lambda: journal.close(remove=meter.at_rest))
+    calls = Calls(meter, clock.monotonic_s)
+    publisher = Publisher(state, epoch, settings.lease_s, meter)
+    meter.on_due(publisher.record_due)
     residents = Residents(arena, settings.keep_hot_s, clock, publisher.node_changed)
     published = PublishedImages(regions, tier, residents.buffer)
     stack.callback(published.close)
@@ -127,15 +146,10 @@ async def _assemble(
         make_handler=HandlerProcess if settings.allow_handlers else None,
         scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=clock,
+        meter=meter,
         tell=rings.add,
     )
-    instances = Instances(
-        settings.node_id,
-        gear,
-        counters,
-        published=publisher.instance_changed,
-        ended=publisher.interval_ended,
-    )
+    instances = Instances(settings.node_id, gear, counters, published=publisher.instance_changed)
     parts = Parts(
         settings=settings,
         facts=facts,
@@ -146,6 +160,8 @@ async def _assemble(
         published=published,
         loader=loader,
         instances=instances,
+        meter=meter,
+        calls=calls,
         rings=rings,
         counters=counters,
         cast_sent_bytes=lambda: regions.counters["cast_sent_bytes"],
@@ -155,12 +171,30 @@ async def _assemble(
     stack.push_async_callback(instances.drain, 0.0)
     await stack.enter_async_context(regions)
     channel = ChannelServer(
-        Endpoint(settings.listen_host, settings.listen_port).url, settings.secret, node.handle
+        Endpoint(settings.listen_host, settings.listen_port).url,
+        settings.secret,
+        node.handle,
+        on_peer_closed=lambda peer, _: calls.peer_closed(peer),
     )
     await stack.enter_async_context(channel)
     port = parse_url(channel.url).port
     node.listening(Endpoint(settings.advertise, port).url, regions.address.url)
     return node, publisher, channel
+
+
+def _make_meter(node: str, epoch: int, folder: Path, clock: Clock) -> tuple[GpuMeter, MeterJournal]:
+    """The node's meter, which begins with what the journals of dead nodes still owe the ledger."""
+    journal, adopted = MeterJournal(folder, node, epoch), adopt(folder)
+    meter = GpuMeter(
+        node,
+        epoch,
+        now_us=lambda: int(clock.monotonic_s() * 1e6),
+        wall_s=clock.wall_s(),
+        journal=journal,
+        dues=[record for one in adopted for record in one.records],
+    )
+    discard(adopted, journal)
+    return meter, journal
 
 
 def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
@@ -209,6 +243,14 @@ async def _leave(
             await state.remove_node(settings.node_id, epoch)
     except (TimeoutError, StateUnavailable) as error:
         log.warning("left without a word, the shared state does not answer: %s", error)
+
+
+async def _give_up(node: str, epoch: int, state: State) -> None:
+    """End the process, of which a thread hangs; what it owes the ledger is in its journal."""
+    with suppress(TimeoutError, StateUnavailable):
+        async with asyncio.timeout(LEAVE_S):
+            await state.remove_node(node, epoch)
+    os._exit(HANGS)
 
 
 async def _first(publishing: asyncio.Task[None], other: asyncio.Task[None]) -> None:

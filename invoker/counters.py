@@ -8,7 +8,8 @@ class Counters:
     """Owned by the event loop's thread; other threads report through their caller.
 
     `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from
-    a remote one. `busy_us` is accelerator time of requests, `loading_us` that spent starting instances.
+    a remote one. `busy_us`, `loading_us` and `idle_us` are the meter's: the accelerator's time while
+    instances are on the node.
     """
 
     disk_read_bytes: int = 0
@@ -21,6 +22,7 @@ class Counters:
     evictions: int = 0
     busy_us: int = 0
     loading_us: int = 0
+    idle_us: int = 0
 
     def snapshot(self) -> dict[str, int]:
         return asdict(self)

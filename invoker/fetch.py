@@ -21,7 +21,7 @@ from registry.images.store import BlobReader, BlobStore
 from registry.images.verify import check_units
 
 CHUNK_BYTES = 32 * UNIT_BYTES
-READS_IN_FLIGHT = 3
+READS_IN_FLIGHT = 4
 MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
 BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
 # A peer may wait for its own source, and that one, as the plans were made, for us: neither would ever end.
@@ -187,9 +187,11 @@ def _block_bytes(manifest: Manifest) -> int:
 
 def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:
     """Read one chunk into its place and check it; returns how many bytes were read."""
-    target.filling.prepare(offset, nbytes)
     view = target.view(offset, nbytes)
-    reader.read_into(offset, view)
+    cached = reader.cached(offset, nbytes)
+    if cached is None or not target.filling.receive(offset, nbytes, cached):
+        target.filling.prepare(offset, nbytes)
+        reader.read_into(offset, view)
     damaged = check_units(target.manifest, offset, view)
     for unit in damaged:
         start = unit * UNIT_BYTES

@@ -110,10 +110,34 @@ class Filling:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise HostTierFull(
-                f"{self._tier.directory} ran full: image {self.digest[:12]} of {self.nbytes} bytes does not "
-                f"fit in shared memory (make it larger or lower --host-memory)"
-            ) from error
+            raise self._full() from error
+
+    def receive(self, offset: int, nbytes: int, source: int) -> bool:
+        """Copy a range of an open file to the same place; blocks. Raises HostTierFull.
+
+        Unlike `prepare` it takes the memory without clearing it first. False if the file cannot be
+        copied so; why, a read of it will tell.
+        """
+        end = offset + nbytes
+        try:
+            with self.path.open("r+b", buffering=0) as target:
+                target.seek(offset)
+                while offset < end:
+                    sent = os.sendfile(target.fileno(), source, offset, end - offset)
+                    if not sent:
+                        return False
+                    offset += sent
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise self._full() from error
+            return False
+        return True
+
+    def _full(self) -> HostTierFull:
+        return HostTierFull(
+            f"{self._tier.directory} ran full: image {self.digest[:12]} of {self.nbytes} bytes does not "
+            f"fit in shared memory (make it larger or lower --host-memory)"
+        )
 
     def publish(self) -> HostMapping:
         """Make the image visible to the host, atomically; it stays mapped for the caller, and `view` goes."""

@@ -12,9 +12,10 @@ from invoker.engine.runner import EngineRunner
 from invoker.errors import Draining, NoSuchInstance
 from invoker.handlers.running import HandlerOutput
 from invoker.lifecycle import Lifecycle
+from invoker.meter_accounts import Account
 from invoker.residents import Resident
 from registry.function_yaml import HandlerSpec
-from registry.instance import InstanceRecord, InstanceState
+from registry.instance import InstanceState
 from registry.messages import StartInstance
 
 
@@ -23,8 +24,10 @@ class Handler(Protocol):
 
     async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None: ...
 
-    def invoke(self, request_id: str, body: bytes, timeout_s: float) -> AsyncIterator[HandlerOutput]:
-        """Leaving the iterator early cancels the call."""
+    def invoke(
+        self, request_id: str, body: bytes, timeout_s: float, over: Callable[[], None]
+    ) -> AsyncIterator[HandlerOutput]:
+        """Leaving the iterator early cancels the call; `over` is called once nothing works on it any more."""
         ...
 
     async def aclose(self) -> None: ...
@@ -34,9 +37,14 @@ class Instance:
     """Belongs to the event loop's thread. `life` is replaced at each step; `changed` is told of it."""
 
     def __init__(
-        self, request: StartInstance, life: Lifecycle, changed: Callable[["Instance"], None]
+        self,
+        request: StartInstance,
+        life: Lifecycle,
+        account: Account,
+        changed: Callable[["Instance"], None],
     ) -> None:
         self.request = request
+        self.account = account
         self._life = life
         self._changed = changed
         self._bell: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,8 +56,7 @@ class Instance:
         self.handler: Handler | None = None
         self.failure: Exception | None = None  # what ended it, if not a stop
         self.ending = False  # its task is on its way out: a second cancellation would cut that short
-        self.told: InstanceRecord | None = None  # the first record of the state it is known to be in
-        self.told_s = 0.0  # the monotonic time of that
+        self.told: InstanceState | None = None  # the state that it is known to be in
         self.drained_by_s = math.inf  # the earliest end of all its stops' grace periods, by the loop's clock
 
     def __repr__(self) -> str:

@@ -17,7 +17,6 @@ from rdmacast.errors import CastError
 from registry.errors import RegistryError
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.messages import StartInstance
-from registry.usage import InstanceInterval
 
 ENDED_KEPT = 128  # instances at their end that are remembered, so that a repeated start is answered
 
@@ -28,8 +27,8 @@ _EXPECTED = (InvokerError, EngineError, HandlerError, RegistryError, CastError, 
 
 
 class Instances:
-    """Belongs to the event loop's thread. `published` is told each new record, in order,
-    and `ended` each interval that an instance spent in a state."""
+    """Belongs to the event loop's thread. `published` is told each new record, in order, and the meter
+    each state."""
 
     def __init__(
         self,
@@ -37,13 +36,11 @@ class Instances:
         gear: Equipment,
         counters: Counters,
         published: Callable[[InstanceRecord], None],
-        ended: Callable[[InstanceInterval], None],
     ) -> None:
         self._node = node
         self._gear = gear
         self._counters = counters
         self._published = published
-        self._ended = ended
         self._instances: dict[str, Instance] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -80,7 +77,8 @@ class Instances:
             wall_s=self._gear.clock.wall_s(),
             now_s=self._gear.clock.monotonic_s(),
         )
-        instance = Instance(request, life, self._changed)
+        account = self._gear.meter.enter(life.instance_id, life.function, life.version, life.state)
+        instance = Instance(request, life, account, self._changed)
         self._instances[instance.id] = instance
         self._changed(instance)
         instance.task = asyncio.create_task(self._live(instance), name=f"instance {instance.id}")
@@ -176,16 +174,14 @@ class Instances:
             life.start_kind, "starts_cold"
         )
         setattr(self._counters, kind, getattr(self._counters, kind) + 1)
-        self._counters.loading_us += round(sum(life.phases_ms.values()) * 1000)
 
     def _changed(self, instance: Instance) -> None:
         record = instance.life.record()
-        told, told_s = instance.told, instance.told_s
-        if told is None or told.state is not record.state:
-            instance.told, instance.told_s = record, self._gear.clock.monotonic_s()
+        told, instance.told = instance.told, record.state
+        if told is not record.state:
             self._tell(instance, _describe(record))
             if told is not None:
-                self._ended(_interval(told, instance.told_s - told_s))
+                self._gear.meter.moved(instance.account, record.state, final=instance.life.final)
         self._published(record)
 
     def _tell(self, instance: Instance, line: str) -> None:
@@ -206,20 +202,6 @@ _PLAIN: Mapping[InstanceState, str] = MappingProxyType(
         InstanceState.STOPPED: "stopped",
     }
 )
-
-
-def _interval(record: InstanceRecord, seconds: float) -> InstanceInterval:
-    """The interval that an instance spent in the state of `record`; wall clocks are set back at times."""
-    return InstanceInterval(
-        instance_id=record.instance_id,
-        function=record.function,
-        version=record.version,
-        node=record.node,
-        state=record.state,
-        from_at=record.since,
-        to_at=record.since + seconds,
-        gpu_count=1,
-    )
 
 
 def _describe(record: InstanceRecord) -> str:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from invoker.arena import Arena
+from invoker.calls import Calls, keep_metering
 from invoker.counters import Counters
 from invoker.device import DeviceFacts
 from invoker.engine.contract import EngineError
@@ -16,6 +17,7 @@ from invoker.host_tier import HostTier
 from invoker.instances import Instances
 from invoker.loader import ImageLoader, ProgressThrottle
 from invoker.log_rings import LogRings
+from invoker.meter import GpuMeter
 from invoker.published import PublishedImages
 from invoker.residents import Residents
 from invoker.serving import compute, generate, invoke_handler
@@ -26,9 +28,11 @@ from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
 from registry.instance import InstanceState
 from registry.messages import (
+    CallsUsed,
     Compute,
     Done,
     DropImage,
+    EndCalls,
     Generate,
     GetStatus,
     InstanceProgress,
@@ -38,6 +42,7 @@ from registry.messages import (
     NodeStatus,
     Reply,
     Request,
+    SettleCalls,
     StartInstance,
     StopInstance,
     TailLogs,
@@ -62,6 +67,8 @@ class Parts:
     published: PublishedImages
     loader: ImageLoader
     instances: Instances
+    meter: GpuMeter
+    calls: Calls
     rings: LogRings
     counters: Counters
     cast_sent_bytes: Callable[[], int]
@@ -86,11 +93,21 @@ class Node:
         """Where this node's servers are."""
         self._channel_url, self._cast_url = channel_url, cast_url
 
+    async def keep_metering(self) -> None:
+        """Have time written down as it goes by; never returns."""
+        parts = self._parts
+        await keep_metering(parts.meter, parts.calls, parts.settings.meter_interval_s)
+
+    def longest_step_us(self) -> int:
+        """How long the longest of its engines' steps under way has been running."""
+        return self._parts.meter.longest_step_us()
+
     async def drain(self) -> None:
         """Take nothing new, and finish what is under way within the grace period."""
         self._state = NodeState.DRAINING
         self._parts.changed()
         await self._parts.instances.drain(self._parts.settings.grace_s)
+        await self._parts.calls.close()
 
     def record(self) -> NodeRecord:
         """The node's record as of now; whatever it lists is served to other nodes too."""
@@ -137,13 +154,13 @@ class Node:
         match request:
             case Generate():
                 instance = parts.instances.get(request.instance_id)
-                return generate(instance, request, parts.clock, self._busy)
+                return generate(instance, request, parts.clock, parts.calls)
             case Compute():
                 instance = parts.instances.get(request.instance_id)
-                return compute(instance, request, parts.clock, self._busy)
+                return compute(instance, request, parts.clock, parts.calls)
             case InvokeHandler():
                 instance = parts.instances.get(request.instance_id)
-                return invoke_handler(instance, request, parts.clock, self._busy)
+                return invoke_handler(instance, request, parts.clock, parts.calls)
             case StartInstance():
                 return self._start(request)
             case StopInstance():
@@ -158,6 +175,10 @@ class Node:
                 return self._tail(request)
             case GetStatus():
                 return self._status()
+            case EndCalls():
+                return self._end_calls(request)
+            case SettleCalls():
+                return self._settle_calls(request)
 
     async def _start(self, request: StartInstance) -> AsyncGenerator[Reply, None]:
         instance = self._parts.instances.start(request)
@@ -235,13 +256,21 @@ class Node:
     async def _status(self) -> AsyncGenerator[Reply, None]:
         yield NodeStatus(record=self.record())
 
-    def _busy(self, gpu_us: int) -> None:
-        self._parts.counters.busy_us += gpu_us
+    async def _end_calls(self, request: EndCalls) -> AsyncGenerator[Reply, None]:
+        yield CallsUsed(gpu_us=await self._parts.calls.end(request.request_ids))
+
+    async def _settle_calls(self, request: SettleCalls) -> AsyncGenerator[Reply, None]:
+        self._parts.calls.settle(request.request_ids)
+        yield Done()
 
     def _counters(self) -> Counters:
         parts = self._parts
+        busy_us, loading_us, idle_us = parts.meter.totals()
         return replace(
             parts.counters,
+            busy_us=busy_us,
+            loading_us=loading_us,
+            idle_us=idle_us,
             cast_sent_bytes=parts.cast_sent_bytes(),
             evictions=parts.residents.evictions + parts.tier.evictions,
         )

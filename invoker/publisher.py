@@ -3,21 +3,28 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from registry.errors import StateUnavailable
 from registry.instance import TRANSITIONS, InstanceRecord
 from registry.node import NodeRecord
 from registry.state import State
-from registry.usage import InstanceInterval
+from registry.usage import InstanceInterval, LostCall
 
 COALESCE_S = 0.05
-BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
-MAX_INTERVALS = 10_000  # kept while the state does not answer
+BACKOFF_S = (0.1, 0.2, 0.5)
 
 log = logging.getLogger("invoker.publisher")
+
+
+class Dues(Protocol):
+    """Records that the ledger is to have, oldest first; they stay until they are paid."""
+
+    def first_due(self) -> tuple[int, InstanceInterval | LostCall] | None: ...
+
+    def paid(self, due: int) -> None: ...
 
 
 class Publisher:
@@ -28,13 +35,13 @@ class Publisher:
     be lost. `run` raises StaleEpoch when another process has taken the node's id.
     """
 
-    def __init__(self, state: State, epoch: int, lease_s: float) -> None:
+    def __init__(self, state: State, epoch: int, lease_s: float, dues: Dues) -> None:
         self._state = state
         self._epoch = epoch
         self._lease_s = lease_s
         self._pending: dict[str, InstanceRecord] = {}
         self._live: dict[str, InstanceRecord] = {}
-        self._intervals: deque[InstanceInterval] = deque(maxlen=MAX_INTERVALS)
+        self._dues = dues
         self._wanted = asyncio.Event()
         self._urgent = asyncio.Event()
         self._node_dirty = True
@@ -61,9 +68,8 @@ class Publisher:
             self._urgent.set()  # requests wait for this one; progress alone can wait a moment
         self._wanted.set()
 
-    def interval_ended(self, interval: InstanceInterval) -> None:
-        """Have an interval of an instance's life written to the ledger."""
-        self._intervals.append(interval)
+    def record_due(self) -> None:
+        """Have what is due written to the ledger soon."""
         self._wanted.set()
 
     def close(self) -> None:
@@ -118,14 +124,19 @@ class Publisher:
                 self._live[instance_id] = record
             else:
                 self._live.pop(instance_id, None)
-        while self._intervals:
-            await self._state.add_interval(self._intervals[0])
-            self._intervals.popleft()
+        while (due := self._dues.first_due()) is not None:
+            number, owed = due
+            if isinstance(owed, InstanceInterval):
+                await self._state.add_interval(owed)
+            else:
+                await self._state.add_lost_call(owed)
+            self._dues.paid(number)
 
     async def _publish_node(self, node: Callable[[], NodeRecord]) -> None:
         self._node_dirty = False
         self._heartbeat_s = time.monotonic() + self._lease_s / 3
-        await self._state.put_node(node(), self._lease_s)
+        if not await self._state.put_node(node(), self._lease_s):
+            self._pending = {**self._live, **self._pending}  # it knows nothing of them (any more)
         self.registered.set()
 
     async def _pause(self, seconds: float) -> None:

@@ -1,14 +1,14 @@
 """Work on a ready instance: requests of the channel in, replies out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager
 
 import numpy as np
 
+from invoker.calls import Calls
 from invoker.engine.contract import EngineError, NewSequence, TokenOutput
 from invoker.engine.runner import EngineRunner
-from invoker.engines import TimedArrays
 from invoker.errors import BadWork, NoSuchInstance
 from invoker.handlers.running import HandlerOutput
 from invoker.instance import Handler, Instance
@@ -29,11 +29,9 @@ from registry.messages import (
 MAX_BATCH_TOKENS = 64
 _DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})
 
-Busy = Callable[[int], None]
-
 
 async def generate(
-    instance: Instance, request: Generate, clock: Clock, busy: Busy
+    instance: Instance, request: Generate, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
     """Tokens as they come, those that are ready together in one message; then the usage."""
     runner = _runner(instance)
@@ -42,74 +40,72 @@ async def generate(
         prompt_ids=request.prompt_ids,
         generated_ids=request.generated_ids,
         sampling=request.sampling,
+        flow=request.flow,
     )
-    began_s, queue_s, gpu_us, count = clock.monotonic_s(), None, 0, 0
-    with instance.working():
-        async with aclosing(runner.generate(sequence)) as outputs, aclosing(batches(outputs)) as ready:
+    began_s, count = clock.monotonic_s(), 0
+    with instance.working(), calls.begun(instance.account, request.request_id) as call:
+        async with aclosing(runner.generate(sequence, call)) as outputs, aclosing(batches(outputs)) as ready:
             async for batch in ready:
-                spent_us = sum(output.gpu_us for output in batch)
-                gpu_us += spent_us
-                busy(spent_us)
-                if queue_s is None:
-                    queue_s = max(0.0, clock.monotonic_s() - began_s - batch[0].gpu_us / 1e6)
                 if batch[-1].error:
                     raise EngineError(batch[-1].error)
-                tokens = _tokens(batch, gpu_us)
+                tokens = _tokens(batch, call.used_us)
                 if tokens is not None:
                     count += len(tokens.ids)
                     yield tokens
     total_us = round((clock.monotonic_s() - began_s) * 1e6)
-    queue_us = round((queue_s or 0.0) * 1e6)
+    queue_us = call.queued_us
     yield Usage(
         prompt_tokens=len(request.prompt_ids),
         completion_tokens=count,
-        gpu_us=gpu_us,
+        gpu_us=call.used_us,
         queue_us=queue_us,
         exec_us=max(0, total_us - queue_us),
     )
 
 
 async def compute(
-    instance: Instance, request: Compute, clock: Clock, busy: Busy
+    instance: Instance, request: Compute, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
     """One forward: its arrays, then the usage."""
     runner = _runner(instance)
     pixels = None if request.pixels is None else decode_array(request.pixels)
     began_s = clock.monotonic_s()
-    with instance.working():
+    with instance.working(), calls.begun(instance.account, request.request_id) as call:
         arrays = await runner.compute(
-            request.kind, request.token_ids, pixels, request.pooling, request.normalize
+            request.kind, request.token_ids, pixels, request.pooling, request.normalize, call
         )
     total_us = round((clock.monotonic_s() - began_s) * 1e6)
-    gpu_us = arrays.elapsed_us if isinstance(arrays, TimedArrays) else total_us
-    busy(gpu_us)
+    queue_us = call.queued_us
     counts = tuple(len(ids) for ids in request.token_ids)
     yield Arrays(arrays={name: encode_array(array) for name, array in arrays.items()}, token_counts=counts)
     yield Usage(
         prompt_tokens=sum(counts),
         completion_tokens=0,
-        gpu_us=gpu_us,
-        queue_us=max(0, total_us - gpu_us),
-        exec_us=gpu_us,
+        gpu_us=call.used_us,
+        queue_us=queue_us,
+        exec_us=max(0, total_us - queue_us),
     )
 
 
 async def invoke_handler(
-    instance: Instance, request: InvokeHandler, clock: Clock, busy: Busy
+    instance: Instance, request: InvokeHandler, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
-    """What the handler returns or yields; then the usage: it has the accelerator all the while."""
+    """What the handler returns or yields; then the usage: it has the accelerator all the while, which
+    calls that run side by side share. A handler that computes on when whoever asked has left has it still."""
     handler = _handler(instance)
     began_s = clock.monotonic_s()
-    with instance.working():
-        calls: AsyncIterator[HandlerOutput] = handler.invoke(
-            request.request_id, request.body, request.timeout_s
+    held = ExitStack()
+    held.enter_context(instance.working())
+    with calls.begun(instance.account, request.request_id) as call:
+        held.enter_context(calls.working(call))
+        outputs: AsyncIterator[HandlerOutput] = handler.invoke(
+            request.request_id, request.body, request.timeout_s, held.close
         )
-        async with _closing(calls) as outputs:
+        async with _closing(outputs):
             async for output in outputs:
                 yield HandlerChunk(data=output.data, stream=output.stream)
     total_us = round((clock.monotonic_s() - began_s) * 1e6)
-    busy(total_us)
-    yield Usage(prompt_tokens=0, completion_tokens=0, gpu_us=total_us, queue_us=0, exec_us=total_us)
+    yield Usage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, queue_us=0, exec_us=total_us)
 
 
 async def batches(outputs: AsyncIterator[TokenOutput]) -> AsyncGenerator[list[TokenOutput], None]:
@@ -167,13 +163,13 @@ async def _next(outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
 
 
 @asynccontextmanager
-async def _closing(calls: AsyncIterator[HandlerOutput]) -> AsyncIterator[AsyncIterator[HandlerOutput]]:
+async def _closing(outputs: AsyncIterator[HandlerOutput]) -> AsyncIterator[None]:
     """Leave the call when the block ends, which cancels it if it is not over."""
     try:
-        yield calls
+        yield
     finally:
-        if isinstance(calls, AsyncGenerator):
-            await calls.aclose()
+        if isinstance(outputs, AsyncGenerator):
+            await outputs.aclose()
 
 
 def _runner(instance: Instance) -> EngineRunner:

@@ -58,6 +58,9 @@ class Settings:
     lease_s: float
     grace_s: float
     keep_hot_s: float
+    meter_interval_s: float
+    step_timeout_s: float
+    journal_dir: Path | None
     log_level: str
 
 
@@ -94,6 +97,9 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         lease_s=given.lease_s,
         grace_s=given.grace,
         keep_hot_s=given.keep_hot,
+        meter_interval_s=given.meter_interval,
+        step_timeout_s=given.step_timeout,
+        journal_dir=given.journal_dir,
         log_level=given.log_level,
     )
 
@@ -149,6 +155,23 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         help="keep an idle image on the device (default: 0s)",
     )
+    add(
+        "--meter-interval",
+        type=_interval,
+        default=60.0,
+        help="at least this often the ledger hears of an instance's time (default: 60s)",
+    )
+    add(
+        "--step-timeout",
+        type=_interval,
+        default=120.0,
+        help="a step of an engine that takes longer hangs, and the node ends (default: 120s)",
+    )
+    add(
+        "--journal-dir",
+        type=Path,
+        help="where the meter's journal lies, to outlive the process (default: in memory, under --shm-dir)",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
@@ -183,6 +206,16 @@ def _positive(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")
     return value
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not 0.1 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 100ms and 24h")
+    return seconds
 
 
 def _count(text: str) -> int:

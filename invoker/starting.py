@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.arena import Arena, Copied, copy_following
+from invoker.arena import Arena, Copied, copy_following, pinned
+from invoker.calls import StepsOf
 from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec
 from invoker.engine.runner import EngineRunner
 from invoker.engines import Engines
 from invoker.errors import BadWork, HandlerNotAllowed, OutOfDeviceMemory, StartFailed
+from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
 from invoker.instance import Handler, Instance
 from invoker.kv_budget import kv_cache_bytes
 from invoker.loader import Arrival, ImageLoader, ProgressThrottle
+from invoker.meter import GpuMeter
 from invoker.residents import Resident, Residents, ResidentState
 from invoker.threads import in_thread
 from invoker.together import together
@@ -40,6 +43,7 @@ class Equipment:
     make_handler: MakeHandler | None
     scratch_dir: Path
     clock: Clock
+    meter: GpuMeter
     tell: Callable[[str, str], None]  # a function's name and a line for its log
 
 
@@ -74,15 +78,20 @@ async def release(instance: Instance, gear: Equipment) -> None:
 
 
 async def _start_handler(instance: Instance, gear: Equipment) -> None:
-    if gear.make_handler is None:
-        raise HandlerNotAllowed("this node runs no handlers: start it with --allow-handlers")
     request = instance.request
+    spec = handler_spec(request.assets)
+    if gear.make_handler is None and not spec.builtin:
+        raise HandlerNotAllowed("this node runs no handlers: start it with --allow-handlers")
     _plan(instance, StartKind.COLD, "assets")
     _load(instance, gear)
     _enter(instance, "bind", gear)
-    handler = gear.make_handler(lambda line: gear.tell(request.function, f"[handler] {line}"))
+    handler: Handler
+    if spec.builtin or gear.make_handler is None:
+        handler = make_builtin(spec.function)
+    else:
+        handler = gear.make_handler(lambda line: gear.tell(request.function, f"[handler] {line}"))
     instance.handler = handler
-    await handler.start(request.assets, handler_spec(request.assets), gear.scratch_dir)
+    await handler.start(request.assets, spec, gear.scratch_dir)
     _enter(instance, "ready", gear)
 
 
@@ -103,7 +112,8 @@ async def _start_model(instance: Instance, image: ImageRef, gear: Equipment) -> 
         instance.request.max_concurrency,
         undo=_close_engine,
     )
-    instance.runner = EngineRunner(engine, name=f"engine {instance.id[:12]}")
+    steps = StepsOf(gear.meter, instance.account)
+    instance.runner = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
     _enter(instance, "ready", gear)
 
 
@@ -186,7 +196,7 @@ async def _copy(
             await copy_following(gear.arena, resident.region, arrival.view, arrival.wait_for, on_copied)
         )
 
-    with gear.arena.pinned(arrival.view):
+    async with pinned(gear.arena, arrival.view):
         await together(fetched(), copied())
     if not arrival.is_whole:
         raise StartFailed("the image did not come whole")

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # The imports below make a million objects that all stay: collecting among them takes a second.
@@ -62,6 +63,7 @@ class Zygote:
 
     wake_r: int
     wake_w: int
+    fork: Callable[[], int] = os.fork
     children: dict[int, str] = field(default_factory=dict)
     pending: bytes = b""
     stopping: bool = False
@@ -106,7 +108,12 @@ class Zygote:
             self._tell({"error": f"cannot open {spawn.log}: {error.strerror}", "id": spawn.id})
             return
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = self.fork()
+        except OSError as error:  # no more processes, or no memory: the nodes that run are well
+            os.close(log_fd)
+            self._tell({"error": f"cannot fork: {error.strerror}", "id": spawn.id})
+            return
         if pid == 0:
             self._become_child(spawn, log_fd, parent)
         os.close(log_fd)
@@ -182,7 +189,7 @@ class Zygote:
             self.stopping = True  # nobody supervises any more
 
 
-def main() -> int:
+def main(fork: Callable[[], int] = os.fork) -> int:
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -190,7 +197,7 @@ def main() -> int:
     # What was imported stays shared with the children: their collector leaves it alone.
     gc.freeze()
     gc.enable()
-    Zygote(wake_r, wake_w).run()
+    Zygote(wake_r, wake_w, fork).run()
     return 0
 
 

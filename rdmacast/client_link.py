@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from rdmacast.wire import (
 
 Request = Read | Wait | Locate
 Answer = Data | Ready | Location
+_ANSWERS: Mapping[type, type] = {Read: Data, Wait: Ready, Locate: Location}
 
 
 @dataclass(slots=True, eq=False)
@@ -162,10 +163,11 @@ class ClientLink(CastProtocol):
             self.transport.resume_reading()
 
     def _answered(self, frame: Answer) -> None:
+        asked = self._pending.get(frame.id)
+        # Before it is taken: the closing link then tells its caller, too.
+        if asked is not None and not isinstance(frame, _ANSWERS[type(asked.request)]):
+            raise ProtocolError(f"{type(frame).__name__} answered a {type(asked.request).__name__}")
         pending = self._take(frame.id)
-        expected = {Read: Data, Wait: Ready, Locate: Location}[type(pending.request)]
-        if not isinstance(frame, expected):
-            raise ProtocolError(f"{type(frame).__name__} answered a {type(pending.request).__name__}")
         if not pending.answer.done():
             pending.answer.set_result(frame)
 
@@ -196,11 +198,12 @@ async def open_link(
         tls=tls,
     )
     try:
-        async with asyncio.timeout(settings.handshake_timeout_s):
-            await link.hello()
+        try:
+            async with asyncio.timeout(settings.handshake_timeout_s):
+                await link.hello()
+        except TimeoutError as error:
+            raise LinkClosed(f"{url}: no greeting within {settings.handshake_timeout_s:g} s") from error
         yield link
-    except TimeoutError as error:
-        raise LinkClosed(f"{url}: no greeting within {settings.handshake_timeout_s:g} s") from error
     finally:
         await link.aclose()
 

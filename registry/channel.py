@@ -16,7 +16,15 @@ import msgspec
 from rdmacast.connection import dial
 from rdmacast.errors import CastError, LinkClosed
 from registry.channel_connection import SERVICE, ChannelConnection, ChannelSettings
-from registry.channel_frames import FRAME_COST, INITIAL_CREDIT, Kind, pack, pack_credit, unpack_failure
+from registry.channel_frames import (
+    FRAME_COST,
+    INITIAL_CREDIT,
+    MALFORMED,
+    Kind,
+    pack,
+    pack_credit,
+    unpack_failure,
+)
 from registry.channel_server import ChannelServer, Handler
 from registry.errors import ChannelClosed, ChannelError, RemoteError
 from registry.messages import Reply, Request
@@ -119,7 +127,7 @@ class _ClientConnection(ChannelConnection):
         if kind == Kind.DATA:
             try:
                 reply = self._decoder.decode(body)
-            except msgspec.MsgspecError as error:
+            except MALFORMED as error:
                 raise ChannelError(f"a reply is malformed: {error}") from None
             waiting.deliver(reply, len(body))
             return

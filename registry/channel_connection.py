@@ -22,8 +22,8 @@ class ChannelSettings:
 
     max_frame_bytes: int = 64 << 20
     max_calls: int = 4096
-    ping_interval_s: float = 5.0
-    ping_timeout_s: float = 15.0
+    ping_interval_s: float = 0.5
+    ping_timeout_s: float = 3.0
     handshake_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:

@@ -52,6 +52,10 @@ _FIXED_BODIES: dict[int, int] = {
 }
 _KINDS = frozenset(map(int, Kind))
 
+# What msgspec raises for a body that is malformed: a text that is no UTF-8 and endless nesting have
+# exceptions of their own.
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 class Failure(msgspec.Struct, frozen=True):
     """The body of an ERROR frame."""
@@ -88,7 +92,7 @@ def unpack_failure(body: memoryview) -> Failure:
     """Raises ChannelError."""
     try:
         return _failure_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ChannelError(f"an ERROR frame is malformed: {error}") from None
 
 

@@ -4,12 +4,21 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextvars import ContextVar
 
 import msgspec
 
 from rdmacast.connection import Listener, listen
 from registry.channel_connection import SERVICE, ChannelConnection, ChannelSettings
-from registry.channel_frames import FRAME_COST, INITIAL_CREDIT, Kind, pack, pack_failure, unpack_credit
+from registry.channel_frames import (
+    FRAME_COST,
+    INITIAL_CREDIT,
+    MALFORMED,
+    Kind,
+    pack,
+    pack_failure,
+    unpack_credit,
+)
 from registry.errors import ChannelClosed, ChannelError
 from registry.messages import Reply, Request
 
@@ -18,6 +27,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Request], AsyncIterator[Reply]]
 
 _CLOSE_S = 1.0  # for the last frames to go out
+
+# Whose call a handler answers: the peer that `on_peer_closed` names when its connection is lost.
+caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 class _ServerCall:
@@ -94,7 +106,7 @@ class _ServerConnection(ChannelConnection):
             return
         try:
             request = self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             self.write(pack_failure(id_, "bad_request", f"the request is malformed: {error}"))
             return
         call = self._calls[id_] = _ServerCall()
@@ -104,6 +116,7 @@ class _ServerConnection(ChannelConnection):
 
     async def _serve(self, id_: int, call: _ServerCall, request: Request) -> None:
         replies: AsyncIterator[Reply] | None = None
+        caller.set(self.peer)
         try:
             replies = self._handler(request)
             async for reply in replies:

@@ -21,7 +21,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands still until `advance` is called."""
+    """A clock that stands still until `advance` is called; `step_wall` sets the time of day alone."""
 
     def __init__(self, wall_s: float = 1_700_000_000.0, monotonic_s: float = 1000.0) -> None:
         self._wall_s = wall_s
@@ -36,3 +36,7 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         self._wall_s += seconds
         self._monotonic_s += seconds
+
+    def step_wall(self, seconds: float) -> None:
+        """What an operator or NTP does: durations go on as if nothing had happened."""
+        self._wall_s += seconds

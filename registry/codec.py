@@ -45,7 +45,7 @@ def decode(kind: type[T], data: bytes | str, key: str) -> T:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         record: T = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"{key} does not hold a {kind.__name__}: {error}") from error
     return record
 

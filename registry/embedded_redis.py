@@ -6,6 +6,11 @@ supervisor's part. Layout: `D/redis/` (data, redis.conf), `D/redis.sock`, `D/log
 A Unix socket's path has at most 107 bytes. Where `D/redis.sock` is longer, the socket lies at
 `$XDG_RUNTIME_DIR/hypercast-<hash of D>/redis.sock`, without that variable in the directory for
 temporary files; `url` always names the right one.
+
+What Redis has acknowledged survives its death: it was written to the file before the reply went out.
+Redis' own `everysec` does not promise that: while its background thread forces the file to the disk, it
+puts off writing for up to two seconds, and answers meanwhile. So Redis is told to leave forcing alone
+(`appendfsync no`: a write before every reply) and its supervisor calls `force_to_disk` each second.
 """
 
 import asyncio
@@ -17,14 +22,20 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
 from registry.errors import StateUnavailable
 
+# When what Redis wrote is on the disk, so that it survives a loss of power: within about a second, or
+# before each reply.
+Durability = Literal["everysec", "always"]
+
 MAX_SOCKET_PATH_BYTES = 107
 MIN_VERSION = 5
+APPEND_ONLY_FILE = "appendonly.aof"
 # Pauses between two tries to reach a Redis that is starting; it takes some 20 ms and, to load a
 # large ledger, seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2
@@ -38,16 +49,17 @@ class EmbeddedRedis:
         self,
         data_dir: Path,
         *,
-        appendfsync: Literal["always", "everysec", "no"] = "everysec",
+        appendfsync: Durability = "everysec",
         executable: Path | None = None,
     ) -> None:
         self._data_dir = data_dir.absolute()
-        self._appendfsync = appendfsync
+        self.appendfsync: Durability = appendfsync
         self._executable = executable or find_redis_server()
         self.socket_path = _socket_path(self._data_dir)
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.log_path = self._data_dir / "logs" / "redis.log"
         self._config_path = self._data_dir / "redis" / "redis.conf"
+        self._forced: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
         return f"<EmbeddedRedis {self._executable} at {self.socket_path}>"
@@ -66,6 +78,28 @@ class EmbeddedRedis:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         _make_private(self.socket_path.parent, outside=self.socket_path.parent != self._data_dir)
         self._config_path.write_text(self._config())
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what a Redis left that was killed while it rewrote its file. None may run."""
+        for path in self._config_path.parent.glob("temp-*"):
+            path.unlink(missing_ok=True)
+
+    def force_to_disk(self) -> None:
+        """Have what Redis wrote so far on the disk; blocks. Raises OSError.
+
+        The files are looked up each time, since a rewrite puts another in a file's place. From Redis 7 on
+        there are several, in a folder of their own.
+        """
+        folder = self._config_path.parent
+        files = set()
+        for path in (folder / APPEND_ONLY_FILE, *folder.glob("appendonlydir/*")):
+            with suppress(FileNotFoundError):  # not made yet, or replaced this moment
+                files.add(_force(path))
+        if files != self._forced:  # after a loss of power a new file is found if its folder knows it
+            for parent in {folder, *folder.glob("appendonlydir")}:
+                _force(parent)
+            self._forced = files
 
     def command(self) -> list[str]:
         """The command line that runs it in the foreground."""
@@ -128,9 +162,13 @@ class EmbeddedRedis:
             "daemonize": "no",
             "save": '""',
             "appendonly": "yes",
-            "appendfsync": self._appendfsync,
+            "appendfilename": APPEND_ONLY_FILE,
+            "appendfsync": "always" if self.appendfsync == "always" else "no",
             # A crash may cut the last command short: load what stands before it.
             "aof-load-truncated": "yes",
+            # The file is rewritten in the background when it has doubled, from 64 MB on.
+            "auto-aof-rewrite-percentage": "100",
+            "auto-aof-rewrite-min-size": "64mb",
             # State is never evicted: rather refuse a write than lose a bill.
             "maxmemory-policy": "noeviction",
         }
@@ -193,6 +231,17 @@ def _make_private(directory: Path, *, outside: bool) -> None:
     status = directory.lstat()
     if outside and (status.st_uid != os.getuid() or status.st_mode & 0o077):
         raise StateUnavailable(f"{directory} belongs to somebody else or is open to others")
+
+
+def _force(path: Path) -> tuple[int, int]:
+    """Have a file or folder on the disk; returns what tells it from one of the same name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        os.fdatasync(descriptor)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(descriptor)
 
 
 def _quoted(path: Path) -> str:

@@ -7,6 +7,10 @@ from enum import StrEnum
 
 from registry.errors import InvalidRecord
 
+# Handlers that a node brings itself; `builtin:NAME` is the architecture of their functions.
+BUILTINS = frozenset({"echo"})
+BUILTIN_PREFIX = "builtin:"
+
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -17,7 +21,7 @@ class Task(StrEnum):
     EMBED = "embed"  # BERT-type encoder: embeddings
     CLASSIFY = "classify"  # ViT, ResNet: logits over labels
     FEATURES = "features"  # CLIP: text and image features
-    HANDLER = "handler"  # a user's own code
+    HANDLER = "handler"  # a user's own code, or one that comes with the nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,11 @@ class FunctionVersion:
     assets: Mapping[str, str]
     created_at: float
     description: str = ""
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether only a node that allows handlers may run it."""
+        return self.task is Task.HANDLER and not self.architecture.startswith(BUILTIN_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ description: Sends back what it got.
 task: handler                 # generate, embed, classify, features, handler; optional with a model
 model: ./checkpoint           # a folder beside this file, an absolute path, or a hub id
 dtype: float32
-handler: handler.py:handle    # file and function; instead of a model
+handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
 env: {GREETING: hello}
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h}
@@ -21,15 +21,17 @@ import yaml
 
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
-from registry.function import Scaling, Task, check_name
+from registry.function import BUILTIN_PREFIX, BUILTINS, Scaling, Task, check_name
 from registry.sizes import parse_size
 
 FILE_NAME = "function.yaml"
 MAX_FILE_BYTES = 64 * 1024
+MAX_BRACKETS = 200
 
 DTYPES = frozenset({"auto", "float32", "float16", "bfloat16"})
 
 _MIB = 1024**2
+_DEEP = re.compile(r"(?:[-?] +){20}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HANDLER = re.compile(r"(?P<file>[^:]+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*)")
 
@@ -68,12 +70,17 @@ class HandlerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """A user's own code: `function` in `file` (a path relative to the function's folder)."""
+    """A user's own code: `function` in `file` (a path relative to the function's folder); or, without
+    a file, the handler of that name that nodes bring themselves."""
 
     file: str
     function: str
     env: Mapping[str, str] = field(default_factory=dict)
     limits: HandlerLimits = field(default_factory=HandlerLimits)
+
+    @property
+    def builtin(self) -> bool:
+        return not self.file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +127,16 @@ def parse_function_yaml(text: str | bytes) -> FunctionSpec:
     """Parse the text of a function.yaml; unknown keys and bad values raise InvalidRecord naming the key."""
     if len(text) > MAX_FILE_BYTES:
         raise InvalidRecord(f"too large for a {FILE_NAME}")
+    plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    if plain.count("[") + plain.count("{") > MAX_BRACKETS or _DEEP.search(plain):
+        raise InvalidRecord("nests too deep")  # what it costs to parse grows with the square of the depth
     try:
         # _StrictLoader derives from SafeLoader: plain data only.
         document = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except InvalidRecord:
+        raise
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        # Its constructors let what Python's own conversions raise pass, for tags such as !!int or dates.
         raise InvalidRecord(f"not valid YAML: {error}") from error
     top = _mapping(
         document,
@@ -215,6 +228,11 @@ def _handler(top: Mapping[str, object]) -> HandlerSpec | None:
             if key in top:
                 raise InvalidRecord(f"{key}: only a function with a handler has this")
         return None
+    if value.startswith(BUILTIN_PREFIX):
+        name = value.removeprefix(BUILTIN_PREFIX)
+        if name not in BUILTINS:
+            raise InvalidRecord(f"handler: no built-in {name!r}; there is {', '.join(sorted(BUILTINS))}")
+        return HandlerSpec(file="", function=name)
     match = _HANDLER.fullmatch(value.strip())
     if match is None:
         raise InvalidRecord(f"handler: {value!r} must be FILE.py:FUNCTION, such as handler.py:handle")

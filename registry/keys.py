@@ -14,15 +14,20 @@
 | `hc:gateways` | set | ids that may have a demand record |
 | `hc:demand:<gateway>` | string | DemandChanged; expires |
 | `hc:scale:<token>` | string | a wish that is in the feed already |
-| `hc:lease:<name>` | string | its holder; expires |
-| `hc:lease-epochs` | hash | lease name -> latest epoch |
+| `hc:lease:<name>` | hash | `holder`, and `beat`, new with each renewal; expires |
+| `hc:lease-epochs` | hash | lease name -> latest epoch, and `name beats` -> beats so far |
 | `hc:keys` | hash | key id -> ApiKey |
+| `hc:bucket:<key id>` | hash | `at` (ms), `requests`, `tokens`: units used of the key's rates; expires |
+| `hc:places:<key id>` | sorted set | requests under way by when they lapse (ms); expires |
+| `hc:spend:<key id>` | hash | day, month or `total` -> what the key's requests cost in it, in nanos |
 | `hc:requests` | hash | request id -> RequestRecord |
 | `hc:requests-by-end` | sorted set | request ids by `ended_at` |
 | `hc:usage:<day>` | hash | JSON [function, tenant, column] -> sum over the UTC day's records |
 | `hc:usage-days` | set | days that have sums |
 | `hc:intervals` | hash | JSON [instance id, state, from_at] -> InstanceInterval |
 | `hc:intervals-by-end` | sorted set | the same identities by `to_at` |
+| `hc:lost` | hash | id -> LostCall |
+| `hc:lost-by-end` | sorted set | the same ids by `ended_at` |
 | `hc:rates` | hash | rate id -> Rate |
 """
 
@@ -41,12 +46,17 @@ SCALE_PREFIX = "hc:scale:"
 LEASE_PREFIX = "hc:lease:"
 LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
+BUCKET_PREFIX = "hc:bucket:"
+PLACES_PREFIX = "hc:places:"
+SPEND_PREFIX = "hc:spend:"
 REQUESTS = "hc:requests"
 REQUESTS_BY_END = "hc:requests-by-end"
 USAGE_PREFIX = "hc:usage:"
 USAGE_DAYS = "hc:usage-days"
 INTERVALS = "hc:intervals"
 INTERVALS_BY_END = "hc:intervals-by-end"
+LOST_CALLS = "hc:lost"
+LOST_CALLS_BY_END = "hc:lost-by-end"
 RATES = "hc:rates"
 
 # Entries that the feed keeps, about: a watcher further behind takes a new snapshot.
@@ -56,6 +66,8 @@ FEED_LENGTH = 10_000
 INSTANCES_TTL_S = 3600
 # For this long a repeated wish of one token is known as a repetition.
 SCALE_TOKEN_TTL_S = 3600
+# A key that asked for nothing for so long has paid its debt of tokens.
+BUCKET_TTL_S = 86_400
 
 
 def node(node_id: str) -> str:
@@ -76,6 +88,18 @@ def scale(token: str) -> str:
 
 def lease(name: str) -> str:
     return LEASE_PREFIX + name
+
+
+def bucket(key_id: str) -> str:
+    return BUCKET_PREFIX + key_id
+
+
+def places(key_id: str) -> str:
+    return PLACES_PREFIX + key_id
+
+
+def spend(key_id: str) -> str:
+    return SPEND_PREFIX + key_id
 
 
 def usage(day: int) -> str:

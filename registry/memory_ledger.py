@@ -1,11 +1,14 @@
 """The usage ledger in one process: what the ledger in Redis does, by the plainest means."""
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncIterator
 
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.state import Ledger, UsageFilter, UsageRow
-from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, voided
 from registry.usage_report import bounded, matches, overlaps, row_of, total
+
+INTERVALS_PAGE = 200
 
 
 def _order(record: RequestRecord) -> tuple[float, str]:
@@ -17,6 +20,7 @@ class MemoryLedger(Ledger):
         self._requests: dict[str, RequestRecord] = {}
         self._by_end: list[RequestRecord] = []
         self._intervals: dict[tuple[str, str, float], InstanceInterval] = {}
+        self._lost: dict[str, LostCall] = {}
         self._rates: dict[str, Rate] = {}
 
     async def add_request(self, record: RequestRecord) -> bool:
@@ -24,6 +28,13 @@ class MemoryLedger(Ledger):
             return False
         self._requests[record.request_id] = record
         insort(self._by_end, record, key=_order)
+        return True
+
+    async def void_request(self, record: RequestRecord) -> bool:
+        if self._requests.get(record.request_id) != record:
+            return False
+        at = bisect_left(self._by_end, _order(record), key=_order)
+        self._requests[record.request_id] = self._by_end[at] = voided(record)
         return True
 
     async def request(self, request_id: str) -> RequestRecord:
@@ -60,6 +71,27 @@ class MemoryLedger(Ledger):
     ) -> list[InstanceInterval]:
         found = [interval for interval in self._intervals.values() if overlaps(interval, since, until)]
         return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
+
+    async def interval_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[InstanceInterval]]:
+        found = await self.intervals(since=since, until=until)
+        for start in range(0, len(found), INTERVALS_PAGE):
+            yield found[start : start + INTERVALS_PAGE]
+
+    async def add_lost_call(self, lost: LostCall) -> bool:
+        if lost.id in self._lost:
+            return False
+        self._lost[lost.id] = lost
+        return True
+
+    async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
+        found = [
+            lost
+            for lost in self._lost.values()
+            if (since is None or since <= lost.ended_at) and (until is None or lost.ended_at < until)
+        ]
+        return sorted(found, key=lambda lost: (lost.ended_at, lost.id))
 
     async def rates(self) -> list[Rate]:
         return sorted(self._rates.values(), key=lambda rate: rate.id)

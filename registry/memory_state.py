@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from registry.api_key import ApiKey
+from registry.api_key import ApiKey, SpendPeriod
 from registry.change import (
     Change,
     Demand,
@@ -21,14 +21,17 @@ from registry.change import (
     Snapshot,
 )
 from registry.clock import Clock, SystemClock
-from registry.errors import NotFound, StaleEpoch
+from registry.errors import Conflict, NotFound, StaleEpoch
 from registry.function import Function, FunctionVersion, Scaling
 from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
 from registry.instance import TRANSITIONS, InstanceRecord
 from registry.keys import FEED_LENGTH
 from registry.memory_ledger import MemoryLedger
+from registry.memory_quota import MemoryQuotas
 from registry.node import NodeRecord
+from registry.quota import Place, Standing
 from registry.state import ClusterConfig, State
+from registry.usage import RequestRecord
 
 
 class MemoryFeed:
@@ -105,6 +108,7 @@ class MemoryState(MemoryLedger, State):
         self._scale_tokens: set[str] = set()
         self._leases: dict[str, _Lease] = {}
         self._keys: dict[str, ApiKey] = {}
+        self._quotas = MemoryQuotas(self._clock)
 
     def __repr__(self) -> str:
         return f"<MemoryState at {self._feed.cursor}>"
@@ -170,18 +174,21 @@ class MemoryState(MemoryLedger, State):
         known.epoch += 1
         return known.epoch
 
-    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
         node = self._fenced(record.id, record.epoch)
         former = self._live(node)
         if former is not None and former.epoch != record.epoch:
             self._feed.publish(NodeGone(id=record.id, epoch=former.epoch))
-        if node.instances_epoch != record.epoch:
+        known = node.instances_epoch == record.epoch
+        if not known:
             node.forget_instances()
+            node.instances_epoch = record.epoch
         node.record, node.expires_at = record, self._clock.monotonic_s() + ttl_s
         self._feed.publish(NodeUp(record=record, ttl_s=ttl_s))
         if former is None or former.epoch != record.epoch:
             for instance in node.instances.values():
                 self._feed.publish(InstanceChanged(record=instance))
+        return known
 
     async def remove_node(self, node: str, epoch: int) -> None:
         known = self._nodes.get(node)
@@ -267,6 +274,37 @@ class MemoryState(MemoryLedger, State):
 
     async def keys(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id))
+
+    async def replace_key(self, before: ApiKey, after: ApiKey) -> None:
+        if await self.key(before.id) not in (before, after):
+            raise Conflict(f"the key {before.id} was changed meanwhile")
+        self._keys[before.id] = after
+        if after.tokens_per_minute is None:
+            self._quotas.forget_tokens(after.id)
+
+    async def admit(self, key: ApiKey, place: str, *, ttl_s: float, now: float) -> Standing:
+        return self._quotas.admit(key, place, ttl_s=ttl_s, now=now)
+
+    async def keep_places(self, places: Sequence[Place], *, ttl_s: float) -> None:
+        self._quotas.keep(places, ttl_s=ttl_s)
+
+    async def release_places(self, places: Sequence[Place]) -> None:
+        self._quotas.release(places)
+
+    async def spent_nanos(self, key_id: str, period: SpendPeriod, now: float) -> int:
+        return self._quotas.spent_nanos(key_id, period, now)
+
+    async def add_request(self, record: RequestRecord) -> bool:
+        added = await super().add_request(record)
+        if added:
+            self._quotas.charge(record)
+        return added
+
+    async def void_request(self, record: RequestRecord) -> bool:
+        done = await super().void_request(record)
+        if done:
+            self._quotas.refund(record)
+        return done
 
     async def ping(self) -> None:
         return None

@@ -14,6 +14,8 @@ Token ids are plain ints; times are in the unit that the name says.
 | InvokeHandler | HandlerChunk+, Usage |
 | TailLogs | LogLines* |
 | GetStatus | NodeStatus |
+| EndCalls | CallsUsed |
+| SettleCalls | Done |
 
 Error codes a node may answer with (RemoteError.code): `no_such_instance`, `start_failed`,
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
@@ -130,6 +132,7 @@ class Generate(_Message, frozen=True, kw_only=True):
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     generated_ids: tuple[int, ...] = ()
+    flow: str = ""  # whose it is: a node shares its prefill between flows, not between requests
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +183,21 @@ class GetStatus(_Message, frozen=True, kw_only=True):
     """The node's own record, fresh."""
 
 
+class EndCalls(_Message, frozen=True, kw_only=True):
+    """End these calls if they run still, and tell what each used in all: asked for a call that was cut
+    short, so that its bill is exact. Of a handler that does not stop within some 2 s it is what it used so
+    far. `request_ids` are those of Generate, Compute and InvokeHandler."""
+
+    request_ids: tuple[str, ...]
+
+
+class SettleCalls(_Message, frozen=True, kw_only=True):
+    """These calls are in the ledger. Until this comes a node remembers what a call used, and writes it
+    to the ledger itself (`LostCall`) if the gateway's channel breaks."""
+
+    request_ids: tuple[str, ...]
+
+
 Request = (
     StartInstance
     | StopInstance
@@ -191,6 +209,8 @@ Request = (
     | InvokeHandler
     | TailLogs
     | GetStatus
+    | EndCalls
+    | SettleCalls
 )
 
 
@@ -266,6 +286,12 @@ class LogLines(_Message, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
+class CallsUsed(_Message, frozen=True, kw_only=True):
+    """Accelerator time in microseconds by request id; one that the node does not know is left out."""
+
+    gpu_us: dict[str, int]
+
+
 class NodeStatus(_Message, frozen=True, kw_only=True):
     """The node's record as of now."""
 
@@ -273,5 +299,14 @@ class NodeStatus(_Message, frozen=True, kw_only=True):
 
 
 Reply = (
-    InstanceProgress | InstanceStarted | Done | Tokens | Usage | Arrays | HandlerChunk | LogLines | NodeStatus
+    InstanceProgress
+    | InstanceStarted
+    | Done
+    | Tokens
+    | Usage
+    | Arrays
+    | HandlerChunk
+    | LogLines
+    | NodeStatus
+    | CallsUsed
 )

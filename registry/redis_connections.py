@@ -33,6 +33,8 @@ from registry.errors import InvalidRecord, StateUnavailable
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
+# An exchange that takes longer has met a Redis that hangs: requests hear so within a second or two.
+TIMEOUT_S = 2.0
 # Pauses before the second, third, … try of an exchange that lost its connection. The second comes
 # at once: most often it was an idle connection that a restart of Redis had ended.
 RETRY_PAUSES_S = (0.0, 0.05, 0.3)
@@ -67,7 +69,7 @@ class Exchange:
 class Connections:
     """Runs commands on at most `limit` connections, and on dedicated ones beside them."""
 
-    def __init__(self, url: str, *, limit: int = 16, timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, limit: int = 16, timeout_s: float = TIMEOUT_S) -> None:
         self._name = _without_secrets(url)
         self._make = _maker(url, timeout_s)
         self._timeout_s = timeout_s

@@ -12,7 +12,7 @@ from registry.redis_store import RedisStore
 
 # A read of the feed waits in Redis for this long, then asks again: that is no polling for changes
 # (they come at once), but how a watcher notices that its Redis is gone without a word.
-BLOCK_S = 10.0
+BLOCK_S = 2.0
 # Changes taken from Redis at once.
 BATCH = 256
 

@@ -1,18 +1,17 @@
-"""The usage ledger in Redis: append-only, each record and its sums added together, once."""
+"""The usage ledger in Redis: each record and its sums are added together, once."""
 
 from collections.abc import AsyncIterator
 
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import Conflict, InvalidRecord, NotFound
-from registry.redis_connections import Script
+from registry.ledger_writer import LedgerWriter
+from registry.redis_connections import Connections, Script
 from registry.redis_store import RedisStore
 from registry.state import UsageFilter, UsageRow
-from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
 from registry.usage_report import (
-    COLUMNS,
     bounded,
-    day_of,
     matches,
     overlaps,
     row_from,
@@ -21,20 +20,8 @@ from registry.usage_report import (
     total,
 )
 
-# Add a record if its id is new, then count it: a repetition changes nothing.
-# KEYS records by-end sums days; ARGV id record ended-at day (field amount)*
-_ADD_REQUEST = Script(
-    """
-if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
-redis.call('SADD', KEYS[4], ARGV[4])
-for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[3], ARGV[i], ARGV[i + 1]) end
-return 1
-"""
-)
-
-# KEYS intervals by-end; ARGV identity interval to-at
-_ADD_INTERVAL = Script(
+# KEYS records by-end; ARGV id record ended-at
+_ADD_UNSUMMED = Script(
     """
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
@@ -63,21 +50,20 @@ return redis.call('HMGET', KEYS[1], unpack(ids))
 
 # Records that one script call reads; Lua's unpack has a limit of some thousands.
 PAGE = 1000
+# Intervals that are counted in one go; see ledger_pages.
+INTERVALS_PAGE = 200
 
 
 class RedisLedger(RedisStore):
+    def __init__(self, connections: Connections, *, feed_length: int = keys.FEED_LENGTH) -> None:
+        super().__init__(connections, feed_length=feed_length)
+        self._writer = LedgerWriter(connections)
+
     async def add_request(self, record: RequestRecord) -> bool:
-        row = row_of(record)
-        amounts: list[str | bytes | int] = []
-        for column in COLUMNS:
-            amounts += (encode((record.function, record.tenant, column)), getattr(row, column))
-        day = day_of(record.ended_at)
-        added = await self._redis.script(
-            _ADD_REQUEST,
-            [keys.REQUESTS, keys.REQUESTS_BY_END, keys.usage(day), keys.USAGE_DAYS],
-            [record.request_id, encode(record), repr(float(record.ended_at)), day, *amounts],
-        )
-        return bool(added)
+        return await self._writer.add(record)
+
+    async def void_request(self, record: RequestRecord) -> bool:
+        return await self._writer.void(record)
 
     async def request(self, request_id: str) -> RequestRecord:
         raw = await self._redis.call("HGET", keys.REQUESTS, request_id)
@@ -114,7 +100,7 @@ class RedisLedger(RedisStore):
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
         added = await self._redis.script(
-            _ADD_INTERVAL,
+            _ADD_UNSUMMED,
             [keys.INTERVALS, keys.INTERVALS_BY_END],
             [_identity(interval), encode(interval), repr(float(interval.to_at))],
         )
@@ -123,13 +109,37 @@ class RedisLedger(RedisStore):
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[InstanceInterval]:
-        found: list[InstanceInterval] = []
-        cursor: str | bytes = ""
-        while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, PAGE):
-            page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
-            found += [interval for interval in page if overlaps(interval, since, until)]
-            cursor = _identity(page[-1])
+        found = [one async for page in self.interval_pages(since=since, until=until) for one in page]
         return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
+
+    async def interval_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[InstanceInterval]]:
+        cursor: str | bytes = ""
+        while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, INTERVALS_PAGE):
+            page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
+            yield [interval for interval in page if overlaps(interval, since, until)]
+            cursor = _identity(page[-1])
+
+    async def add_lost_call(self, lost: LostCall) -> bool:
+        added = await self._redis.script(
+            _ADD_UNSUMMED,
+            [keys.LOST_CALLS, keys.LOST_CALLS_BY_END],
+            [lost.id, encode(lost), repr(float(lost.ended_at))],
+        )
+        return bool(added)
+
+    async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
+        found: list[LostCall] = []
+        cursor = ""
+        while raws := await self._page(keys.LOST_CALLS, keys.LOST_CALLS_BY_END, cursor, since, PAGE):
+            for raw in raws:
+                lost = decode(LostCall, raw, keys.LOST_CALLS)
+                if until is not None and lost.ended_at >= until:
+                    return found
+                found.append(lost)
+            cursor = found[-1].id
+        return found
 
     async def rates(self) -> list[Rate]:
         raws = await self._redis.call("HVALS", keys.RATES)

@@ -22,19 +22,23 @@ from registry.redis_store import PUBLISH, RedisStore, milliseconds, published
 
 # Heartbeat, fenced by the node's latest epoch. A record of another epoch means a former process:
 # it is announced as gone and its instances are dropped. A node that is new or had lapsed gets its
-# instances announced again, since watchers forgot them with the node.
+# instances announced again, since watchers forgot them with the node. Returns 2, or 1 if the instances
+# are not known (they expired, or never were), or 0 if the writer's epoch is not the latest.
 # KEYS feed epochs nodes node instances
 # ARGV length id epoch record ttl-ms instances-ttl-s node-up node-gone-without-epoch
 _PUT_NODE = Script(
     PUBLISH
     + """
-local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
-if tonumber(ARGV[3]) < known then return 0 end
+if tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0') then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 local former = redis.call('HGET', KEYS[4], 'epoch')
 if former and former ~= ARGV[3] then publish('NodeGone', ARGV[8] .. former .. '}') end
-if redis.call('HGET', KEYS[5], '') ~= ARGV[3] then redis.call('DEL', KEYS[5]) end
-redis.call('HSET', KEYS[4], 'epoch', ARGV[3], 'record', ARGV[4])
+local known = redis.call('HGET', KEYS[5], '') == ARGV[3]
+if not known then
+  redis.call('DEL', KEYS[5])
+  redis.call('HSET', KEYS[5], '', ARGV[3])
+end
+redis.call('HSET', KEYS[4], 'epoch', ARGV[3], 'record', ARGV[4], 'ttl', ARGV[5])
 redis.call('PEXPIRE', KEYS[4], ARGV[5])
 redis.call('EXPIRE', KEYS[5], ARGV[6])
 redis.call('SADD', KEYS[3], ARGV[2])
@@ -45,7 +49,7 @@ if former ~= ARGV[3] then
     if owned[i] ~= '' then publish('InstanceChanged', '{"record":' .. owned[i + 1] .. '}') end
   end
 end
-return 1
+return known and 2 or 1
 """
 )
 
@@ -109,17 +113,19 @@ return 1
 )
 
 # Everything at one point of the feed. Names of expired nodes and gateways are dropped on the way.
+# No time to live is longer than it was at first, even if the clock of Redis was set back since.
 # An empty feed gets a first entry, of a kind that no watcher knows: a cursor must name an entry.
 # KEYS feed functions versions nodes gateways; ARGV node-prefix instances-prefix demand-prefix
 _SNAPSHOT = Script(
     """
+local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local cursor = last[1] and last[1][1] or redis.call('XADD', KEYS[1], '*', 'Start', '')
 local nodes, instances, demands = {}, {}, {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[4])) do
-  local row = redis.call('HMGET', ARGV[1] .. id, 'record', 'epoch')
+  local row = redis.call('HMGET', ARGV[1] .. id, 'record', 'epoch', 'ttl')
   if row[1] then
-    nodes[#nodes + 1] = {row[1], redis.call('PTTL', ARGV[1] .. id)}
+    nodes[#nodes + 1] = {row[1], bounded(redis.call('PTTL', ARGV[1] .. id), row[3])}
     if redis.call('HGET', ARGV[2] .. id, '') == row[2] then
       local owned = redis.call('HGETALL', ARGV[2] .. id)
       for i = 1, #owned, 2 do
@@ -147,7 +153,7 @@ class RedisNodes(RedisStore):
     async def next_node_epoch(self, node: str) -> int:
         return int(await self._redis.call("HINCRBY", keys.EPOCHS, node, 1))
 
-    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
         done = await self._redis.script(
             _PUT_NODE,
             [keys.FEED, keys.EPOCHS, keys.NODES, keys.node(record.id), keys.instances(record.id)],
@@ -164,6 +170,7 @@ class RedisNodes(RedisStore):
         )
         if not done:
             raise _stale(record.id, record.epoch)
+        return int(done) == 2
 
     async def remove_node(self, node: str, epoch: int) -> None:
         await self._redis.script(
@@ -244,7 +251,8 @@ def _node_up(raw: bytes, ttl_ms: int) -> NodeUp:
 
 def _demand(raw: bytes, ttl_ms: int) -> DemandChanged:
     change = decode(DemandChanged, raw, keys.DEMAND_PREFIX)
-    return DemandChanged(gateway=change.gateway, demands=change.demands, ttl_s=ttl_ms / 1000)
+    left_s = min(ttl_ms / 1000, change.ttl_s)
+    return DemandChanged(gateway=change.gateway, demands=change.demands, ttl_s=left_s)
 
 
 def _gone_without_epoch(node: str) -> bytes:

@@ -10,17 +10,32 @@ from typing import Self
 from registry import keys
 from registry.api_key import ApiKey
 from registry.codec import decode, encode
-from registry.errors import NotFound
-from registry.redis_connections import Connections
+from registry.errors import Conflict, NotFound
+from registry.redis_connections import TIMEOUT_S, Connections, Script
 from registry.redis_feed import RedisFeed
 from registry.redis_functions import RedisFunctions
 from registry.redis_lease import RedisLeases
 from registry.redis_ledger import RedisLedger
 from registry.redis_nodes import RedisNodes
+from registry.redis_quota import RedisQuotas
 from registry.state import ClusterConfig, State
 
+# Replace a key's record if it is still the one that was read. Without a limit of tokens nothing is
+# left of its debt either. 0: it is another.
+# KEYS keys bucket; ARGV key-id before after has-tokens-limit
+_REPLACE_KEY = Script(
+    """
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+if found == ARGV[3] then return 1 end
+if found ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+if ARGV[4] == '0' then redis.call('HDEL', KEYS[2], 'tokens') end
+return 1
+"""
+)
 
-class RedisState(RedisFunctions, RedisNodes, RedisFeed, RedisLeases, RedisLedger, State):
+
+class RedisState(RedisFunctions, RedisNodes, RedisFeed, RedisLeases, RedisQuotas, RedisLedger, State):
     """All of the shared state over one bounded set of connections; use as `async with`, or `aclose()`."""
 
     @classmethod
@@ -29,7 +44,7 @@ class RedisState(RedisFunctions, RedisNodes, RedisFeed, RedisLeases, RedisLedger
         url: str,
         *,
         max_connections: int = 16,
-        timeout_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
     ) -> Self:
         """The state at `redis://`, `rediss://` or `unix:///path`; connections are made when needed."""
@@ -59,15 +74,28 @@ class RedisState(RedisFunctions, RedisNodes, RedisFeed, RedisLeases, RedisLedger
         await self._redis.call("HSET", keys.API_KEYS, key.id, encode(key))
 
     async def key(self, key_id: str) -> ApiKey:
-        raw = await self._redis.call("HGET", keys.API_KEYS, key_id)
-        if raw is None:
-            raise NotFound(f"no key {key_id}")
-        return decode(ApiKey, raw, f"{keys.API_KEYS}[{key_id}]")
+        return decode(ApiKey, await self._raw_key(key_id), f"{keys.API_KEYS}[{key_id}]")
+
+    async def replace_key(self, before: ApiKey, after: ApiKey) -> None:
+        raw = await self._raw_key(before.id)
+        found = decode(ApiKey, raw, f"{keys.API_KEYS}[{before.id}]")
+        if found not in (before, after) or not await self._redis.script(
+            _REPLACE_KEY,
+            [keys.API_KEYS, keys.bucket(before.id)],
+            [before.id, raw, encode(after), int(after.tokens_per_minute is not None)],
+        ):
+            raise Conflict(f"the key {before.id} was changed meanwhile")
 
     async def keys(self) -> list[ApiKey]:
         raws = await self._redis.call("HVALS", keys.API_KEYS)
         found = [decode(ApiKey, raw, keys.API_KEYS) for raw in raws]
         return sorted(found, key=lambda key: (key.created_at, key.id))
+
+    async def _raw_key(self, key_id: str) -> bytes:
+        raw: bytes | None = await self._redis.call("HGET", keys.API_KEYS, key_id)
+        if raw is None:
+            raise NotFound(f"no key {key_id}")
+        return raw
 
     async def ping(self) -> None:
         await self._redis.call("PING")

@@ -52,7 +52,6 @@ def new_api_key(
     *,
     functions: Sequence[str] = (),
     expires_at: float | None = None,
-    max_concurrent: int | None = None,
     clock: Clock | None = None,
 ) -> NewKey:
     """A fresh key for `tenant`; storing its record is the caller's part."""
@@ -68,7 +67,6 @@ def new_api_key(
         created_at=(clock or SystemClock()).wall_s(),
         expires_at=expires_at,
         functions=tuple(functions),
-        max_concurrent=max_concurrent,
     )
     return NewKey(record, f"hc_{key_id}_{secret}")
 

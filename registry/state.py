@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from registry.api_key import ApiKey
+from registry.api_key import ApiKey, SpendPeriod
 from registry.change import Change, Demand, ScaleTarget, Snapshot
 from registry.function import Function, FunctionVersion, Scaling
 from registry.instance import InstanceRecord
 from registry.node import NodeRecord
-from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.quota import Place, Standing
+from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,11 @@ class ClusterState(Protocol):
         """A number greater than any that this node id was given before."""
         ...
 
-    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
-        """Heartbeat. Raises StaleEpoch if a later epoch of the node is known."""
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
+        """Heartbeat. Raises StaleEpoch if a later epoch of the node is known.
+
+        False if nothing is known of the node's instances: those that it has are to be told again.
+        """
         ...
 
     async def remove_node(self, node: str, epoch: int) -> None:
@@ -128,12 +132,52 @@ class KeyState(Protocol):
 
     async def keys(self) -> list[ApiKey]: ...
 
+    async def replace_key(self, before: ApiKey, after: ApiKey) -> None:
+        """Put `after` in the place of `before`, its earlier record. Raises NotFound, and Conflict if the
+        record is another by now: read it again."""
+        ...
+
+
+class QuotaState(Protocol):
+    """What keys with limits have used, counted for the whole cluster.
+
+    Time is the state's own (Redis' clock), so that no gateway's clock matters; but spending is counted
+    by the UTC days and months of the records, and `now` (Unix seconds) names the period.
+    """
+
+    async def admit(self, key: ApiKey, place: str, *, ttl_s: float, now: float) -> Standing:
+        """Judge one request by the key's limits and, unless it is refused, count it, atomically.
+
+        Admitted, it holds a place of the key (`place` is unique among all requests) until that is
+        released, or not kept for `ttl_s`. A refused request counts nowhere. Asked again for the same
+        place it is admitted again, and counted once.
+        """
+        ...
+
+    async def keep_places(self, places: Sequence[Place], *, ttl_s: float) -> None:
+        """Hold these places for `ttl_s` from now, lapsed ones too: call it for none that was released."""
+        ...
+
+    async def release_places(self, places: Sequence[Place]) -> None:
+        """Give places back; one that is not held is no error."""
+        ...
+
+    async def spent_nanos(self, key_id: str, period: SpendPeriod, now: float) -> int:
+        """What the key's requests that ended in the period of `now` cost, by the ledger's records."""
+        ...
+
 
 class Ledger(Protocol):
-    """The usage ledger: append-only, idempotent by id."""
+    """The usage ledger: append-only (but for `void_request`), idempotent by id."""
 
     async def add_request(self, record: RequestRecord) -> bool:
-        """Add the record and its sums, atomically. False if that request_id is there already."""
+        """Add the record and its sums, those of its key among them, and take its tokens off the key's
+        rate, atomically. False if that request_id is there already."""
+        ...
+
+    async def void_request(self, record: RequestRecord) -> bool:
+        """Where the ledger holds just this record, make it a failed one and take its cost out of the sums,
+        atomically. False if it holds none such: call it for none that a client was told is good."""
         ...
 
     async def request(self, request_id: str) -> RequestRecord: ...
@@ -154,7 +198,23 @@ class Ledger(Protocol):
 
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
-    ) -> list[InstanceInterval]: ...
+    ) -> list[InstanceInterval]:
+        """The intervals that overlap `[since, until)`, in order of `from_at`."""
+        ...
+
+    def interval_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[InstanceInterval]]:
+        """The same in no order, some at a time: also empty pages come, where much is passed over."""
+        ...
+
+    async def add_lost_call(self, lost: LostCall) -> bool:
+        """Add what a call used that its gateway may not know of. False if that id is there already."""
+        ...
+
+    async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
+        """Those that ended in `[since, until)`, in order of `ended_at`."""
+        ...
 
     async def rates(self) -> list[Rate]: ...
 
@@ -163,7 +223,7 @@ class Ledger(Protocol):
         ...
 
 
-class State(ClusterState, KeyState, Ledger, Protocol):
+class State(ClusterState, KeyState, QuotaState, Ledger, Protocol):
     """All of it, over one connection pool."""
 
     async def ping(self) -> None: ...

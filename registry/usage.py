@@ -1,6 +1,6 @@
 """Usage records: what a request used and what an instance occupied. Immutable once written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -11,11 +11,22 @@ class RequestStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSlice:
+    """The accelerator time that one call of a request used on one instance, in microseconds."""
+
+    call_id: str
+    instance_id: str
+    node: str
+    gpu_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """One request. Times `*_at` are Unix seconds; `*_ms` are integers, rounded up once.
 
     `cost_nanos` is in billionths of the price table's currency unit; `rate_id` names the rate that
-    was in force, frozen in the record.
+    was in force, frozen in the record. `gpu` says where the time was used: `billed_gpu_ms` is its sum,
+    rounded up once.
     """
 
     request_id: str
@@ -39,11 +50,22 @@ class RequestRecord:
     completion_tokens: int
     rate_id: str
     cost_nanos: int
+    gpu: tuple[GpuSlice, ...] = ()
+
+
+def voided(record: RequestRecord) -> RequestRecord:
+    """What stands for a record whose request turned out to have failed: its use, at no cost."""
+    return replace(record, status=RequestStatus.FAILED, cost_nanos=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceInterval:
-    """One interval `[from_at, to_at)` that an instance spent in a state (Unix seconds)."""
+    """One interval `[from_at, to_at)` that an instance spent in a state (Unix seconds).
+
+    Its accelerator's time, in microseconds, is `busy_us` (requests ran), `loading_us` and `idle_us`: of
+    instances that share an accelerator each moment counts for one kind, and once. A long stay in a state
+    is written in several intervals that follow each other.
+    """
 
     instance_id: str
     function: str
@@ -53,6 +75,29 @@ class InstanceInterval:
     from_at: float
     to_at: float
     gpu_count: int
+    busy_us: int = 0
+    loading_us: int = 0
+    idle_us: int = 0
+
+    @property
+    def allocated_us(self) -> int:
+        return self.busy_us + self.loading_us + self.idle_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostCall:
+    """What a call used on an instance, written by the node that could not tell it to the gateway: one of
+    the two died. What the request's own record says of the same call and instance is not lost, so the
+    lost time is the rest of `used_us`. `id` is unique; `call_id` begins with the request id and "/"."""
+
+    id: str
+    call_id: str
+    instance_id: str
+    node: str
+    function: str
+    version: int
+    used_us: int
+    ended_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +113,16 @@ class Rate:
     currency: str = "USD"
 
 
+# No request costs more (nine million of the currency unit), so that sums stay far below 64 bits.
+MAX_COST_NANOS = 2**53
+
+
 def cost_nanos(rate: Rate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> int:
     """The integer price of one request: each part is rounded up once, after multiplication."""
-    return (
+    price = (
         rate.request_nanos
         + -(-rate.gpu_second_nanos * billed_gpu_ms // 1000)
         + -(-rate.prompt_mtoken_nanos * prompt_tokens // 1_000_000)
         + -(-rate.completion_mtoken_nanos * completion_tokens // 1_000_000)
     )
+    return min(price, MAX_COST_NANOS)

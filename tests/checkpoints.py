@@ -85,7 +85,8 @@ DECODERS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "llama3-tied": lambda: LlamaForCausalLM(
         LlamaConfig(**_SIZES, rope_parameters=dict(_LLAMA3_ROPE), tie_word_embeddings=True)
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES)),
+    # A head size with which the biases of k fill whole alignments of an image, so that q|k|v is a view.
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, head_dim=32)),
     "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True)),
     "qwen3": lambda: _qwen3(tied=False),
     "qwen3-tied": lambda: _qwen3(tied=True),

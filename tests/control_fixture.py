@@ -205,6 +205,7 @@ def make_call(
     request_id: str = "r",
     prompt: tuple[int, ...] = (1, 2, 3),
     tokens: int = 4,
+    tenant: str = "t",
     deadlines: Deadlines | None = None,
 ) -> Call:
     work = Generate(
@@ -214,7 +215,7 @@ def make_call(
         sampling=Sampling(max_tokens=tokens, temperature=0),
     )
     return Call(
-        request_id=request_id, tenant="t", version=version, work=work, deadlines=deadlines or Deadlines()
+        request_id=request_id, tenant=tenant, version=version, work=work, deadlines=deadlines or Deadlines()
     )
 
 

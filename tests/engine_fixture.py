@@ -12,11 +12,19 @@ from transformers import PreTrainedModel
 
 from invoker.engine.contract import ModelSpec, NewSequence
 from invoker.engine.decoder import DecoderEngine
+from invoker.engine.paths import LayerPath
 from registry.images.pack import hash_image, plan_checkpoint
 from registry.messages import Sampling
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import DECODERS, write_checkpoint
 
 KV_BYTES = 2 << 20
+KINDS_AND_PATHS = [
+    (kind, path)
+    for kind in DECODERS
+    for path in (LayerPath.FUSED, LayerPath.HUGGING_FACE)
+    # An image of qwen2-tied has padding between its biases.
+    if path is LayerPath.HUGGING_FACE or kind not in ("gpt2", "qwen2-tied")
+]
 
 
 class MemoryRegion:
@@ -61,10 +69,16 @@ def cached_image(
     return spec, region, model
 
 
-def make_decoder(kind: str, dtype: str = "float32", kv: int = KV_BYTES, **limits: int) -> DecoderEngine:
+def make_decoder(
+    kind: str,
+    dtype: str = "float32",
+    kv: int = KV_BYTES,
+    path: LayerPath = LayerPath.AUTO,
+    **limits: int,
+) -> DecoderEngine:
     """An engine for one of checkpoints.DECODERS, by default with little prefill a step."""
     spec, region, _ = cached_image(kind, dtype)
-    return DecoderEngine(spec, region, kv, **{"max_sequences": 8, "prefill_budget": 24, **limits})
+    return DecoderEngine(spec, region, kv, path=path, **{"max_sequences": 8, "prefill_budget": 24, **limits})
 
 
 def sequence(

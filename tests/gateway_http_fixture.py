@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from gateway.app import make_app
 from gateway.blob_keeper import BlobKeeper
-from gateway.contract import Deadlines
+from gateway.contract import CallUse, Deadlines
+from gateway.control import Control
 from gateway.fakes import FakeCluster, FakeDispatcher, MemoryBlobs
 from gateway.server import GatewayServer
 from gateway.services import Services, make_services
@@ -61,6 +62,7 @@ class Gateway:
     keeper: BlobKeeper
     admin_key: str
     caller_key: str
+    settled: list[CallUse]
     url: str = ""
     clients: list[AsyncOpenAI] = field(default_factory=list)
 
@@ -121,9 +123,11 @@ async def gateway(
     streams: StreamSettings | None = None,
     grace_s: float = 5.0,
     expect_nodes: int = 0,
+    state: MemoryState | None = None,
+    control: Control | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A real uvicorn server on a free port of loopback."""
-    clock, state, blobs = SystemClock(), MemoryState(), MemoryBlobs()
+    """A real uvicorn server on a free port of loopback; its calls go to `control` if one is given."""
+    clock, state, blobs = SystemClock(), state or MemoryState(), MemoryBlobs()
     settings = GatewaySettings(
         port=0,
         grace_s=grace_s,
@@ -138,8 +142,15 @@ async def gateway(
     await state.put_key(caller.key)
     await ensure_default_rates(state)
     dispatcher, cluster = FakeDispatcher(), FakeCluster(state)
+    settled: list[CallUse] = []
     services = make_services(
-        settings=settings, state=state, blobs=blobs, dispatcher=dispatcher, cluster=cluster, clock=clock
+        settings=settings,
+        state=state,
+        blobs=blobs,
+        dispatcher=dispatcher if control is None else control.dispatcher,
+        cluster=cluster,
+        clock=clock,
+        settled=settled.extend if control is None else control.settlement.note,
     )
     keeper = BlobKeeper(blobs, state, clock, holder="test", grace_s=3600)
     await services.pulse.beat(rates=True)
@@ -154,8 +165,10 @@ async def gateway(
         keeper=keeper,
         admin_key=admin.plaintext,
         caller_key=caller.plaintext,
+        settled=settled,
     )
     serving = asyncio.create_task(server.serve_and_drain())
+    keeping = asyncio.create_task(services.places.run())
     try:
         await server.listening.wait()
         running.url = f"http://127.0.0.1:{server.port}"
@@ -166,4 +179,6 @@ async def gateway(
         server.leave()
         async with asyncio.timeout(grace_s + 10):
             await serving
+        keeping.cancel()
+        await asyncio.wait([keeping])
         await services.aclose()

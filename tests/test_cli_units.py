@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.backoff import LONGEST_S, STABLE_S, Backoff
+from cli.backoff import LONGEST_S, YOUNG_S, Backoff
 from cli.errors import UsageError
 from cli.output import render
 from cli.settings import resolve
@@ -27,6 +27,9 @@ def settings(**changes: object) -> UpSettings:
         "gpu_memory": None,
         "host_memory": None,
         "allow_handlers": False,
+        "meter_interval": None,
+        "gateways": 1,
+        "appendfsync": "everysec",
         "gpus": 0,
         "cores": 2,
     }
@@ -60,14 +63,22 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], words: str) -> 
         settings(**changes)
 
 
-@given(st.lists(st.floats(0, 2 * STABLE_S), max_size=40))
-def test_backoff_is_bounded_and_forgets_after_a_stable_run(lives: list[float]) -> None:
+@given(st.lists(st.tuples(st.floats(0, 2 * YOUNG_S), st.booleans()), max_size=40))
+def test_backoff_is_bounded_and_forgets_after_a_stable_run(lives: list[tuple[float, bool]]) -> None:
     backoff = Backoff()
-    for lived_s in lives:
-        backoff = backoff.after(lived_s)
-        assert 0 < backoff.wait_s <= LONGEST_S
-        if lived_s >= STABLE_S:
+    for lived_s, killed in lives:
+        backoff = backoff.after(lived_s, killed=killed)
+        assert 0 < backoff.wait_s <= (0.4 if killed else LONGEST_S)
+        if lived_s >= YOUNG_S:
             assert backoff == Backoff(1)
+
+
+def test_only_deaths_of_ones_own_make_the_pauses_long() -> None:
+    killed = crashed = Backoff()
+    for _ in range(10):
+        killed, crashed = killed.after(0.5, killed=True), crashed.after(0.5)
+    assert killed.wait_s == 0.4
+    assert crashed.wait_s == LONGEST_S
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:

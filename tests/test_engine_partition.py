@@ -1,6 +1,7 @@
 """Weights are views of the image, and any cut into stages gives the same bits as the whole model."""
 
 import functools
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,36 +13,71 @@ from hypothesis import strategies as st
 
 from invoker.engine.contract import ModelSpec, OutOfKvCache, UnsupportedModel
 from invoker.engine.families import FAMILIES, geometry_of, parse_config
+from invoker.engine.fused import FusedLayers
 from invoker.engine.kv_cache import KvPool, KvShape
 from invoker.engine.layout import StepLayout, build_layout, group_by_length
+from invoker.engine.paths import LayerPath
 from invoker.engine.scheduler import Chunk
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import BoundStage, bind
-from tests.checkpoints import DECODERS, LAYERS, VOCABULARY
-from tests.engine_fixture import MemoryRegion, cached_image
+from tests.checkpoints import LAYERS, VOCABULARY
+from tests.engine_fixture import KINDS_AND_PATHS, MemoryRegion, cached_image
 
 PAGES = 24
 
 
 def _tensors(bound: BoundStage) -> Iterator[torch.Tensor]:
-    for module in (*bound.layers, *filter(None, (bound.norm,))):
-        yield from module.parameters()
+    yield from bound.layers.tensors()
+    if bound.norm is not None:
+        yield from bound.norm.parameters()
     yield from (t for t in (bound.embedding, bound.positions, bound.head) if t is not None)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
-def test_weights_are_views_of_the_region(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
+def test_weights_are_views_of_the_region(kind: str, path: LayerPath) -> None:
     spec, region, model = cached_image(kind)
-    bound = bind(spec, region)
+    bound = bind(spec, region, path)
+    assert bound.path is path
     for tensor in _tensors(bound):
         end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
         assert region.pointer <= tensor.data_ptr() < end <= region.pointer + region.nbytes
     total = sum(t.numel() for t in {t.data_ptr(): t for t in _tensors(bound)}.values())
     assert total == sum(p.numel() for p in model.parameters())
-    # Nothing was left on the meta device: frequencies are in no checkpoint.
-    if bound.rotary is not None:
-        assert torch.equal(bound.rotary.inv_freq, model.model.rotary_emb.inv_freq)
-    assert all(not b.is_meta for layer in bound.layers for b in layer.buffers())
+
+
+@pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
+def test_frequencies_are_not_left_on_the_meta_device(kind: str, path: LayerPath) -> None:
+    # They are in no checkpoint.
+    spec, region, model = cached_image(kind)
+    layers = bind(spec, region, path).layers
+    if isinstance(layers, FusedLayers):
+        assert torch.equal(layers.shape.frequencies, model.model.rotary_emb.inv_freq)
+    elif kind != "gpt2":
+        assert torch.equal(layers.rotary.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+def test_the_fused_path_is_taken_where_it_applies(caplog: pytest.LogCaptureFixture) -> None:
+    def path(kind: str, dtype: str = "float32", **config: object) -> tuple[LayerPath, str]:
+        spec, region, _ = cached_image(kind, dtype)
+        with caplog.at_level(logging.INFO, "invoker.engine"):
+            taken = bind(_config(spec, **config), region).path
+        return taken, caplog.records[-1].getMessage().split(": ", 1)[1]
+
+    hf = LayerPath.HUGGING_FACE
+    assert path("llama") == (LayerPath.FUSED, "q|k|v and gate|up are views of the image")
+    assert path("gpt2") == (hf, "there are no fused modules for GPT2LMHeadModel")
+    assert path("llama", hidden_act="gelu") == (hf, "the fused modules compute SiLU, not gelu")
+    k, v = (f"model.layers.0.self_attn.{name}_proj.bias" for name in "kv")
+    assert path("qwen2-tied") == (hf, f"{k} and {v} do not lie side by side")
+
+
+def test_only_the_layers_of_a_stage_decide_its_path() -> None:
+    spec, region, _ = cached_image("llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    entries = [replace(e, offset=e.offset + 256) if e.name == name else e for e in spec.manifest.tensors]
+    apart = replace(spec, manifest=replace(spec.manifest, tensors=tuple(entries)))
+    paths = [bind(replace(apart, layers=(i, i + 1)), region).path for i in range(LAYERS)]
+    assert paths == [LayerPath.FUSED, LayerPath.HUGGING_FACE, LayerPath.FUSED, LayerPath.FUSED]
 
 
 def test_binding_leaves_the_config_alone() -> None:
@@ -69,9 +105,9 @@ def _poison_all_but(spec: ModelSpec, region: MemoryRegion, first: int, last: int
 
 
 @functools.cache
-def _stage(kind: str, first: int, last: int) -> StageExecutor:
+def _stage(kind: str, path: LayerPath, first: int, last: int) -> StageExecutor:
     spec, region, _ = cached_image(kind)
-    bound = bind(replace(spec, layers=(first, last)), _poison_all_but(spec, region, first, last))
+    bound = bind(replace(spec, layers=(first, last)), _poison_all_but(spec, region, first, last), path)
     shape = KvShape(
         layers=last - first,
         heads=bound.geometry.kv_heads,
@@ -123,14 +159,14 @@ def step_sequences(draw: st.DrawFn) -> list[tuple[torch.Tensor, StepLayout]]:
 CUTS = st.sets(st.integers(1, LAYERS - 1)).map(lambda cuts: [0, *sorted(cuts), LAYERS])
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
 @settings(max_examples=12, deadline=None)
 @given(cuts=CUTS, steps=step_sequences())
 def test_any_partition_gives_the_same_bits(
-    kind: str, cuts: list[int], steps: list[tuple[torch.Tensor, StepLayout]]
+    kind: str, path: LayerPath, cuts: list[int], steps: list[tuple[torch.Tensor, StepLayout]]
 ) -> None:
-    whole = _run([_stage(kind, 0, LAYERS)], steps)
-    stages = [_stage(kind, a, b) for a, b in pairwise(cuts)]
+    whole = _run([_stage(kind, path, 0, LAYERS)], steps)
+    stages = [_stage(kind, path, a, b) for a, b in pairwise(cuts)]
     parts = _run(stages, steps)
     for one, other in zip(whole, parts, strict=True):
         assert torch.isfinite(one).all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.fake import STEP_US, FakeComputeEngine, FakeEngine, StepGate, continuation
+from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continuation
 from invoker.engine.runner import EngineClosed, EngineRunner
 from tests.engine_fixture import make_decoder, run_all, sequence
 
@@ -163,7 +163,7 @@ class _OneErrorEngine(FakeEngine):
             self.cancel("bad")
         return [
             TokenOutput(
-                request_id="bad", token_id=None, logprob=None, finish_reason="", gpu_us=0, error="broken"
+                request_id="bad", token_id=None, logprob=None, finish_reason="", work=1, error="broken"
             )
             if o.request_id == "bad"
             else o
@@ -244,7 +244,7 @@ def test_the_fake_engine_keeps_the_contract() -> None:
     engine.add(sequence("b", [4, 5], stop_token_ids=(whole[0],), logprobs=1))
     outputs = engine.step()
     assert [(o.token_id, o.finish_reason) for o in outputs] == [(whole[2], ""), (whole[0], "stop")]
-    assert sum(o.gpu_us for o in outputs) == STEP_US
+    assert [o.work for o in outputs] == [1, 1]
     assert outputs[0].logprob is None and outputs[1].logprob is not None
     assert [(o.token_id, o.finish_reason) for o in engine.step()] == [(whole[3], "length")]
     assert engine.step() == [] and engine.steps == 2 and repr(engine) == "<FakeEngine [] after 2 steps>"

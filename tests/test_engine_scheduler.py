@@ -1,4 +1,4 @@
-"""The page allocator and the scheduler: no page is lost, everyone finishes, in order of arrival."""
+"""The page allocator and the scheduler: no page is lost, everyone finishes, flows share the prompts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,26 +37,28 @@ def test_a_lone_sequence_gets_a_contiguous_run() -> None:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, int, int]]]:
-    """Pages, limits, and sequences as (arrival step, prompt, tokens to generate) that fit the pages."""
+def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, int, int, str]]]:
+    """Pages, limits, and sequences as (arrival step, prompt, tokens to generate, flow) that fit the pages."""
     pages = draw(st.integers(2, 10))
     most = pages * PAGE_TOKENS
     sequences = draw(st.integers(1, 6))
-    limits = Limits(sequences=sequences, prefill_tokens=draw(st.integers(1, 40)))
-    load = st.tuples(st.integers(0, 20), st.integers(1, most - 1), st.integers(1, 60))
+    prefill = draw(st.integers(1, 40))
+    limits = Limits(sequences=sequences, prefill_tokens=prefill, turn_tokens=draw(st.integers(1, prefill)))
+    flows = st.sampled_from("abc"[: draw(st.integers(1, 3))])
+    load = st.tuples(st.integers(0, 20), st.integers(1, most - 1), st.integers(1, 60), flows)
     rows = draw(st.lists(load, min_size=1, max_size=10))
-    return pages, limits, [(a, p, min(n, most - p)) for a, p, n in sorted(rows)]
+    return pages, limits, [(a, p, min(n, most - p), flow) for a, p, n, flow in sorted(rows)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(workloads(), st.data())
-def test_everyone_finishes_in_order_and_pages_come_back(
-    workload: tuple[int, Limits, list[tuple[int, int, int]]], data: st.DataObject
+def test_everyone_finishes_each_flow_in_order_and_pages_come_back(
+    workload: tuple[int, Limits, list[tuple[int, int, int, str]]], data: st.DataObject
 ) -> None:
     pages, limits, rows = workload
     allocator = PageAllocator(pages)
     scheduler = Scheduler(limits, allocator)
-    arriving = [(arrival, str(i), prompt, count) for i, (arrival, prompt, count) in enumerate(rows)]
+    arriving = [(arrival, f"{flow}{i:02}", prompt, n) for i, (arrival, prompt, n, flow) in enumerate(rows)]
     left = {name: count for _, name, _, count in arriving}
     length: dict[str, int] = {}
     cached: dict[str, int] = {}
@@ -66,7 +68,7 @@ def test_everyone_finishes_in_order_and_pages_come_back(
     while left:
         while arriving and arriving[0][0] <= step:
             _, name, prompt, _ = arriving.pop(0)
-            scheduler.add(name, prompt)
+            scheduler.add(name, prompt, name[0])
             length[name], cached[name] = prompt, 0
         if step == 7 and cancelled in scheduler:
             assert cancelled is not None
@@ -105,12 +107,14 @@ def test_everyone_finishes_in_order_and_pages_come_back(
         scheduler.check_integrity()
         step += 1
         assert step < 20_000, "no progress"
-    assert admitted == sorted(admitted, key=int)
+    for flow in "abc":
+        own = [name for name in admitted if name[0] == flow]
+        assert own == sorted(own)
     assert allocator.used == 0
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=19), PageAllocator(100))
+    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=19, turn_tokens=19), PageAllocator(100))
     scheduler.add("short", 3)
     assert [(c.request_id, c.count, c.last) for c in scheduler.plan().chunks] == [("short", 3, True)]
     scheduler.ran()
@@ -126,7 +130,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
 
 def test_the_youngest_gives_way_and_is_computed_again() -> None:
     allocator = PageAllocator(4)
-    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64), allocator)
+    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64, turn_tokens=64), allocator)
     scheduler.add("old", 32)
     scheduler.add("young", 32)
     assert len(scheduler.plan().chunks) == 2
@@ -142,3 +146,141 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
     chunk = scheduler.plan().chunks[0]
     assert (chunk.request_id, chunk.start, chunk.count) == ("young", 0, 33)
     assert len(chunk.pages) == pages_for(33)
+
+
+def test_a_newcomer_is_not_behind_the_prompts_of_a_flow_that_sent_many() -> None:
+    scheduler = Scheduler(Limits(sequences=16, prefill_tokens=512, turn_tokens=64), PageAllocator(1000))
+    for i in range(8):
+        scheduler.add(f"flood{i}", 500, "flood")
+    # From an idle engine a whole step; then short ones.
+    assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("flood0", 500), ("flood1", 12)]
+    scheduler.ran()
+    scheduler.append_token("flood0")
+    for _ in range(4):
+        chunks = scheduler.plan().chunks
+        assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64)]
+        scheduler.ran()
+        scheduler.append_token("flood0")
+    scheduler.add("quiet", 300, "quiet")
+    # Its whole prompt runs in the next step, and the other flow's goes on in the one after.
+    assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("quiet", 300)]
+    scheduler.ran()
+    scheduler.append_token("quiet")
+    chunks = scheduler.plan().chunks
+    assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64), ("quiet", 1)]
+    scheduler.check_integrity()
+
+
+def test_what_a_flow_ran_while_no_other_wanted_to_is_not_held_against_it() -> None:
+    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=512, turn_tokens=64), PageAllocator(1000))
+    for name in ("flood0", "flood1"):
+        scheduler.add(name, 10, "flood")
+    scheduler.plan()
+    scheduler.ran()
+    for quiet in ("quiet0", "quiet1"):
+        for name in ("flood0", "flood1"):
+            scheduler.append_token(name)
+        scheduler.add(quiet, 400, "quiet")
+        assert [c.count for c in scheduler.plan().chunks] == [400]
+        scheduler.ran()
+        scheduler.remove(quiet)
+        assert [c.count for c in scheduler.plan().chunks] == [1, 1]  # by now nobody has a prompt
+        scheduler.ran()
+    for name in ("flood0", "flood1"):
+        scheduler.append_token(name)
+    scheduler.add("flood2", 100, "flood")
+    scheduler.add("quiet2", 400, "quiet")
+    assert [c.request_id for c in scheduler.plan().chunks] == ["quiet2"]
+    scheduler.ran()
+    scheduler.append_token("quiet2")
+    scheduler.add("other", 400, "other")  # what decodes waits for one newcomer, and then has its turn
+    assert [c.count for c in scheduler.plan().chunks] == [1, 1, 1, 400]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(2, 6), min_size=2, max_size=4),
+    st.integers(16, 100),
+    st.lists(st.integers(100, 400), min_size=1),
+)
+def test_flows_that_always_want_more_run_as_much_as_each_other(
+    widths: list[int], turn: int, lengths: list[int]
+) -> None:
+    """However many prompts each has there at once, and however long they are."""
+    limits = Limits(sequences=64, prefill_tokens=100, turn_tokens=turn)
+    scheduler = Scheduler(limits, PageAllocator(2000))
+    served = dict.fromkeys(range(len(widths)), 0)
+    serial = 0
+
+    def add(flow: int) -> None:
+        nonlocal serial
+        scheduler.add(f"{flow}-{serial}", lengths[serial % len(lengths)], str(flow))
+        serial += 1
+
+    for flow, width in enumerate(widths):
+        for _ in range(width):
+            add(flow)
+    for _ in range(60):
+        plan = scheduler.plan()
+        scheduler.ran()
+        for chunk in plan.chunks:
+            flow = int(chunk.request_id.split("-")[0])
+            served[flow] += chunk.count
+            if chunk.last:  # one token is all it wants
+                scheduler.remove(chunk.request_id)
+                add(flow)
+        assert max(served.values()) - min(served.values()) <= 2 * max(turn, *lengths)
+
+
+def test_a_flow_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
+    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=64, turn_tokens=64), PageAllocator(100))
+    scheduler.add("a0", 200, "a")
+    scheduler.add("b0", 64, "b")
+    scheduler.plan()
+    scheduler.ran()
+    assert [c.request_id for c in scheduler.plan().chunks] == ["b0"]
+    scheduler.ran()
+    scheduler.remove("b0")
+    scheduler.add("a1", 200, "a")
+    scheduler.add("b1", 64, "b")  # both ran 64 tokens, and it has fewer sequences here
+    assert [c.request_id for c in scheduler.plan().chunks] == ["b1"]
+    scheduler.ran()
+    scheduler.remove("b1")
+    scheduler.add("b2", 64, "b")
+    assert [c.request_id for c in scheduler.plan().chunks] == ["a0"]
+    scheduler.ran()
+    for name in ("a0", "a1", "b2"):
+        scheduler.remove(name)
+    scheduler.add("a2", 64, "a")
+    scheduler.add("b3", 64, "b")  # with nobody there all begin anew
+    assert [c.request_id for c in scheduler.plan().chunks] == ["a2"]
+
+
+def test_a_flow_that_runs_nothing_gets_pages_from_one_that_holds_most() -> None:
+    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=640, turn_tokens=640), PageAllocator(8))
+    for i in range(4):
+        scheduler.add(f"flood{i}", 2 * PAGE_TOKENS, "flood")
+    assert len(scheduler.plan().chunks) == 4
+    scheduler.ran()
+    scheduler.add("quiet", 3 * PAGE_TOKENS, "quiet")
+    plan = scheduler.plan()
+    assert plan.preempted == ("flood3", "flood2")
+    assert plan.chunks[-1].request_id == "quiet" and plan.chunks[-1].last
+    scheduler.check_integrity()
+    scheduler.ran()
+    scheduler.add("more", PAGE_TOKENS, "quiet")  # for what is more than one they wait
+    assert scheduler.plan().preempted == ()
+    scheduler.check_integrity()
+
+
+def test_a_flow_that_runs_nothing_gets_a_place_from_one_that_has_most() -> None:
+    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64, turn_tokens=64), PageAllocator(100))
+    for i in range(5):
+        scheduler.add(f"flood{i}", 8, "flood")
+    assert len(scheduler.plan().chunks) == 4
+    scheduler.ran()
+    scheduler.add("quiet", 8, "quiet")
+    plan = scheduler.plan()
+    assert plan.preempted == ("flood3",)
+    assert [c.request_id for c in plan.chunks] == ["quiet"]
+    scheduler.check_integrity()

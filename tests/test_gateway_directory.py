@@ -132,16 +132,33 @@ def test_a_new_snapshot_keeps_the_nodes_whose_channel_is_up_for_one_lease() -> N
     assert directory.expire(110) and directory.nodes() == []
 
 
-def test_a_snapshot_leaves_out_records_of_a_process_that_died() -> None:
+def test_an_instance_counts_though_the_clock_of_its_node_was_set_back_since_the_node_started() -> None:
     directory = Directory()
-    snapshot = replace(
-        EMPTY,
-        nodes=(up("a", started_at=50.0),),
-        instances=(make_instance("old", "a", since=49.0), make_instance("new", "a", since=51.0)),
-    )
+    old = make_instance("i", "a", since=9.0)
+    snapshot = replace(EMPTY, nodes=(up("a", started_at=50.0),), instances=(old,))
     directory.load(snapshot, 0)
-    assert [i.instance_id for i in directory.instances(KEY)] == ["new"]
-    assert directory.view().instances == directory.view().instances[:1]
+    assert [i.instance_id for i in directory.instances(KEY)] == ["i"]
+
+
+def test_after_an_outage_no_lease_ends_before_heartbeats_can_come() -> None:
+    directory = with_node("i")
+    snapshot = replace(EMPTY, nodes=(replace(up("a"), ttl_s=0.01),), instances=(make_instance("i", "a"),))
+    directory.load(snapshot, 100)
+    assert not directory.expire(101) and ready(directory) == ["i"]
+    directory.postpone(120)
+    assert not directory.expire(119) and directory.expire(120)
+
+
+def test_a_node_that_lapsed_here_alone_needs_a_snapshot_to_have_its_instances_back() -> None:
+    directory = with_node("i")
+    assert directory.expire(100) and not directory.incomplete
+    directory.apply(up("a", epoch=2), 101)  # another process, whose instances the feed tells of
+    assert not directory.incomplete
+    assert directory.expire(200)
+    directory.apply(up("a", epoch=2), 201)
+    assert directory.incomplete
+    directory.load(EMPTY, 202)
+    assert not directory.incomplete
 
 
 def test_holders_by_image_and_tier() -> None:

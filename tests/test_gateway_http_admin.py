@@ -323,6 +323,31 @@ def test_keys_roles_and_tenants() -> None:
     asyncio.run(main())
 
 
+def test_a_tenants_name_is_no_formula() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http() as http:
+            for name, status in {
+                "a": 201,
+                "Acme Inc. 2": 201,
+                "ops@acme-1_x": 201,
+                "a" * 128: 201,
+                "a" * 129: 422,
+                "": 422,
+                '=HYPERLINK("x")': 422,
+                "+1": 422,
+                "-1": 422,
+                "@x": 422,
+                " a": 422,
+                "a ": 422,
+                "a\n": 422,
+                "a\tb": 422,
+            }.items():
+                made = await http.post("/admin/keys", json={"tenant": name})
+                assert made.status_code == status, name
+
+    asyncio.run(main())
+
+
 def test_prices() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as http:
@@ -330,6 +355,7 @@ def test_prices() -> None:
             rate = {"id": "cpu-002", "gpu_type": "cpu", "gpu_second_nanos": 0, "prompt_mtoken_nanos": 10**9}
             assert (await http.post("/admin/prices", json=rate)).status_code == 201
             assert (await http.post("/admin/prices", json={**rate, "request_nanos": 1})).status_code == 409
+            assert (await http.post("/admin/prices", json=rate | {"request_nanos": 2**52})).status_code == 422
             assert "cpu-002" in {r["id"] for r in (await http.get("/admin/prices")).json()["rates"]}
             await http.post("/v1/completions", json={"model": "coder", "prompt": "abc", "max_tokens": 1})
             rows = (await http.get("/admin/usage/report")).json()["rows"]

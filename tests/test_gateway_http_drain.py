@@ -1,6 +1,7 @@
 """Deadlines, slow clients and the way out of a gateway."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import openai
@@ -187,6 +188,28 @@ def test_a_body_must_have_come_in_time_and_takes_a_place_meanwhile() -> None:
         assert (gate.arriving, gate.in_flight) == (0, 1)
 
     asyncio.run(main())
+
+
+def test_one_tenant_never_takes_all_places_at_the_gate() -> None:
+    gate, got = Gate(100), Counter[str]()
+    for tenant in ("flood", "second", "third"):
+        with pytest.raises(ApiError, match="of your requests"):
+            for _ in range(100):
+                gate.enter()
+                try:
+                    gate.claim(tenant)
+                except ApiError:
+                    gate.leave()
+                    raise
+                got[tenant] += 1
+    assert got == {"flood": 80, "second": 16, "third": 3}
+    gate.enter()
+    gate.claim("quiet")
+    for _ in range(80):
+        gate.release("flood")
+        gate.leave()
+    gate.enter()
+    gate.claim("flood")
 
 
 def test_a_client_that_reads_nothing_holds_the_stream_back() -> None:

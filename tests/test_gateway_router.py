@@ -1,10 +1,10 @@
-"""Routing and admission: least loaded within limits, first come first served."""
+"""Routing and admission: least loaded within limits, by arrival within a tenant."""
 
 import random
 from collections import Counter
 
 import pytest
-from control_fixture import make_instance
+from control_fixture import make_call, make_instance, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +16,8 @@ from gateway.router import Slots
 KEY = VersionKey("f", 1)
 
 
-def ticket(at: float = 0.0) -> Ticket:
-    return Ticket(KEY, at, 0, hot=False)
+def ticket(at: float = 0.0, *, function: str = "f", tenant: str = "t") -> Ticket:
+    return Ticket(make_call(make_version(function), tenant=tenant), at, 0, hot=False)
 
 
 def test_the_least_loaded_by_share_takes_the_call() -> None:
@@ -67,7 +67,22 @@ def test_no_instance_is_above_its_limit_and_loads_differ_by_at_most_a_slot(
         assert slots.in_flight[instance.instance_id] <= instance.max_concurrency
 
 
-def test_lanes_are_first_come_first_served_and_a_returning_call_keeps_its_place() -> None:
+def test_an_owed_call_finds_room_on_a_full_instance_but_not_without_end() -> None:
+    slots, rng = Slots(), random.Random(1)
+    only = make_instance("a", "a", max_concurrency=4)
+    for _ in range(4):
+        slots.take("a")
+    assert slots.choose([only], rng, 0.0).instance is None
+    for _ in range(2):
+        assert slots.choose([only], rng, 0.0, owed=True).instance is only
+        slots.take("a")
+    assert slots.choose([only], rng, 0.0, owed=True).instance is None
+    other = make_instance("b", "b", max_concurrency=4)
+    slots.take("b")
+    assert slots.choose([only, other], rng, 0.0, owed=True).instance is other
+
+
+def test_a_lane_goes_by_arrival_within_a_tenant_and_a_returning_call_keeps_its_place() -> None:
     admission = Admission(AdmissionLimits())
     tickets = [ticket(float(at)) for at in range(3)]
     for one in tickets:
@@ -75,8 +90,7 @@ def test_lanes_are_first_come_first_served_and_a_returning_call_keeps_its_place(
     instance = make_instance("i", "a")
     admission.assign(tickets[0], instance)
     assert (admission.held, admission.calls) == (2, 3)
-    admission.unassign(tickets[0])
-    admission.hold(tickets[0], again=True)
+    admission.hold_again(tickets[0])
     assert list(admission.lane(KEY).held) == tickets
     for one in tickets:
         admission.leave(one)
@@ -86,15 +100,18 @@ def test_lanes_are_first_come_first_served_and_a_returning_call_keeps_its_place(
 
 def test_limits_hold_for_new_calls_only() -> None:
     admission = Admission(AdmissionLimits(held_per_function=1, held=2))
-    first, other = ticket(), Ticket(VersionKey("g", 1), 0.0, 0, hot=False)
+    first, other = ticket(), ticket(function="g")
     admission.hold(first)
     with pytest.raises(DispatchError, match="wait for f"):
         admission.hold(ticket())
     admission.hold(other)
     with pytest.raises(DispatchError):
-        admission.hold(Ticket(VersionKey("h", 1), 0.0, 0, hot=False))
+        admission.hold(ticket(function="h"))
     assert len(list(admission.lanes())) == 2
-    admission.hold(ticket(), again=True)
+    admission.assign(first, make_instance("i", "a"))
+    admission.hold(ticket())
+    admission.hold_again(first)
+    assert admission.held == 3
     admission.draining = True
     with pytest.raises(DispatchError) as caught:
         admission.check_open()

@@ -59,6 +59,23 @@ def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
     assert not folder.parent.exists()
 
 
+def test_a_load_receives_from_an_open_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(content("a", 1 << 20))
+    tier = HostTier(folder, 2 << 20)
+    filling = tier.begin(digest("a"), 1 << 20)
+    assert isinstance(filling, Filling)
+    with (tmp_path / "blob").open("rb") as file:
+        assert filling.receive(4096, (1 << 20) - 4096, file.fileno())
+        assert filling.receive(0, 4096, file.fileno())
+        assert filling.view == content("a", 1 << 20)
+        os.truncate(tmp_path / "blob", 8192)
+        assert not filling.receive(4096, 8192, file.fileno()), "the file is too short"
+    with (tmp_path / "blob").open("ab") as file:
+        assert not filling.receive(0, 4096, file.fileno()), "it cannot be read"
+    filling.abandon()
+    tier.close()
+
+
 def test_an_abandoned_load_leaves_nothing(folder: Path) -> None:
     tier = HostTier(folder, 1 << 20)
     filling = tier.begin(digest("a"), 5000)

@@ -21,6 +21,7 @@ from invoker.errors import StartFailed
 from invoker.fetch import Target, from_peers
 from invoker.host_tier import Filling, HostTier
 from invoker.log_rings import LogRings
+from invoker.meter import GpuMeter
 from invoker.publisher import Publisher
 from invoker.scratch import scratch_folder
 from invoker.serving import batches, decode_array, encode_array
@@ -276,10 +277,10 @@ class FlakyState(MemoryState):
 
     away = False
 
-    async def put_node(self, record: NodeRecord, ttl_s: float) -> None:
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
         if self.away:
             raise StateUnavailable("away")
-        await super().put_node(record, ttl_s)
+        return await super().put_node(record, ttl_s)
 
 
 def node_record(epoch: int) -> NodeRecord:
@@ -321,7 +322,7 @@ def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:
     async def scenario() -> None:
         state = FlakyState()
         epoch = await state.next_node_epoch("n0")
-        publisher = Publisher(state, epoch, 6.0)
+        publisher = Publisher(state, epoch, 6.0, GpuMeter("n0", epoch, lambda: 0, 0.0))
         running = asyncio.create_task(publisher.run(lambda: node_record(epoch)))
         await publisher.registered.wait()
         publisher.instance_changed(instance_record(InstanceState.STARTING))
@@ -352,7 +353,7 @@ async def _seen(state: MemoryState, wanted: InstanceState) -> None:
 
 
 def token(number: int) -> TokenOutput:
-    return TokenOutput(request_id="r", token_id=number, logprob=None, finish_reason="", gpu_us=1)
+    return TokenOutput(request_id="r", token_id=number, logprob=None, finish_reason="", work=1)
 
 
 @given(st.lists(st.integers(1, 100), max_size=8))

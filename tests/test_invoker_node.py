@@ -31,6 +31,7 @@ from tests.invoker_fixture import KIB, SECRET, FakeCluster, FakeEngines, make_im
 
 SIZE = 3 * 1024 * KIB + 1234
 PROMPT = (5, 6, 7)
+FUNCTIONS = Path(__file__).parent.parent / "functions"
 
 
 def generate(instance: str, request: str = "r1", tokens: int = 6) -> Generate:
@@ -454,8 +455,9 @@ def test_a_clock_that_is_set_back_makes_no_negative_intervals(tmp_path: Path) ->
 def test_handlers_are_refused_unless_allowed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
+            assets = {"function.yaml": (FUNCTIONS / "echo" / "function.yaml").read_bytes()}
             with pytest.raises(RemoteError) as raised:
-                await node.ask(start_request("i1", None, task="handler"))
+                await node.ask(start_request("i1", None, task="handler", assets=assets))
             assert raised.value.code == "handler_not_allowed"
 
     asyncio.run(scenario())

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from registry.messages import (
     InstanceProgress,
     InstanceStarted,
     Sampling,
+    SettleCalls,
     StartInstance,
     StopInstance,
     UnkeepImage,
@@ -36,6 +39,7 @@ from registry.messages import (
 from registry.node import NodeRecord
 from registry.redis_state import RedisState
 from registry.state import ClusterConfig
+from registry.usage import InstanceInterval
 from tests.checkpoints import write_checkpoint
 from tests.invoker_fixture import SECRET, make_image
 from tests.redis_fixture import RedisServer, running_redis
@@ -233,6 +237,77 @@ def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -
         async with RedisState.connect(machine.redis.url) as state:
             assert (await state.snapshot()).nodes == ()
         assert not SHM.exists()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_node_owed_the_ledger_comes_with_its_successor(machine: Machine) -> None:
+    zygote = machine.zygote
+    folder = machine.folder / "killed"
+    write_checkpoint("llama", folder)
+    packed = pack_to_folder(folder, machine.folder / "killed-packed")
+    data = (packed.path / "image.bin").read_bytes()
+    start = StartInstance(
+        instance_id="metered",
+        function="llama",
+        version=1,
+        task="generate",
+        architecture=packed.manifest.architecture,
+        dtype="float32",
+        context_length=128,
+        max_concurrency=4,
+        assets={"config.json": (folder / "config.json").read_bytes()},
+        image=ImageRef(
+            image=packed.manifest.sha256,
+            manifest=packed.manifest_digest,
+            nbytes=len(data),
+            manifest_bytes=(packed.path / "manifest.json").read_bytes(),
+        ),
+    )
+
+    def generate(call_id: str, tokens: int) -> Generate:
+        sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        return Generate(request_id=call_id, instance_id="metered", prompt_ids=(3, 4, 5), sampling=sampling)
+
+    async def metered(state: RedisState) -> list[InstanceInterval]:
+        return [one for one in await state.intervals() if one.instance_id == "metered"]
+
+    async def scenario() -> None:
+        await put(machine.store, data)
+        pid = zygote.spawn("p0", "p0", "--meter-interval", "100ms")
+        async with RedisState.connect(machine.redis.url) as state:
+            async with channel_to(await joined(state, "p0")) as channel:
+                await ask(channel, start)
+                settled = (await ask(channel, generate("settled/0", 12)))[-1].gpu_us
+                await ask(channel, SettleCalls(request_ids=("settled/0",)))
+                unsettled = (await ask(channel, generate("unsettled/0", 12)))[-1].gpu_us
+                async with (
+                    channel.call(generate("long/0", 120)) as one,
+                    channel.call(generate("long/1", 120)) as other,
+                ):
+                    told = [await anext(aiter(call)) for call in (one, other)]
+                    os.kill(pid, signal.SIGKILL)
+                    killed_at = time.time()
+                    assert zygote.event() == {"exited": "p0", "pid": pid, "signal": signal.SIGKILL}
+            before = await metered(state)
+            pid = zygote.spawn("p0", "p0")
+            async for _, change in state.watch((await state.snapshot()).cursor):
+                record = getattr(change, "record", None)
+                if isinstance(record, NodeRecord) and record.pid == pid:
+                    break
+            os.kill(pid, signal.SIGTERM)
+            assert zygote.event() == {"exited": "p0", "pid": pid, "code": 0}
+            calls = [one for one in await state.lost_calls() if one.instance_id == "metered"]
+            lost = {one.call_id: one.used_us for one in calls}
+            intervals = await metered(state)
+        assert set(lost) == {"unsettled/0", "long/0", "long/1"} and lost["unsettled/0"] == unsettled
+        assert all(lost[f"long/{number}"] >= tokens.gpu_us > 0 for number, tokens in enumerate(told))
+        assert sum(one.busy_us for one in intervals) == settled + sum(lost.values())
+        assert before == intervals[: len(before)]
+        assert all(one.to_at == other.from_at for one, other in pairwise(intervals))
+        assert all(abs(one.allocated_us - (one.to_at - one.from_at) * 1e6) < 10 for one in intervals)
+        assert intervals[-1].state == "ready" and killed_at - 1.5 < intervals[-1].to_at <= killed_at + 0.1
+        assert not list(SHM.glob(".journals/p0.*"))
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from registry.prices import DEFAULT_RATES, ensure_default_rates
 from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import Ledger, UsageFilter
-from registry.usage import InstanceInterval, Rate, RequestRecord
+from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
 from registry.usage_report import DAY_S, day_of, matches, row_of, split_days, total
 from tests.redis_fixture import running_redis
 from tests.registry_records import request
@@ -69,6 +69,29 @@ def test_a_second_record_of_an_id_does_not_replace_the_first(run):
         assert (await ledger.request("r0")).cost_nanos == 45_200
 
     run(scenario)
+
+
+def test_a_cost_beyond_any_bound_leaves_no_record_without_sums(redis_url):
+    async def main() -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with RedisState.connect(redis_url) as ledger:
+            added = await asyncio.gather(
+                *(ledger.add_request(request(f"r{n}", cost_nanos=cost)) for n, cost in enumerate([2**63, 5]))
+            )
+            assert added == [True, True]
+            (row,) = await ledger.report(UsageFilter())
+            assert (row.requests, row.billed_gpu_ms, row.cost_nanos) == (2, 1800, 2**63 - 1)
+            assert len((await ledger.requests(UsageFilter()))[0]) == 2
+
+    asyncio.run(main())
+
+
+def test_no_request_costs_more_than_sums_can_hold():
+    rate = replace(DEFAULT_RATES[0], gpu_second_nanos=10**13, request_nanos=10**13)
+    assert cost_nanos(rate, 1000, 0, 0) == 2 * 10**13
+    assert cost_nanos(rate, 10**12, 0, 0) == 2**53
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
@@ -193,6 +216,36 @@ def test_intervals_are_added_once_and_found_by_overlap(run):
         assert await ledger.intervals(since=4, until=6) == [loading, ready]
         assert await ledger.intervals(since=20) == [empty]
         assert await ledger.intervals(since=21) == []
+        assert [len(page) async for page in ledger.interval_pages(until=5)] == [1]
+
+    run(scenario)
+
+
+def test_lost_calls_are_added_once_and_found_by_their_end(run):
+    async def scenario(ledger: Ledger) -> None:
+        def lost(name: str, ended_at: float) -> LostCall:
+            return LostCall(
+                id=name,
+                call_id=f"req-{name}/0",
+                instance_id="i0",
+                node="n0",
+                function="tiny",
+                version=1,
+                used_us=1_234_567,
+                ended_at=ended_at,
+            )
+
+        first, second, third = lost("b", 5.0), lost("a", 7), lost("c", 7.0)
+        added = await asyncio.gather(*(ledger.add_lost_call(third) for _ in range(20)))
+        assert added.count(True) == 1
+        assert await ledger.add_lost_call(first)
+        assert await ledger.add_lost_call(second)
+        assert not await ledger.add_lost_call(lost("b", 99))
+        assert await ledger.lost_calls() == [first, second, third]
+        assert await ledger.lost_calls(since=5, until=7) == [first]
+        assert await ledger.lost_calls(since=7) == [second, third]
+        assert await ledger.lost_calls(until=5) == []
+        assert await ledger.report(UsageFilter()) == []
 
     run(scenario)
 

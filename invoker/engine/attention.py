@@ -9,15 +9,16 @@ from torch import nn
 from transformers import AttentionInterface
 
 from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import AttentionCall, StepLayout
-from invoker.engine.weights import ATTENTION
+from invoker.engine.layout import AttentionCall, Step
+
+ATTENTION = "hypercast_paged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """One step on one stage: its layout, and the pool of the layers from `first_layer` on."""
+    """One step on one stage: and the pool of the layers from `first_layer` on."""
 
-    layout: StepLayout
+    step: Step
     pool: KvPool
     first_layer: int
 
@@ -42,16 +43,16 @@ def paged_attention(
     index = module.layer_idx
     assert isinstance(index, int)
     layer = index - run.first_layer
-    run.pool.write(layer, run.layout.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    run.pool.write(layer, run.step.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     outputs = [
-        _attend(call, query, key, value, run.pool.layers[layer], scaling)
-        for call in run.layout.calls(sliding_window)
+        attend(call, query, key, value, run.pool.layers[layer], scaling)
+        for call in run.step.calls(sliding_window)
     ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output.unsqueeze(0), None
 
 
-def _attend(
+def attend(
     call: AttentionCall,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -59,7 +60,7 @@ def _attend(
     cache: tuple[torch.Tensor, torch.Tensor],
     scaling: float | None,
 ) -> torch.Tensor:
-    """One call's output, `[rows, heads, head_dim]`."""
+    """One call's output, `[rows, heads, head_dim]`; the step's tensors are `[1, heads, tokens, head_dim]`."""
     heads, head_dim = query.shape[1], query.shape[3]
     rows = call.last - call.first
     own = query[:, :, call.first : call.last]

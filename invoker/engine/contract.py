@@ -72,20 +72,44 @@ class NewSequence:
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     sampling: Sampling
+    flow: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
     """One step's outcome for one sequence. `finish_reason` is "" while it goes on. With `error` set
-    the sequence is gone and no token came. `gpu_us` is the step's share of this sequence. After a
-    step that ran only a part of a prompt, `token_id` is None too, with neither reason nor error."""
+    the sequence is gone and no token came. `work` is how many of its tokens the step ran: its share of
+    the step's time. After a step that ran only a part of a prompt, `token_id` is None too, with neither
+    reason nor error."""
 
     request_id: str
     token_id: int | None
     logprob: TokenLogprob | None
     finish_reason: str
-    gpu_us: int
+    work: int
     error: str = ""
+
+
+class EngineCall(Protocol):
+    """Whom a sequence or a forward is run for. Both methods are called on the loop's thread."""
+
+    def hold(self) -> None:
+        """The engine may run something for the call from now on."""
+        ...
+
+    def release(self) -> None:
+        """It runs nothing for it any more, and what it ran has been metered."""
+        ...
+
+
+class StepMeter(Protocol):
+    """Told of each step by the thread that runs it."""
+
+    def began(self) -> None: ...
+
+    def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
+        """Who shares the time of the step, and by which weights."""
+        ...
 
 
 class GenerateEngine(Protocol):

@@ -1,9 +1,9 @@
 """The decoder engine: continuous batching of sequences over one stage that has all layers."""
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -16,16 +16,23 @@ from invoker.engine.contract import (
     TokenOutput,
     UnsupportedModel,
 )
+from invoker.engine.cuda_graphs import Capture, graphed_steps
 from invoker.engine.device_memory import region_bytes
 from invoker.engine.kv_cache import PAGE_TOKENS, KvPool, KvShape
-from invoker.engine.layout import StepLayout, build_layout
+from invoker.engine.layout import build_layout
 from invoker.engine.pages import PageAllocator
+from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import Choice, Draw, sample
-from invoker.engine.scheduler import Limits, Scheduler, StepPlan
+from invoker.engine.scheduler import Chunk, Limits, Scheduler, StepPlan
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
 
 logger = logging.getLogger(__name__)
+
+# Prompt tokens of a step while sequences compete: about what a step that decodes can take along for little
+# more time, which on an accelerator is bound by reading the weights.
+_TURN_TOKENS_CPU = 48
+_TURN_TOKENS = 128
 
 
 class BadSequence(EngineError):
@@ -48,7 +55,9 @@ class DecoderEngine:
     """A GenerateEngine for the families in `families.py`.
 
     `kv` is the memory of the KV cache: a region of the arena, or a number of bytes to allocate.
-    `prefill_budget` is how many prompt tokens a step takes at most, beside the decoded ones.
+    `prefill_budget` is how many prompt tokens a step takes at most, beside the decoded ones, and
+    `turn_budget` how many while sequences compete: see `scheduler.Limits`. `capture` records decode steps
+    as graphs: see `cuda_graphs.py`.
     """
 
     def __init__(
@@ -59,8 +68,11 @@ class DecoderEngine:
         *,
         max_sequences: int = 64,
         prefill_budget: int = 512,
+        turn_budget: int | None = None,
+        path: LayerPath = LayerPath.AUTO,
+        capture: Capture | Literal["auto", "off"] = "auto",
     ) -> None:
-        bound = bind(spec, region)
+        bound = bind(spec, region, path)
         geometry = bound.geometry
         if (bound.first, bound.last) != (0, geometry.layers):
             raise UnsupportedModel(f"a decoder engine needs all layers, not {spec.layers}")
@@ -74,8 +86,12 @@ class DecoderEngine:
         )
         pool = KvPool(shape, memory)
         self._stage = StageExecutor(bound, pool)
+        self._graphs = graphed_steps(self._stage, capture)
         self._allocator = PageAllocator(pool.pages)
-        limits = Limits(sequences=max_sequences, prefill_tokens=prefill_budget)
+        turn = turn_budget or (_TURN_TOKENS_CPU if bound.device.type == "cpu" else _TURN_TOKENS)
+        limits = Limits(
+            sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=min(turn, prefill_budget)
+        )
         self._scheduler = Scheduler(limits, self._allocator)
         self._sequences: dict[str, _Sequence] = {}
         self._vocabulary = geometry.vocabulary
@@ -89,6 +105,11 @@ class DecoderEngine:
     @property
     def max_sequence_tokens(self) -> int:
         return self._max_tokens
+
+    @property
+    def path(self) -> LayerPath:
+        """What runs its layers."""
+        return self._stage.bound.path
 
     @property
     def has_work(self) -> bool:
@@ -106,7 +127,7 @@ class DecoderEngine:
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops.update(sampling.eos_token_ids)
-        self._scheduler.add(sequence.request_id, len(tokens))
+        self._scheduler.add(sequence.request_id, len(tokens), sequence.flow)
         self._sequences[sequence.request_id] = _Sequence(
             sequence, tokens, len(sequence.generated_ids), frozenset(stops)
         )
@@ -120,23 +141,20 @@ class DecoderEngine:
         """Run one batch. A sequence that only had a part of its prompt run comes with no token yet."""
         if not self._sequences:
             return []
-        started_ns = time.perf_counter_ns()
         plan = self._scheduler.plan()
         assert plan.chunks, f"{self!r} has sequences but runs none"
         for request_id in plan.preempted:
             logger.info("sequence %s gave up its KV pages and will be computed again", request_id)
         try:
-            layout, choices = self._run(plan)
+            sampled, choices = self._run(plan)
         except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
             logger.exception("a step with %d sequences failed", len(plan.chunks))
             return self._fail(plan, f"the engine failed in this step: {error}")
         self._scheduler.ran()
-        chosen = dict(zip(layout.sampled, choices, strict=True))
-        spent_us = (time.perf_counter_ns() - started_ns) // 1000
-        shares = split_time(spent_us, [chunk.count for chunk in plan.chunks])
+        chosen = dict(zip(sampled, choices, strict=True))
         return [
-            self._advance(chunk.request_id, chosen.get(chunk.request_id), share)
-            for chunk, share in zip(plan.chunks, shares, strict=True)
+            self._advance(chunk.request_id, chosen.get(chunk.request_id), chunk.count)
+            for chunk in plan.chunks
         ]
 
     def close(self) -> None:
@@ -146,7 +164,7 @@ class DecoderEngine:
         self._closed = True
         for request_id in list(self._sequences):
             self.cancel(request_id)
-        del self._stage
+        del self._stage, self._graphs
 
     def check_integrity(self) -> None:
         """Assert that pages and queues are consistent, and that an idle engine holds no page."""
@@ -173,38 +191,50 @@ class DecoderEngine:
                 f"{len(tokens)} tokens leave no room for another within {self._max_tokens} tokens"
             )
 
-    def _run(self, plan: StepPlan) -> tuple[StepLayout, list[Choice]]:
+    def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[Choice]]:
+        """Run a step; which sequences get a token, and their tokens."""
         bound = self._stage.bound
-        layout = build_layout(plan.chunks, bound.dtype, bound.device)
-        ids = [
-            token
-            for chunk in layout.chunks
-            for token in self._sequences[chunk.request_id].tokens[chunk.start : chunk.start + chunk.count]
-        ]
         with torch.inference_mode():
             if plan.new_pages:
                 self._stage.pool.clear(torch.tensor(plan.new_pages, device=bound.device))
-            hidden = self._stage.forward(torch.tensor(ids, device=bound.device), layout)
-            if not layout.sampled:
+            sampled, logits = self._logits(plan.chunks)
+            if not sampled:
                 if bound.device.type == "cuda":  # sampling would wait; without it nothing else times the step
                     torch.cuda.synchronize(bound.device)
-                return layout, []
-            logits = self._stage.finish(hidden)
+                return sampled, []
             draws = [
                 Draw(sampling=s.request.sampling, position=len(s.tokens))
-                for s in (self._sequences[request_id] for request_id in layout.sampled)
+                for s in (self._sequences[request_id] for request_id in sampled)
             ]
-            return layout, sample(logits, draws)
+            return sampled, sample(logits, draws)
 
-    def _advance(self, request_id: str, choice: Choice | None, gpu_us: int) -> TokenOutput:
+    def _logits(self, chunks: Sequence[Chunk]) -> tuple[Sequence[str], torch.Tensor]:
+        """Run the chunks; which sequences have logits, and these."""
+        bound = self._stage.bound
+        if self._graphs is not None:
+            logits = self._graphs.run(chunks, self._ids(chunks))
+            if logits is not None:
+                return [chunk.request_id for chunk in chunks], logits
+        layout = build_layout(chunks, bound.dtype, bound.device)
+        hidden = self._stage.forward(torch.tensor(self._ids(layout.chunks), device=bound.device), layout)
+        return layout.sampled, self._stage.finish(hidden) if layout.sampled else hidden
+
+    def _ids(self, chunks: Sequence[Chunk]) -> list[int]:
+        return [
+            token
+            for chunk in chunks
+            for token in self._sequences[chunk.request_id].tokens[chunk.start : chunk.start + chunk.count]
+        ]
+
+    def _advance(self, request_id: str, choice: Choice | None, work: int) -> TokenOutput:
         """Take a sequence's choice in, and say what came of it."""
         if choice is None:
             return TokenOutput(
-                request_id=request_id, token_id=None, logprob=None, finish_reason="", gpu_us=gpu_us
+                request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work
             )
         if choice.token_id is None:
             self.cancel(request_id)
-            return _error(request_id, "the model's output is not a number", gpu_us)
+            return _error(request_id, "the model's output is not a number", work)
         sequence = self._sequences[request_id]
         sequence.tokens.append(choice.token_id)
         sequence.generated += 1
@@ -218,7 +248,7 @@ class DecoderEngine:
             token_id=choice.token_id,
             logprob=choice.logprob,
             finish_reason=reason,
-            gpu_us=gpu_us,
+            work=work,
         )
 
     def _finish_reason(self, sequence: _Sequence) -> str:
@@ -231,20 +261,10 @@ class DecoderEngine:
         """Drop the sequences of a failed step: what their pages hold is unknown."""
         for chunk in plan.chunks:
             self.cancel(chunk.request_id)
-        return [_error(chunk.request_id, error, 0) for chunk in plan.chunks]
+        return [_error(chunk.request_id, error, chunk.count) for chunk in plan.chunks]
 
 
-def split_time(total_us: int, tokens: Sequence[int]) -> list[int]:
-    """Share a step's time by tokens, in integers that add up to it exactly."""
-    shares, before, whole = [], 0, sum(tokens)
-    for count in tokens:
-        after = before + count
-        shares.append(total_us * after // whole - total_us * before // whole)
-        before = after
-    return shares
-
-
-def _error(request_id: str, message: str, gpu_us: int) -> TokenOutput:
+def _error(request_id: str, message: str, work: int) -> TokenOutput:
     return TokenOutput(
-        request_id=request_id, token_id=None, logprob=None, finish_reason="", gpu_us=gpu_us, error=message
+        request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work, error=message
     )

@@ -9,7 +9,7 @@ from torch import nn
 
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
 from invoker.engine.device_memory import region_bytes
-from invoker.engine.weights import compute_dtype
+from invoker.engine.image_views import compute_dtype
 from registry.images.manifest import LayerSpan, TensorEntry
 
 _STORED = {

@@ -6,8 +6,9 @@ from invoker.engine.contract import ComputeEngine, DeviceRegion, GenerateEngine,
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.encoders import EncoderEngine, is_encoder
 from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
+from invoker.engine.image_views import compute_dtype
 from invoker.engine.kv_cache import KvShape, pages_for
-from invoker.engine.weights import compute_dtype
+from invoker.engine.paths import LayerPath
 from registry.images.manifest import ALIGNMENT, Manifest
 
 
@@ -47,14 +48,18 @@ def make_engine(
     *,
     max_sequences: int = 64,
     prefill_budget: int = 512,
+    path: LayerPath = LayerPath.AUTO,
 ) -> GenerateEngine | ComputeEngine:
     """The engine for the spec's architecture, its weights bound to `region`. Raises UnsupportedModel.
 
     `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none.
+    `path` is for decoders: see invoker/engine/paths.py.
     """
     if is_encoder(spec.manifest.architecture):
         return EncoderEngine(spec, region, region.device)
-    return DecoderEngine(spec, region, kv, max_sequences=max_sequences, prefill_budget=prefill_budget)
+    return DecoderEngine(
+        spec, region, kv, max_sequences=max_sequences, prefill_budget=prefill_budget, path=path
+    )
 
 
 def _kv_shape(architecture: str, config: Mapping[str, object], dtype: str) -> tuple[KvShape, int]:

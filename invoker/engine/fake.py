@@ -9,8 +9,6 @@ import xxhash
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
 from registry.messages import TokenLogprob
 
-STEP_US = 1000  # what every step claims to have cost, shared by its sequences
-
 
 def next_token(context: Sequence[int], vocabulary: int = 1000) -> int:
     """The token that follows `context`: any lost, repeated or changed token changes all that follow."""
@@ -100,14 +98,13 @@ class FakeEngine:
         if self._failure is not None:
             raise self._failure
         self.steps += 1
-        share = STEP_US // len(self._sequences)
-        return [self._advance(request_id, share) for request_id in list(self._sequences)]
+        return [self._advance(request_id) for request_id in list(self._sequences)]
 
     def close(self) -> None:
         self._sequences.clear()
         self.closed = True
 
-    def _advance(self, request_id: str, gpu_us: int) -> TokenOutput:
+    def _advance(self, request_id: str) -> TokenOutput:
         sequence, tokens = self._sequences[request_id]
         sampling = sequence.sampling
         token = next_token(tokens, self.vocabulary)
@@ -126,7 +123,7 @@ class FakeEngine:
             token_id=token,
             logprob=None if sampling.logprobs is None else TokenLogprob(0.0, ((token, 0.0),)),
             finish_reason=reason,
-            gpu_us=gpu_us,
+            work=1,
         )
 
 

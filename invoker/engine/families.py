@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
@@ -49,6 +49,17 @@ class Family:
     final_norm: str = "norm"
     head: str = "lm_head"
     norm_eps: str = "rms_norm_eps"
+    windows: Literal["none", "all", "typed"] = "none"
+
+    def window(self, config: Any, layer: int) -> int | None:
+        """How many of the last tokens the layer sees, None for all."""
+        if self.windows == "none":
+            return None
+        if self.windows == "typed" and config.layer_types[layer] != "sliding_attention":
+            return None
+        window = config.sliding_window
+        assert window is None or isinstance(window, int)
+        return window
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -56,16 +67,32 @@ FAMILIES: Mapping[str, Family] = {
         config=LlamaConfig, layer=LlamaDecoderLayer, norm=LlamaRMSNorm, rotary=LlamaRotaryEmbedding
     ),
     "Qwen2ForCausalLM": Family(
-        config=Qwen2Config, layer=Qwen2DecoderLayer, norm=Qwen2RMSNorm, rotary=Qwen2RotaryEmbedding
+        config=Qwen2Config,
+        layer=Qwen2DecoderLayer,
+        norm=Qwen2RMSNorm,
+        rotary=Qwen2RotaryEmbedding,
+        windows="typed",
     ),
     "Qwen3ForCausalLM": Family(
-        config=Qwen3Config, layer=Qwen3DecoderLayer, norm=Qwen3RMSNorm, rotary=Qwen3RotaryEmbedding
+        config=Qwen3Config,
+        layer=Qwen3DecoderLayer,
+        norm=Qwen3RMSNorm,
+        rotary=Qwen3RotaryEmbedding,
+        windows="typed",
     ),
     "MistralForCausalLM": Family(
-        config=MistralConfig, layer=MistralDecoderLayer, norm=MistralRMSNorm, rotary=MistralRotaryEmbedding
+        config=MistralConfig,
+        layer=MistralDecoderLayer,
+        norm=MistralRMSNorm,
+        rotary=MistralRotaryEmbedding,
+        windows="all",
     ),
     "Phi3ForCausalLM": Family(
-        config=Phi3Config, layer=Phi3DecoderLayer, norm=Phi3RMSNorm, rotary=Phi3RotaryEmbedding
+        config=Phi3Config,
+        layer=Phi3DecoderLayer,
+        norm=Phi3RMSNorm,
+        rotary=Phi3RotaryEmbedding,
+        windows="all",
     ),
     "GPT2LMHeadModel": Family(
         config=GPT2Config,
@@ -124,7 +151,8 @@ def geometry_of(config: Any) -> Geometry:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in ("longrope", "dynamic"):
         # Beyond this length these change the frequencies of *all* positions, which cached keys cannot follow.
-        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+        original = getattr(config, "original_max_position_embeddings", None)
+        longest = min(longest, original or rope.get("original_max_position_embeddings") or longest)
     return Geometry(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

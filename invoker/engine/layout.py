@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -35,6 +36,20 @@ class AttentionCall:
     key_last: int
     fresh: bool
     mask: torch.Tensor | None
+
+
+class Step(Protocol):
+    """What the layers need to know of a step: where its tokens stand, and how they attend."""
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+    @property
+    def slots(self) -> torch.Tensor: ...
+
+    def calls(self, window: int | None) -> tuple[AttentionCall, ...]:
+        """The attention calls of a layer that sees the last `window` tokens (None: all)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

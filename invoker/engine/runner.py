@@ -11,7 +11,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from invoker.engine.contract import ComputeEngine, EngineError, GenerateEngine, NewSequence, TokenOutput
+from invoker.engine.contract import (
+    ComputeEngine,
+    EngineCall,
+    EngineError,
+    GenerateEngine,
+    NewSequence,
+    StepMeter,
+    TokenOutput,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +30,35 @@ class EngineClosed(EngineError):
     code = "draining"
 
 
+class NobodysCall:
+    """An EngineCall for whoever runs something without being billed."""
+
+    def hold(self) -> None:
+        return None
+
+    def release(self) -> None:
+        return None
+
+
+class NoMeter:
+    """A StepMeter that does not listen."""
+
+    def began(self) -> None:
+        return None
+
+    def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
+        return None
+
+
+NOBODY = NobodysCall()
+
+
 class _Stream:
     """One `generate` call: its request, and the outputs that the loop has not read yet."""
 
-    def __init__(self, sequence: NewSequence) -> None:
+    def __init__(self, sequence: NewSequence, call: EngineCall) -> None:
         self.sequence = sequence
+        self.call = call
         self.outputs: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
         self.ended = False
 
@@ -35,13 +67,22 @@ class EngineRunner:
     """Owns `engine` and the thread that alone touches it. Made inside a running event loop.
 
     The thread sleeps on a condition while there is nothing to do. Commands (add, cancel, compute) are
-    carried out between steps, and a step's outputs reach the loop in one call. If the engine raises
+    carried out between steps, and a step's outputs reach the loop in one call. The `meter` is told of
+    each step and forward; a call is held as long as the engine may run something for it, which is longer
+    than its stream is read where that is left in the middle of a step. If the engine raises
     from a step, which it never does for a fault of one step alone, all its streams end with
     EngineClosed and the runner closes itself: see `failure`.
     """
 
-    def __init__(self, engine: GenerateEngine | ComputeEngine, *, name: str = "engine") -> None:
+    def __init__(
+        self,
+        engine: GenerateEngine | ComputeEngine,
+        *,
+        name: str = "engine",
+        meter: StepMeter | None = None,
+    ) -> None:
         self._engine = engine
+        self._meter = meter or NoMeter()
         self._generator = cast(GenerateEngine, engine) if hasattr(engine, "step") else None
         self._loop = asyncio.get_running_loop()
         self._condition = threading.Condition()
@@ -50,6 +91,7 @@ class EngineRunner:
         self._live: dict[str, _Stream] = {}  # the thread's: what the engine holds
         self._streams: set[_Stream] = set()  # the loop's
         self._calls: set[asyncio.Future[dict[str, np.ndarray]]] = set()  # the loop's
+        self._held: dict[object, EngineCall] = {}  # the loop's: by stream or forward
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = asyncio.Event()
@@ -66,15 +108,17 @@ class EngineRunner:
         """Streams and calls under way."""
         return len(self._streams) + len(self._calls)
 
-    async def generate(self, sequence: NewSequence) -> AsyncGenerator[TokenOutput, None]:
+    async def generate(
+        self, sequence: NewSequence, call: EngineCall = NOBODY
+    ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
 
         Closing the generator early (see contextlib.aclosing) or cancelling its task cancels the
         sequence before the engine's next step. Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
-        stream = _Stream(sequence)
-        self._enter(self._streams, stream)
+        stream = _Stream(sequence, call)
+        self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
         try:
             while not stream.ended:
@@ -96,16 +140,17 @@ class EngineRunner:
         pixels: np.ndarray | None = None,
         pooling: str = "mean",
         normalize: bool = True,
+        call: EngineCall = NOBODY,
     ) -> dict[str, np.ndarray]:
         """One forward of a ComputeEngine, one at a time in order. Raises EngineError, EngineClosed."""
         self._check_open()
-        call: asyncio.Future[dict[str, np.ndarray]] = self._loop.create_future()
-        self._enter(self._calls, call)
-        self._submit(partial(self._compute, call, kind, token_ids, pixels, pooling, normalize))
+        forward: asyncio.Future[dict[str, np.ndarray]] = self._loop.create_future()
+        self._enter(self._calls, forward, call)
+        self._submit(partial(self._compute, forward, call, kind, token_ids, pixels, pooling, normalize))
         try:
-            return await call
+            return await forward
         finally:
-            self._leave(self._calls, call)
+            self._leave(self._calls, forward)
 
     async def drain(self) -> None:
         """Return once no stream and no call is under way."""
@@ -131,9 +176,16 @@ class EngineRunner:
                 f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
             )
 
-    def _enter(self, members: set[Any], member: object) -> None:
+    def _enter(self, members: set[Any], member: object, call: EngineCall) -> None:
         members.add(member)
         self._idle.clear()
+        self._held[member] = call
+        call.hold()
+
+    def _release(self, member: object) -> None:
+        call = self._held.pop(member, None)
+        if call is not None:
+            call.release()
 
     def _leave(self, members: set[Any], member: object) -> None:
         members.discard(member)
@@ -147,7 +199,13 @@ class EngineRunner:
 
     def _deliver(self, outputs: list[tuple[_Stream, TokenOutput]]) -> None:
         for stream, output in outputs:
+            if output.finish_reason or output.error:
+                self._release(stream)
             stream.outputs.put_nowait(output)
+
+    def _refuse(self, stream: _Stream, error: EngineError) -> None:
+        self._release(stream)
+        stream.outputs.put_nowait(error)
 
     def _settle(
         self,
@@ -155,6 +213,7 @@ class EngineRunner:
         result: dict[str, np.ndarray] | None,
         error: EngineError | None,
     ) -> None:
+        self._release(call)
         if call.done():  # cancelled meanwhile
             return
         if error is not None:
@@ -170,6 +229,8 @@ class EngineRunner:
             stream.outputs.put_nowait(error)
         for call in self._calls:
             self._settle(call, None, error)
+        for member in list(self._held):
+            self._release(member)
         self._closed.set()
 
     # The thread's side.
@@ -211,8 +272,15 @@ class EngineRunner:
         return self._generator is not None and self._generator.has_work
 
     def _step(self, engine: GenerateEngine) -> None:
+        self._meter.began()
+        work: list[tuple[EngineCall, int]] = [(stream.call, 1) for stream in self._live.values()]
+        try:
+            results = engine.step()
+            work = [(self._live[result.request_id].call, result.work) for result in results]
+        finally:
+            self._meter.ended(work)
         outputs = []
-        for output in engine.step():
+        for output in results:
             stream = self._live[output.request_id]
             if output.finish_reason or output.error:
                 del self._live[output.request_id]
@@ -229,7 +297,7 @@ class EngineRunner:
                 raise EngineError(f"sequence {request_id} is running already")
             self._generator.add(stream.sequence)
         except EngineError as error:
-            self._post(stream.outputs.put_nowait, error)
+            self._post(self._refuse, stream, error)
         else:
             self._live[request_id] = stream
 
@@ -238,21 +306,29 @@ class EngineRunner:
         if self._generator is not None and self._live.get(request_id) is stream:
             del self._live[request_id]
             self._generator.cancel(request_id)
+        self._post(self._release, stream)
 
-    def _compute(self, call: asyncio.Future[dict[str, np.ndarray]], *arguments: Any) -> None:
-        if call.cancelled():
+    def _compute(
+        self, forward: asyncio.Future[dict[str, np.ndarray]], call: EngineCall, *arguments: Any
+    ) -> None:
+        if forward.cancelled():
+            self._post(self._release, forward)
             return
         try:
             if self._generator is not None:
                 raise EngineError("this engine generates; it computes nothing else")
-            result = cast(ComputeEngine, self._engine).compute(*arguments)
+            self._meter.began()
+            try:
+                result = cast(ComputeEngine, self._engine).compute(*arguments)
+            finally:
+                self._meter.ended([(call, 1)])
         except EngineError as error:
-            self._post(self._settle, call, None, error)
+            self._post(self._settle, forward, None, error)
         except Exception as error:
             logger.exception("a forward failed")
-            self._post(self._settle, call, None, EngineError(f"the engine failed in this call: {error}"))
+            self._post(self._settle, forward, None, EngineError(f"the engine failed in this call: {error}"))
         else:
-            self._post(self._settle, call, result, None)
+            self._post(self._settle, forward, result, None)
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
         # A loop that is closed already has nobody left who could read this.

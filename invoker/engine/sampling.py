@@ -51,13 +51,14 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
     """Choose one token for each row of `logits` [rows, vocabulary]."""
     logits = logits.float()
-    chosen = logits.argmax(dim=-1)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if len(random_rows) == len(draws):
         chosen = _draw(logits, draws)
-    elif random_rows:
-        rows = torch.tensor(random_rows, device=logits.device)
-        chosen[rows] = _draw(logits[rows], [draws[i] for i in random_rows])
+    else:
+        chosen = _best(logits)
+        if random_rows:
+            rows = torch.tensor(random_rows, device=logits.device)
+            chosen[rows] = _draw(logits[rows], [draws[i] for i in random_rows])
 
     picked = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
     tokens = chosen.tolist()
@@ -67,6 +68,12 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
         Choice(token_id=token if ok else None, logprob=logprob if ok else None)
         for token, ok, logprob in zip(tokens, valid, logprobs, strict=True)
     ]
+
+
+def _best(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu":  # numpy's takes a tenth of the time of torch's
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -1,11 +1,16 @@
 """Which tokens run in the next step: a pure scheduler, plain data in and out.
 
-First come, first served: sequences are admitted in the order in which they came, and when pages run
-out the youngest gives way. It goes back to the head of the queue with its tokens so far and is
-computed again later (preemption by recomputation).
+Sequences belong to *flows*. Within a flow they are admitted in the order in which they came; between
+flows that have prompts to run, the one of which fewer tokens were run goes first (start-time fair
+queueing), so that a newcomer's prompt is not behind the prompts of a flow that sent many. What a flow ran
+while no other wanted to is not held against it. What runs decodes in every step, whoever it belongs to,
+but for the one step, never two in a row, that is a newcomer's beside a flow that sent many.
+
+When pages run out, the youngest sequence of a flow gives way: it goes back to the head of its flow's
+queue with its tokens so far and is computed again later (preemption by recomputation).
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
@@ -14,14 +19,17 @@ from invoker.engine.pages import PageAllocator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """At most `sequences` at once; a step takes one token of each that decodes, and beside these at
-    most `prefill_tokens` of prompts."""
+    """At most `sequences` at once. A step takes one token of each that decodes, and beside these prompts:
+    at most `prefill_tokens` if a flow's only sequence is first or the engine was idle, else at most
+    `turn_tokens`. So a step of a flow that sends much is short: a newcomer waits until it is over, and so
+    do those that decode, into whose steps a long prompt is spread."""
 
     sequences: int
     prefill_tokens: int
+    turn_tokens: int
 
     def __post_init__(self) -> None:
-        if self.sequences < 1 or self.prefill_tokens < 1:
+        if min(self.sequences, self.prefill_tokens, self.turn_tokens) < 1:
             raise ValueError(f"limits must be at least 1: {self}")
 
 
@@ -48,13 +56,43 @@ class StepPlan:
     preempted: tuple[str, ...]
 
 
-@dataclass(slots=True)
+class _Flow:
+    """One flow's sequences; `tag` is the virtual time, in tokens, at which its next prompt starts."""
+
+    __slots__ = ("name", "running", "tag", "waiting", "wanting")
+
+    def __init__(self, name: str, tag: int) -> None:
+        self.name = name
+        self.tag = tag
+        self.wanting = False  # it had prompts to run in the last plan
+        self.running: list[_Sequence] = []  # in order of arrival, and before all of `waiting`
+        self.waiting: deque[_Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    @property
+    def pages(self) -> int:
+        return sum(len(sequence.pages) for sequence in self.running)
+
+    @property
+    def prompts(self) -> "deque[_Sequence]":
+        """What it has to prefill, in order."""
+        return deque((*(one for one in self.running if one.missing > 1), *self.waiting))
+
+
+@dataclass(slots=True, eq=False)
 class _Sequence:
     request_id: str
+    flow: _Flow
     arrival: int
     length: int  # known tokens
     cached: int = 0  # tokens whose K and V lie in pages
     pages: tuple[int, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        return self.length - self.cached
 
 
 class Scheduler:
@@ -64,13 +102,17 @@ class Scheduler:
         self._limits = limits
         self._allocator = allocator
         self._sequences: dict[str, _Sequence] = {}
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []  # in order of arrival
+        self._flows: dict[str, _Flow] = {}  # those with sequences
+        self._ahead: dict[str, int] = {}  # tags of flows that have left while others wanted to go on
+        self._now = 0  # the virtual time: the tag of what went first last
+        self._paused = False  # nothing decoded in the last step, for a newcomer's sake
+        self._running: list[_Sequence] = []  # in order of admission: the first never gives way
         self._arrivals = 0
         self._planned: dict[str, int] = {}  # tokens of the plan that is being run
 
     def __repr__(self) -> str:
-        return f"<Scheduler {len(self._running)} running, {len(self._waiting)} waiting, {self._allocator!r}>"
+        waiting = len(self._sequences) - len(self._running)
+        return f"<Scheduler {len(self._running)} running, {waiting} waiting, {self._allocator!r}>"
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -78,24 +120,31 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request_id: str, length: int) -> None:
+    def add(self, request_id: str, length: int, flow: str = "") -> None:
         """Queue a sequence of `length` known tokens, which must be able to fit all pages together."""
         assert request_id not in self._sequences, f"{request_id} is there already"
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
-        sequence = _Sequence(request_id, self._arrivals, length)
+        if flow not in self._flows:
+            self._flows[flow] = _Flow(flow, self._ahead.pop(flow, 0))
+        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length)
         self._arrivals += 1
         self._sequences[request_id] = sequence
-        self._waiting.append(sequence)
+        sequence.flow.waiting.append(sequence)
 
     def remove(self, request_id: str) -> None:
         """Forget a sequence, finished or not, and free its pages."""
         sequence = self._sequences.pop(request_id)
+        flow = sequence.flow
         if sequence.pages:
             self._running.remove(sequence)
+            flow.running.remove(sequence)
         else:
-            self._waiting.remove(sequence)
+            flow.waiting.remove(sequence)
         self._allocator.release(sequence.pages)
         self._planned.pop(request_id, None)
+        if not flow:
+            del self._flows[flow.name]
+            self._ahead[flow.name] = flow.tag
 
     def ran(self) -> None:
         """Record that the planned chunks have run: their K and V are in the pages."""
@@ -112,78 +161,172 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the next step's chunks; no chunks if there is nothing to do."""
         assert not self._planned, "the last plan has not been run"
-        chunks: list[Chunk] = []
         new_pages: list[int] = []
         preempted: list[str] = []
-        prefill_left = self._limits.prefill_tokens
-
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
-            grown = self._grow(sequence, preempted)
-            if grown is None:  # it was itself the youngest, hence the last
-                break
-            new_pages += grown
-            missing = sequence.length - sequence.cached
-            count = 1 if missing == 1 else min(missing, prefill_left)
-            if missing > 1:
-                prefill_left -= count
+            new_pages += self._grow(index, preempted)
+            index += bool(sequence.pages)  # else it gave way itself, and another stands there now
+        prefill = self._share_prefill(new_pages, preempted)
+        self._paused = not self._paused and self._serves_newcomer(prefill)
+        chunks = []
+        for sequence in self._running:
+            decodes = sequence.missing == 1 and not self._paused
+            count = 1 if decodes else prefill[sequence.request_id]
             if count:
-                chunks.append(self._chunk(sequence, count))
-            index += 1
-
-        # Whoever gave way must not be let in again by the same step.
-        while not preempted and self._waiting and prefill_left > 0:
-            sequence = self._waiting[0]
-            needed = pages_for(sequence.length)
-            if len(self._running) >= self._limits.sequences or needed > self._allocator.free:
-                break
-            self._waiting.popleft()
-            self._running.append(sequence)
-            sequence.pages = self._allocator.allocate(needed)
-            new_pages += sequence.pages
-            count = min(sequence.length, prefill_left)
-            prefill_left -= count
-            chunks.append(self._chunk(sequence, count))
-
+                chunks.append(_chunk(sequence, count))
         self._planned = {chunk.request_id: chunk.count for chunk in chunks}
         return StepPlan(chunks=tuple(chunks), new_pages=tuple(new_pages), preempted=tuple(preempted))
 
     def check_integrity(self) -> None:
-        """Assert that pages are owned once, and that arrival orders all queues."""
+        """Assert that pages are owned once, and that arrival orders each flow."""
         self._allocator.check_integrity()
         owned = [page for sequence in self._sequences.values() for page in sequence.pages]
         assert len(owned) == len(set(owned)) == self._allocator.used, "a page is shared or leaked"
-        order = [s.arrival for s in (*self._running, *self._waiting)]
-        assert order == sorted(order), "a younger sequence is ahead of an older one"
-        assert len(order) == len(self._sequences), "a sequence is lost"
+        for flow in self._flows.values():
+            order = [s.arrival for s in (*flow.running, *flow.waiting)]
+            assert order == sorted(order), "a younger sequence is ahead of an older one of its flow"
+            assert order, f"{flow.name} is empty"
+            assert flow.running == [s for s in self._running if s.flow is flow], "the order of admission"
+            for sequence in flow.waiting:
+                assert not sequence.pages and not sequence.cached, f"{sequence} waits with pages"
+        assert sum(map(len, self._flows.values())) == len(self._sequences), "a sequence is lost"
         for sequence in self._running:
             room = len(sequence.pages) * PAGE_TOKENS
             assert sequence.cached <= min(room, sequence.length), f"{sequence} has outgrown its pages"
-        for sequence in self._waiting:
-            assert not sequence.pages and not sequence.cached, f"{sequence} waits with pages"
 
-    def _grow(self, sequence: _Sequence, preempted: list[str]) -> tuple[int, ...] | None:
-        """Give `sequence` the pages for all of its tokens, from the youngest if need be."""
+    # Pages.
+
+    def _grow(self, index: int, preempted: list[str]) -> tuple[int, ...]:
+        """Give the running sequence at `index` the pages for all of its tokens, from younger ones if
+        need be; if there is none it gives way itself."""
+        sequence = self._running[index]
         needed = pages_for(sequence.length) - len(sequence.pages)
         while needed > self._allocator.free:
-            youngest = self._running.pop()
-            self._allocator.release(youngest.pages)
-            youngest.pages, youngest.cached = (), 0
-            self._waiting.appendleft(youngest)
-            preempted.append(youngest.request_id)
-            if youngest is sequence:
-                return None
+            victim = self._youngest_from(index)
+            self._preempt(victim, preempted)
+            if victim is sequence:
+                return ()
         new = self._allocator.allocate(needed)
         sequence.pages += new
         return new
 
-    def _chunk(self, sequence: _Sequence, count: int) -> Chunk:
-        end = sequence.cached + count
-        return Chunk(
-            request_id=sequence.request_id,
-            start=sequence.cached,
-            count=count,
-            pages=sequence.pages,
-            last=end == sequence.length,
-        )
+    def _youngest_from(self, index: int) -> _Sequence:
+        """Of those at `index` and after, the youngest of the flow that holds the most pages. A flow's only
+        running sequence gives way only where all are such, and then the one admitted last does."""
+        last = {one.flow: one for one in self._running[index:] if len(one.flow.running) > 1}
+        if not last:
+            return self._running[-1]
+        return last[max(last, key=lambda flow: flow.pages)]
+
+    def _preempt(self, sequence: _Sequence, preempted: list[str]) -> None:
+        self._running.remove(sequence)
+        sequence.flow.running.remove(sequence)
+        self._allocator.release(sequence.pages)
+        sequence.pages, sequence.cached = (), 0
+        sequence.flow.waiting.appendleft(sequence)
+        preempted.append(sequence.request_id)
+
+    def _admit(self, sequence: _Sequence, prefill: Counter[str], preempted: list[str]) -> bool:
+        """Let the first waiting sequence of its flow in, if there is or can be made room."""
+        needed = pages_for(sequence.length)
+        if len(self._running) >= self._limits.sequences or needed > self._allocator.free:
+            victims = self._too_many(sequence.flow, needed, prefill)
+            if not victims:
+                return False
+            for victim in victims:
+                self._preempt(victim, preempted)
+        sequence.flow.running.append(sequence.flow.waiting.popleft())
+        self._running.append(sequence)
+        sequence.pages = self._allocator.allocate(needed)
+        return True
+
+    def _too_many(self, flow: _Flow, needed: int, prefill: Counter[str]) -> list[_Sequence]:
+        """Who gives way so that a flow that runs nothing yet can run a sequence of `needed` pages: the
+        youngest of flows that hold more than their share, but no flow's only one. Empty if it is in vain."""
+        if flow.running:
+            return []
+        page_share = self._allocator.total // len(self._flows)
+        slot_share = self._limits.sequences // len(self._flows)
+        left = {other: list(other.running) for other in self._flows.values()}
+        held = {other: other.pages for other in left}
+        free, slots = self._allocator.free, self._limits.sequences - len(self._running)
+        victims: list[_Sequence] = []
+        while free < needed or slots < 1:
+            rich = [
+                other
+                for other, running in left.items()
+                if len(running) > 1
+                and (held[other] > page_share or len(running) > slot_share)
+                and running[-1].request_id not in prefill
+            ]
+            if not rich:
+                return []
+            richest = max(rich, key=lambda other: held[other])
+            victim = left[richest].pop()
+            victims.append(victim)
+            held[richest] -= len(victim.pages)
+            free += len(victim.pages)
+            slots += 1
+        return victims
+
+    # Prompts.
+
+    def _share_prefill(self, new_pages: list[int], preempted: list[str]) -> Counter[str]:
+        """How many tokens of which prompts run in this step; lets waiting sequences in as far as it can."""
+        prefill: Counter[str] = Counter()
+        limits = self._limits
+        left = limits.turn_tokens if self._running else limits.prefill_tokens
+        admits = not preempted  # whoever gave way must not be let in again by the same step
+        queues = self._wanting()
+        while left > 0 and queues:
+            flow = min(queues, key=lambda f: (f.tag, len(f), queues[f][0].arrival))
+            sequence = queues[flow].popleft()
+            if not queues[flow]:
+                del queues[flow]
+            if not sequence.pages:
+                # Once one found no room nobody else is let in, so that room for it comes about.
+                admits = admits and self._admit(sequence, prefill, preempted)
+                if not admits:
+                    continue
+                admits = not preempted
+                new_pages += sequence.pages
+            alone = len(flow) == 1 and not prefill
+            count = min(sequence.missing, limits.prefill_tokens if alone else left)
+            prefill[sequence.request_id] = count
+            self._now = max(self._now, flow.tag)
+            flow.tag += count
+            left = 0 if self._serves_newcomer(prefill) else left - count
+        return prefill
+
+    def _serves_newcomer(self, prefill: Counter[str]) -> bool:
+        """Whether what goes first is a flow's only sequence, beside a flow with several: then it is all."""
+        if not prefill:
+            return False
+        flow = self._sequences[next(iter(prefill))].flow
+        return len(flow) == 1 and any(len(other) > 1 for other in self._flows.values())
+
+    def _wanting(self) -> dict[_Flow, deque[_Sequence]]:
+        """The flows that have prompts to run. One that had none before begins at the present, and when
+        none has any all is forgotten: what was run alone is not held against anybody."""
+        queues = {flow: prompts for flow in self._flows.values() if (prompts := flow.prompts)}
+        if not queues:
+            self._now = max((self._now, *self._ahead.values(), *(f.tag for f in self._flows.values())))
+            self._ahead.clear()
+        for flow in self._flows.values():
+            if flow in queues and not flow.wanting:
+                flow.tag = max(flow.tag, self._now)
+            flow.wanting = flow in queues
+        return queues
+
+
+def _chunk(sequence: _Sequence, count: int) -> Chunk:
+    end = sequence.cached + count
+    return Chunk(
+        request_id=sequence.request_id,
+        start=sequence.cached,
+        count=count,
+        pages=sequence.pages,
+        last=end == sequence.length,
+    )

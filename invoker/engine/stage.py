@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from invoker.engine.attention import StepRun
 from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import StepLayout
+from invoker.engine.layout import Step, StepLayout
+from invoker.engine.projection import project
 from invoker.engine.weights import BoundStage
 
 
@@ -39,28 +39,26 @@ class StageExecutor:
 
         The stage with the last layer returns only the rows that give a next token.
         """
-        hidden = self._embed(inputs, layout).unsqueeze(0)
-        run = StepRun(layout=layout, pool=self.pool, first_layer=self.bound.first)
-        kwargs = {}
-        if self.bound.rotary is not None:
-            kwargs["position_embeddings"] = self.bound.rotary(hidden, position_ids=layout.positions[None])
-        for layer in self.bound.layers:
-            hidden = layer(hidden, attention_mask=None, run=run, **kwargs)
-        hidden = hidden[0]
+        hidden = self.bound.layers.run(self._embed(inputs, layout), layout, self.pool)
         if self.bound.last == self.bound.geometry.layers and len(layout.logit_rows) != layout.tokens:
             hidden = hidden.index_select(0, layout.logit_rows)
         return hidden
 
     @torch.inference_mode()
+    def decode(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
+        """Token ids in, the logits after each of them out: for a stage that has the whole model."""
+        return self.finish(self.bound.layers.run(self._embed(inputs, step), step, self.pool))
+
+    @torch.inference_mode()
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """The last stage's rows in, logits `[rows, vocabulary]` out."""
         assert self.bound.norm is not None and self.bound.head is not None, f"{self!r} has no head"
-        return F.linear(self.bound.norm(hidden), self.bound.head)
+        return project(self.bound.norm(hidden), self.bound.head)
 
-    def _embed(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+    def _embed(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
         if self.bound.embedding is None:
             return inputs
         hidden = F.embedding(inputs, self.bound.embedding)
         if self.bound.positions is not None:
-            hidden = hidden + F.embedding(layout.positions, self.bound.positions)
+            hidden = hidden + F.embedding(step.positions, self.bound.positions)
         return hidden

@@ -40,6 +40,10 @@ def backoff_s(failures: int) -> float:
     return min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)) if failures else 0.0
 
 
+def _nothing() -> None:
+    return None
+
+
 class HandlerProcess:
     """One handler in a process of its own.
 
@@ -87,25 +91,28 @@ class HandlerProcess:
         self._scratch_dir = scratch_dir
         await self._started(spec)
 
-    async def invoke(self, request_id: str, body: bytes, timeout_s: float) -> AsyncIterator[HandlerOutput]:
+    async def invoke(
+        self, request_id: str, body: bytes, timeout_s: float, over: Callable[[], None] = _nothing
+    ) -> AsyncIterator[HandlerOutput]:
         """Call the handler with a JSON body; yields what it returns, as it comes.
 
-        Leaving the iterator early (use contextlib.aclosing) cancels the call. Raises HandlerError.
+        Leaving the iterator early (use contextlib.aclosing) cancels the call. A plain function cannot be
+        stopped: `over` is called when it has really ended. Raises HandlerError.
         """
-        spec = self._spec
-        if spec is None:
-            raise HandlerStopped("the handler has not been started")
-        if len(body) > MAX_BODY_BYTES:
-            raise HandlerRaised(f"the request's body is over {MAX_BODY_BYTES} bytes")
-        timeout_s = min(timeout_s, spec.limits.timeout_s)
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        overdue = HandlerTimeout(f"the handler did not answer within {timeout_s:g} s")
         try:
-            async with asyncio.timeout_at(deadline):
-                running = await self._usable(spec)
-        except TimeoutError:
-            raise overdue from None
-        call = running.begin(request_id, body, deadline)
+            spec = self._checked(body)
+            timeout_s = min(timeout_s, spec.limits.timeout_s)
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            overdue = HandlerTimeout(f"the handler did not answer within {timeout_s:g} s")
+            try:
+                async with asyncio.timeout_at(deadline):
+                    running = await self._usable(spec)
+            except TimeoutError:
+                raise overdue from None
+            call = running.begin(request_id, body, deadline, over)
+        except BaseException:
+            over()
+            raise
         timed_out = False
         try:
             while True:
@@ -134,6 +141,14 @@ class HandlerProcess:
             await self._running.aclose()
             self._running = None
         await self._drop_folder()
+
+    def _checked(self, body: bytes) -> HandlerSpec:
+        """What is to be called, unless it cannot be with this body."""
+        if self._spec is None:
+            raise HandlerStopped("the handler has not been started")
+        if len(body) > MAX_BODY_BYTES:
+            raise HandlerRaised(f"the request's body is over {MAX_BODY_BYTES} bytes")
+        return self._spec
 
     async def _usable(self, spec: HandlerSpec) -> RunningHandler:
         """The running process, or a new one after the backoff."""

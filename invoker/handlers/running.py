@@ -59,8 +59,9 @@ class HandlerOutput:
 class Call:
     """One call under way; its outputs, then None or an error, come through `queue`."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, over: Callable[[], None]) -> None:
         self.number = number
+        self._over = over
         self.queue: asyncio.Queue[HandlerOutput | HandlerError | None] = asyncio.Queue()
         self.received_bytes = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -69,6 +70,7 @@ class Call:
         if self.timer is not None:
             self.timer.cancel()
         self.queue.put_nowait(outcome)
+        self._over()
 
 
 class RunningHandler:
@@ -158,9 +160,12 @@ class RunningHandler:
         """Return once no call is overdue: either it ended or the process did."""
         await self._settled.wait()
 
-    def begin(self, request_id: str, body: bytes, deadline: float) -> Call:
-        """Send one call; at `deadline` (loop time) plus a grace the process is killed if it still runs."""
-        call = Call(self._next_call)
+    def begin(self, request_id: str, body: bytes, deadline: float, over: Callable[[], None]) -> Call:
+        """Send one call; at `deadline` (loop time) plus a grace the process is killed if it still runs.
+
+        `over` is called when the process has ended the call or itself, whoever still waits for it.
+        """
+        call = Call(self._next_call, over)
         self._next_call += 1
         self._calls[call.number] = call
         self._renew_cpu_limit()

@@ -28,6 +28,9 @@ from registry.images.safetensors_file import load_json_object
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 MAX_CONTEXT = 1 << 31
+_STRETCHING = ("longrope", "dynamic")
+_PHI3_STRETCHING = ("su", "yarn")  # what Phi-3 once called longrope
+_PHI3_ORIGINAL = 4096  # where a Phi-3 config does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +242,24 @@ def context_length_of(config: Config) -> int:
     positions = source.get(row.context_key, row.context_default)
     if type(positions) is not int or not 0 < positions <= MAX_CONTEXT:
         raise CheckpointError(f"config.json: {row.context_key} must be a positive integer, not {positions!r}")
-    return max(1, positions - (row.positions_before_first(config) if row.positions_before_first else 0))
+    longest = min(positions, _stretched_from(config) or positions)
+    return max(1, longest - (row.positions_before_first(config) if row.positions_before_first else 0))
+
+
+def _stretched_from(config: Config) -> int | None:
+    """The length beyond which a model's rotary embedding turns all positions anew: keys that are cached
+    cannot follow, so the engine goes no further. None where there is no such length."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    phi3 = architecture_of(config).model_type == "phi3"
+    kinds = (*_STRETCHING, *_PHI3_STRETCHING) if phi3 else _STRETCHING
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in kinds:
+        return None
+    key = "original_max_position_embeddings"
+    default = _PHI3_ORIGINAL if phi3 else None
+    for given in (config.get(key, default), rope.get(key)):
+        if type(given) is int and given > 0:
+            return given
+    return None
 
 
 def arrange(config: Config, names: Collection[str]) -> Arrangement:

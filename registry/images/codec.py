@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from math import prod
 
 import msgspec
@@ -13,6 +14,7 @@ from registry.images.verify import CHECKSUM_BYTES
 
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 MAX_TENSORS = 1_000_000
+MAX_TOWER = 32
 KINDS = ("embed", "layer", "head")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -73,18 +75,22 @@ def _check_tensors(manifest: Manifest) -> None:
 
 def _check_layers(manifest: Manifest) -> None:
     position = 0
+    layers: Counter[str] = Counter()  # by tower
     for span in manifest.layers:
         where = f"span {span.kind[:20]} {span.index}"
         _check(span.kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}")
-        _check(0 <= span.index < 1 << 31, f"{where}: the index is out of range")
+        _check(len(span.tower) <= MAX_TOWER, f"{where}: the tower's name is too long")
+        wanted = layers[span.tower] if span.kind == "layer" else 0
+        _check(span.index == wanted, f"{where}: the index should be {wanted}")
+        layers[span.tower] += span.kind == "layer"
         _check(
             span.start == position and span.end >= span.start, f"{where}: spans must be contiguous from 0 on"
         )
         position = span.end
     _check(position == manifest.nbytes, "the spans do not cover the image")
-    layers = sum(span.kind == "layer" for span in manifest.layers)
     _check(
-        layers == manifest.num_layers, f"num_layers is {manifest.num_layers}, there are {layers} layer spans"
+        layers.total() == manifest.num_layers,
+        f"num_layers is {manifest.num_layers}, there are {layers.total()} layer spans",
     )
 
 

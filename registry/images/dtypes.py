@@ -1,11 +1,11 @@
-"""Element types: what the user may ask for, and how a run of elements is converted."""
+"""Element types: which most of a model has, and how a run of elements is converted."""
 
 from collections.abc import Iterable, Mapping
 
 import ml_dtypes
 import numpy as np
 
-from registry.errors import CheckpointError
+from registry.images.dtype_names import BY_NAME
 
 FLOATS: Mapping[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -13,15 +13,6 @@ FLOATS: Mapping[str, np.dtype] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-BY_NAME: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-REQUESTS = ("auto", "float32", "bfloat16", "float16")
-
-
-def target_dtype(stored: str, requested: str) -> str:
-    """The dtype that a tensor has in the image; only floats are ever converted."""
-    if requested not in REQUESTS:
-        raise CheckpointError(f"unknown dtype {requested!r}: use one of {', '.join(REQUESTS)}")
-    return stored if requested == "auto" or stored not in FLOATS else BY_NAME[requested]
 
 
 def dominant_dtype(sizes: Iterable[tuple[str, int]]) -> str:

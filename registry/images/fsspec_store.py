@@ -292,6 +292,9 @@ class FsspecReader:
     def size(self) -> int:
         return self._size
 
+    def cached(self, offset: int, nbytes: int) -> int | None:
+        return None
+
     def read_into(self, offset: int, into: memoryview) -> None:
         end = offset + len(into)
         if not 0 <= offset <= end <= self._size:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from registry.images.dtypes import target_dtype
+from registry.images.dtype_names import target_dtype
 from registry.images.manifest import ALIGNMENT, LayerSpan, TensorEntry
 from registry.images.parts import Part
 from registry.images.safetensors_file import DTYPE_BYTES, SourceTensor

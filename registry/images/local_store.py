@@ -1,13 +1,12 @@
 """A blob store in a local (or network-mounted) folder."""
 
 import asyncio
-import errno
 import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError, StoreFull
@@ -22,6 +21,7 @@ from registry.images.digests import (
     in_thread,
     write_batched,
 )
+from registry.images.local_reader import LocalReader, translated
 
 WRITE_BYTES = 1024 * 1024
 READ_BYTES = 4 * 1024 * 1024
@@ -35,7 +35,7 @@ class LocalStore:
         self._blobs = self._root / "blobs"
         self._partial = self._root / "partial"
         self._hashes = RunningHashes()
-        with _translated(self._root):
+        with translated(self._root):
             self._blobs.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(exist_ok=True)
 
@@ -90,7 +90,7 @@ class LocalStore:
         await asyncio.to_thread(self._delete, digest)
 
     def _delete(self, digest: str) -> None:
-        with _translated(self._root):
+        with translated(self._root):
             (self._blobs / digest).unlink(missing_ok=True)
             (self._partial / digest).unlink(missing_ok=True)
 
@@ -98,7 +98,7 @@ class LocalStore:
         return await asyncio.to_thread(self._list)
 
     def _list(self) -> list[str]:
-        with _translated(self._root):
+        with translated(self._root):
             return sorted(entry.name for entry in self._blobs.iterdir() if len(entry.name) == 64)
 
     async def last_used(self) -> dict[str, float | None]:
@@ -109,7 +109,7 @@ class LocalStore:
 
     def _times(self, folder: Path) -> dict[str, float | None]:
         times: dict[str, float | None] = {}
-        with _translated(self._root), os.scandir(folder) as entries:
+        with translated(self._root), os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # gone since it was listed
                     if len(entry.name) == 64:
@@ -120,14 +120,14 @@ class LocalStore:
         await asyncio.to_thread(self._touch, self._blobs / check_digest(digest))
 
     def _touch(self, path: Path) -> None:
-        with _translated(path), suppress(FileNotFoundError):
+        with translated(path), suppress(FileNotFoundError):
             os.utime(path)
 
     async def drop_partial(self, digest: str) -> bool:
         return await asyncio.to_thread(self._drop_partial, self._partial / check_digest(digest))
 
     def _drop_partial(self, path: Path) -> bool:
-        with _translated(path):
+        with translated(path):
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -146,7 +146,7 @@ class LocalStore:
         return await asyncio.to_thread(self._claim, cluster)
 
     def _claim(self, cluster: str) -> str:
-        with _translated(self._root):
+        with translated(self._root):
             draft = self._root / f".{MARKER_FILE}.{uuid.uuid4().hex}"
             draft.write_bytes(encode_marker(cluster))
             try:
@@ -161,7 +161,7 @@ class LocalStore:
         return await asyncio.to_thread(self._cluster)
 
     def _cluster(self) -> str | None:
-        with _translated(self._root):
+        with translated(self._root):
             try:
                 with open(self._root / MARKER_FILE, "rb") as file:
                     raw = file.read(MAX_MARKER_BYTES)
@@ -169,44 +169,13 @@ class LocalStore:
                 return None
         return decode_marker(raw, self.url)
 
-    def open_blob(self, digest: str) -> "LocalReader":
+    def open_blob(self, digest: str) -> LocalReader:
         path = self._blobs / check_digest(digest)
-        with _translated(self._root):
+        with translated(self._root):
             try:
                 return LocalReader(path)
             except FileNotFoundError as error:
                 raise NotFound(f"no blob {digest} in the store {self._root}") from error
-
-
-class LocalReader:
-    """An open blob; `read_into` goes from the page cache straight into the caller's buffer."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed in close)
-        self._size = os.fstat(self._file.fileno()).st_size
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-    def __repr__(self) -> str:
-        return f"<LocalReader {self._path.name[:12]} {'closed' if self._file.closed else self._size}>"
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def read_into(self, offset: int, into: memoryview) -> None:
-        if not 0 <= offset <= offset + len(into) <= self._size:
-            raise ValueError(f"[{offset}, {offset + len(into)}) is not within {self._size} bytes")
-        done = 0
-        with _translated(self._path):
-            while done < len(into):
-                got = os.preadv(self._file.fileno(), [into[done:]], offset + done)
-                if got == 0:
-                    raise StoreError(f"{self._path} has become shorter")
-                done += got
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Upload:
@@ -224,7 +193,7 @@ class _Upload:
 
     def open(self, offset: int) -> None:
         """Lock the partial file and check that the upload may go on. Raises Conflict, StoreFull."""
-        with _translated(self._path):
+        with translated(self._path):
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,7 +232,7 @@ class _Upload:
             raise Conflict(f"the upload of {self._digest} is longer than its {self._total} bytes")
         assert self._descriptor is not None
         view = memoryview(data)
-        with _translated(self._path):
+        with translated(self._path):
             while view:
                 written = os.pwrite(self._descriptor, view, self.size)
                 self._running.update(view[:written])
@@ -274,7 +243,7 @@ class _Upload:
         """Check the digest and make the blob visible, on disk before it is."""
         assert self._descriptor is not None
         self._ended = True
-        with _translated(self._path):
+        with translated(self._path):
             if self._running.hexdigest() != self._digest:
                 self._path.unlink()
                 raise CorruptImage(f"the upload does not match its digest {self._digest}; start it again")
@@ -290,7 +259,7 @@ class _Upload:
     def drop(self) -> None:
         """Take the partial file away: on a full disk it would only be in the way of others."""
         self._ended = True
-        with _translated(self._path):
+        with translated(self._path):
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -309,18 +278,8 @@ def _mark(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _size(path: Path) -> int | None:
-    with _translated(path):
+    with translated(path):
         try:
             return path.stat().st_size
         except FileNotFoundError:
             return None
-
-
-@contextmanager
-def _translated(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no room in the store: {where}") from error
-        raise StoreError(f"{where}: {error.strerror or error}") from error

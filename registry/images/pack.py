@@ -55,11 +55,12 @@ def _hash(plan: PackPlan, progress: Progress | None, sink: Callable[[memoryview]
     done = 0
     # SHA-256 is by far the slowest step and releases the interpreter lock: it has a thread of its
     # own and two buffers, so that reading, unit checksums and writing cost no time beside it.
-    buffers = [memoryview(bytearray(min(CHUNK_BYTES, plan.nbytes))) for _ in range(2)]
+    size = min(CHUNK_BYTES, plan.nbytes)
+    buffers = [memoryview(bytearray(size)) for _ in range(2 if plan.nbytes > size else 1)]
     with ThreadPoolExecutor(1, "sha256") as hasher:
         pending = hasher.submit(sha.update, b"")
         while done < plan.nbytes:
-            view = buffers[done // CHUNK_BYTES % 2][: min(CHUNK_BYTES, plan.nbytes - done)]
+            view = buffers[done // CHUNK_BYTES % len(buffers)][: min(CHUNK_BYTES, plan.nbytes - done)]
             plan.read_into(done, view)
             pending.result()
             pending = hasher.submit(sha.update, view)

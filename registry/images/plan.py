@@ -16,6 +16,7 @@ from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTens
 
 CHUNK_BYTES = 4 * 1024 * 1024
 CONVERT_ELEMENTS = 256 * 1024
+_COUNTERS = "num_batches_tracked"  # the only integers among weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +176,10 @@ def _plan(
         dtype = dominant_dtype((source.dtype, source.nbytes) for source in placed)
     layout = lay_out(arrangement.parts, sources, dtype)
     for entry in layout.tensors:
-        if entry.dtype.startswith("F8"):
+        if entry.dtype not in FLOATS and not entry.name.endswith(_COUNTERS):
             raise CheckpointError(
-                f"tensor {entry.name!r} is {entry.dtype}: quantized weights are not supported"
+                f"tensor {entry.name!r} is {entry.dtype}: weights must be {', '.join(FLOATS)}, "
+                "quantized ones are not supported"
             )
     segments = tuple(
         Segment(

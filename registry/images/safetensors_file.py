@@ -11,7 +11,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from registry.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
-MAX_INDEX_BYTES = 100_000_000
+# A parsed header takes up to twenty times its length, so it may only be a small part of its file.
+SMALL_HEADER_BYTES = 128 << 10
+MOST_OF_FILE = 16
+MAX_INDEX_BYTES = 32 << 20
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -104,6 +107,10 @@ def read_header(path: Path) -> dict[str, SourceTensor]:
             if 8 + length > source.size:
                 raise CheckpointError(
                     f"{path.name} is truncated: its header needs {8 + length} bytes, it has {source.size}"
+                )
+            if length > max(SMALL_HEADER_BYTES, source.size // MOST_OF_FILE):
+                raise CheckpointError(
+                    f"{path.name} is corrupt: {length} of its {source.size} bytes are its header"
                 )
             raw = file.read(length)
     except OSError as error:

@@ -28,6 +28,10 @@ class BlobReader(Protocol):
         """Fill `into` from `[offset, offset + len(into))`. Raises StoreError; ValueError out of range."""
         ...
 
+    def cached(self, offset: int, nbytes: int) -> int | None:
+        """An open file that has the range at the same place, and in memory, if there is one."""
+        ...
+
     def close(self) -> None:
         """Idempotent."""
         ...

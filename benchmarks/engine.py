@@ -1,0 +1,302 @@
+"""Tokens per second of the engine beside transformers' `generate`: the same weights, prompts and lengths.
+
+`python -m benchmarks.engine --device cpu --batch 1,8 --json FILE` makes a random Llama of 124 million
+parameters (float32 on a CPU, bfloat16 on a GPU), and in turns has both generate greedily. A batch of one
+is `alone`. A larger one is `batched` for both, and `sequential` for transformers: one call after the other.
+Rates are of the whole call, prompts included; `ttft_s` is the median over the sequences of the time from
+the call to a sequence's first token. In float32 the tokens must be equal. `limit_s` is the time to read
+all weights once a decode step, at the best rate at which this run read the same bytes (in a sum, and in
+the product of a matrix and a vector).
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
+
+from benchmarks.machine import describe_machine, write_records
+from benchmarks.random_model import RandomModel, llama_125m, random_model
+from invoker.engine.contract import NewSequence
+from invoker.engine.cuda_graphs import Capture
+from invoker.engine.decoder import DecoderEngine
+from invoker.engine.factory import kv_bytes_needed
+from invoker.engine.paths import LayerPath
+from registry.messages import Sampling
+
+Prompts = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One round: its duration, the tokens by sequence, and when each sequence's first token came."""
+
+    seconds: float
+    first_s: tuple[float, ...]
+    tokens: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Contender:
+    """A name, how it takes a batch, and its rounds."""
+
+    name: str
+    mode: str
+    batch: int
+    generate: Callable[[Prompts], Generated]
+    rounds: list[Generated] = field(default_factory=list)
+
+
+def make_engine(
+    model: RandomModel,
+    sequences: int,
+    path: LayerPath = LayerPath.AUTO,
+    capture: Capture | Literal["auto", "off"] = "auto",
+) -> DecoderEngine:
+    """An engine on the model's image with room for that many full contexts."""
+    spec = model.spec
+    kv = kv_bytes_needed(
+        spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
+    )
+    return DecoderEngine(spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
+
+
+def run_engine(engine: DecoderEngine, prompts: Prompts, length: int) -> Generated:
+    """Have the engine generate for all prompts at once."""
+    began_s = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        engine.add(
+            NewSequence(
+                request_id=str(index),
+                prompt_ids=prompt,
+                generated_ids=(),
+                sampling=Sampling(max_tokens=length, temperature=0.0, ignore_eos=True),
+                flow=str(index),
+            )
+        )
+    tokens: list[list[int]] = [[] for _ in prompts]
+    first_s = [0.0] * len(prompts)
+    while engine.has_work:
+        outputs = engine.step()
+        now_s = time.perf_counter() - began_s
+        for output in outputs:
+            assert not output.error, output.error
+            if output.token_id is not None:
+                index = int(output.request_id)
+                first_s[index] = first_s[index] or now_s
+                tokens[index].append(output.token_id)
+    return Generated(
+        seconds=time.perf_counter() - began_s, first_s=tuple(first_s), tokens=tuple(map(tuple, tokens))
+    )
+
+
+_ROW_BYTES = 4096
+
+
+class _Watch(StoppingCriteria):
+    """Notes when the first token came; never stops."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.first_s = 0.0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        if not self.first_s:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.first_s = time.perf_counter()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=self._device)
+
+
+def run_transformers(model: RandomModel, prompts: Prompts, length: int) -> Generated:
+    """One call of `generate` for all prompts, which are of equal length."""
+    device = model.reference.device
+    began_s = time.perf_counter()
+    ids = torch.tensor(prompts, device=device)
+    watch = _Watch(device)
+    found = model.reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=length,
+        pad_token_id=0,
+        stopping_criteria=StoppingCriteriaList([watch]),
+    )
+    tokens = found[:, ids.shape[1] :].tolist()
+    return Generated(
+        seconds=time.perf_counter() - began_s,
+        first_s=(watch.first_s - began_s,) * len(prompts),
+        tokens=tuple(map(tuple, tokens)),
+    )
+
+
+def run_sequentially(model: RandomModel, prompts: Prompts, length: int) -> Generated:
+    """One call of `generate` after the other; a first token counts from its own call."""
+    parts = [run_transformers(model, [prompt], length) for prompt in prompts]
+    return Generated(
+        seconds=sum(part.seconds for part in parts),
+        first_s=tuple(part.first_s[0] for part in parts),
+        tokens=tuple(part.tokens[0] for part in parts),
+    )
+
+
+def read_seconds(model: RandomModel) -> float:
+    """The shortest of some sums over all bytes of the image, and of products of its rows and a vector."""
+    memory = model.region.bytes
+    wide = memory[: memory.numel() // _ROW_BYTES * _ROW_BYTES]
+    integers, numbers = (
+        wide.view(torch.int64),
+        wide.view(model.reference.dtype).view(len(wide) // _ROW_BYTES, -1),
+    )
+    vector = torch.ones(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
+
+    def summed() -> None:
+        int(integers.sum())
+
+    def multiplied() -> None:
+        float(torch.mv(numbers, vector)[0])
+
+    took_s = []
+    for read in (summed, multiplied) * 3:
+        began_s = time.perf_counter()
+        read()
+        took_s.append(time.perf_counter() - began_s)
+    return min(took_s)
+
+
+def contenders(
+    model: RandomModel, engine: DecoderEngine, batches: Sequence[int], length: int
+) -> list[Contender]:
+    """Who generates how, for each batch size."""
+    found = []
+
+    def ours(prompts: Prompts) -> Generated:
+        return run_engine(engine, prompts, length)
+
+    def theirs(prompts: Prompts) -> Generated:
+        return run_transformers(model, prompts, length)
+
+    def one_by_one(prompts: Prompts) -> Generated:
+        return run_sequentially(model, prompts, length)
+
+    for batch in batches:
+        mode = "alone" if batch == 1 else "batched"
+        found += [Contender("hypercast", mode, batch, ours), Contender("transformers", mode, batch, theirs)]
+        if batch > 1:
+            found.append(Contender("transformers", "sequential", batch, one_by_one))
+    return found
+
+
+def measure(model: RandomModel, runners: Sequence[Contender], prompts: Prompts, rounds: int) -> float:
+    """Run all in turns, the first turn uncounted; the median seconds of a read of the weights."""
+    reads = []
+    for number in range(-1, rounds):
+        reads.append(read_seconds(model))
+        for runner in runners:
+            generated = runner.generate(prompts[: runner.batch])
+            if number >= 0:
+                runner.rounds.append(generated)
+    return min(reads)
+
+
+def record(runner: Contender, length: int, read_s: float, common: dict[str, object]) -> dict[str, Any]:
+    seconds = [one.seconds for one in runner.rounds]
+    median_s = statistics.median(seconds)
+    steps = length * (runner.batch if runner.mode == "sequential" else 1)
+    return {
+        "name": runner.name,
+        "params": {"batch": runner.batch, "mode": runner.mode, **common},
+        "seconds": seconds,
+        "median_s": median_s,
+        "tokens_per_s": runner.batch * length / median_s,
+        "ttft_s": statistics.median(first for one in runner.rounds for first in one.first_s),
+        "limit_s": steps * read_s,
+        "ratio_to_limit": median_s / (steps * read_s),
+    }
+
+
+def equal_tokens(runners: Sequence[Contender]) -> bool:
+    """Whether all of a batch size found the same tokens in each round."""
+    found: dict[int, set[tuple[tuple[int, ...], ...]]] = {}
+    for runner in runners:
+        found.setdefault(runner.batch, set()).update(one.tokens for one in runner.rounds)
+    return all(len(tokens) == 1 for tokens in found.values())
+
+
+def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    dtype = args.dtype or ("float32" if args.device == "cpu" else "bfloat16")
+    model = random_model(config, dtype, args.device, context=args.prompt + args.tokens)
+    generator = torch.Generator().manual_seed(1)
+    shape = (max(args.batch), args.prompt)
+    prompts = torch.randint(3, model.reference.config.vocab_size, shape, generator=generator).tolist()
+    engine = make_engine(model, max(args.batch), LayerPath(args.path), args.graphs)
+    runners = contenders(model, engine, args.batch, args.tokens)
+    with torch.inference_mode():
+        read_s = measure(model, runners, prompts, args.rounds)
+    common: dict[str, object] = {
+        "device": args.device,
+        "dtype": dtype,
+        "prompt_tokens": args.prompt,
+        "output_tokens": args.tokens,
+        "rounds": args.rounds,
+        "threads": torch.get_num_threads(),
+        "path": args.path,
+        "graphs": args.graphs,
+        "weight_bytes": model.spec.manifest.nbytes,
+        "read_gb_per_s": model.spec.manifest.nbytes / read_s / 1e9,
+        "tokens_equal": equal_tokens(runners),
+        "torch": torch.__version__,
+        **describe_machine("benchmarks.engine"),
+    }
+    return [record(runner, args.tokens, read_s, common) for runner in runners]
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line for people."""
+    params = row["params"]
+    return (
+        f"{row['name']:12} batch {params['batch']:2} {params['mode']:10} {row['tokens_per_s']:8.1f} tokens/s"
+        f"  first token {row['ttft_s'] * 1e3:7.1f} ms  {row['ratio_to_limit']:5.2f} x the limit"
+    )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the records to this file")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--batch", type=_counts, default=[1, 8], help="batch sizes, such as 1,8")
+    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="of torch, for both; 0: torch's default")
+    parser.add_argument("--dtype", default="", help="default: float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--path", choices=[path.value for path in LayerPath], default=LayerPath.AUTO.value)
+    parser.add_argument("--graphs", choices=["auto", "off"], default="auto", help="CUDA graphs, on a GPU")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
+    rows = run(args, llama_125m())
+    for row in rows:
+        print(show(row))
+    if args.json:
+        write_records(args.json, rows)
+    if rows[0]["params"]["dtype"] == "float32" and not rows[0]["params"]["tokens_equal"]:
+        sys.exit("the tokens differ")
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The arena: copies from the host tier beside the copy limit, and that regions keep what is theirs."""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_parts import Row, Task, best_s, row
+from invoker.arena import Arena, CpuArena, Region, copy_following, pinned
+from invoker.cuda_arena import CudaArena
+from invoker.engine.device_memory import region_bytes
+from invoker.errors import OutOfDeviceMemory
+from invoker.host_tier import Filling, HostMapping, HostTier
+
+_ROUNDS = 3
+_CHUNK_BYTES = 64 << 20
+_IMAGE = "c0" * 32
+
+
+def make_arena(device: str, nbytes: int) -> Arena:
+    """A node's arena on that device."""
+    if device == "cpu":
+        return CpuArena(nbytes)
+    return CudaArena(torch.device(device).index or 0, nbytes)
+
+
+@contextmanager
+def host_folder() -> Iterator[Path]:
+    """A folder in shared memory for a host tier."""
+    with tempfile.TemporaryDirectory(prefix="hypercast-gpu-check-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def host_image(nbytes: int) -> Iterator[HostMapping]:
+    """An image of that many bytes in a host tier."""
+    with host_folder() as folder:
+        tier = HostTier(folder / "tiers" / "gpu-check", nbytes)
+        try:
+            filling = tier.begin(_IMAGE, nbytes)
+            assert isinstance(filling, Filling)
+            filling.prepare(0, nbytes)
+            numbers = np.frombuffer(filling.view, np.uint64)
+            numbers[:] = np.arange(len(numbers), dtype=np.uint64)
+            del numbers
+            with_view = filling.publish()
+            try:
+                yield with_view
+            finally:
+                with_view.close()
+        finally:
+            tier.close()
+
+
+def copies(task: Task) -> list[Row]:
+    """Host to device: the node's copy of an image, with its memory page-locked and without, and the limit."""
+    nbytes = (16 << 20) if task.small else (4 << 30)
+    params: Row = {"bytes": nbytes}
+    rows = []
+    with host_image(nbytes) as mapping:
+        task.say(f"copies: {nbytes / 1e9:.2f} GB in the host tier")
+        arena = make_arena(task.device, nbytes)
+        try:
+            region = arena.reserve(nbytes)
+            lock_s, locked_s, plain_s = asyncio.run(_copies(arena, region, mapping.view))
+            whole = _holds_numbers(region)
+        finally:
+            arena.close()
+    limit_s = _limit(task.device, nbytes)
+    for mode, seconds in (("page-locked", locked_s), ("not page-locked", plain_s)):
+        rows.append(
+            row(
+                "hypercast",
+                {**params, "mode": mode},
+                ok=whole,
+                seconds=seconds,
+                gb_per_s=nbytes / min(seconds) / 1e9,
+                share_of_limit=limit_s / min(seconds),
+            )
+        )
+    rows.append(row("page-lock", params, seconds=lock_s, gb_per_s=nbytes / min(lock_s) / 1e9))
+    rows.append(
+        row("limit", {**params, "mode": "one copy"}, seconds=[limit_s], gb_per_s=nbytes / limit_s / 1e9)
+    )
+    return rows
+
+
+async def _copies(
+    arena: Arena, region: Region, view: memoryview
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds to lock the pages, to copy with them locked, and to copy without."""
+    lock_s, locked_s, plain_s = [], [], []
+    await _copy(arena, region, view)
+    for _ in range(_ROUNDS):
+        plain_s.append(await _copy(arena, region, view))
+        began_s = time.perf_counter()
+        async with pinned(arena, view):
+            lock_s.append(time.perf_counter() - began_s)
+            locked_s.append(await _copy(arena, region, view))
+    return lock_s, locked_s, plain_s
+
+
+async def _copy(arena: Arena, region: Region, view: memoryview) -> float:
+    began_s = time.perf_counter()
+    await copy_following(arena, region, view, _there, lambda nbytes: None)
+    return time.perf_counter() - began_s
+
+
+async def _there(offset: int, nbytes: int) -> None:
+    """All of it is."""
+
+
+def _limit(device: str, nbytes: int) -> float:
+    """One copy of memory that the driver itself locked, to memory of torch's."""
+    source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+    target = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return best_s(lambda: target.copy_(source, non_blocking=True), device, _ROUNDS)
+
+
+def _holds_numbers(region: Region) -> bool:
+    """Whether the region holds what `host_image` wrote."""
+    numbers = region_bytes(region).view(torch.int64)
+    step = _CHUNK_BYTES // 8
+    for start in range(0, len(numbers), step):
+        part = numbers[start : start + step]
+        if not torch.equal(part, torch.arange(start, start + len(part), device=part.device)):
+            return False
+    return True
+
+
+def integrity(task: Task) -> list[Row]:
+    """Reserve, fill and free regions at random: they lie apart, aligned, and keep their bytes."""
+    capacity = (8 << 20) if task.small else (1 << 30)
+    steps = 200 if task.small else 500
+    arena = make_arena(task.device, capacity)
+    try:
+        faults, most = _exercise(arena, capacity, steps)
+        views = _views(arena)
+    finally:
+        arena.close()
+    params: Row = {"capacity_bytes": capacity, "steps": steps}
+    return [
+        row("arena", params, ok=not faults, faults=faults[:8], most_regions=most),
+        row("views", params, ok=all(views.values()), **views),
+    ]
+
+
+def _exercise(arena: Arena, capacity: int, steps: int) -> tuple[list[str], int]:
+    """What went wrong, and how many regions there were at most."""
+    dice = random.Random(0)
+    held: dict[int, Region] = {}
+    faults: list[str] = []
+    most = 0
+
+    def verify(number: int) -> None:
+        if not bool((region_bytes(held[number]) == number % 251).all()):
+            faults.append(f"region {number} was overwritten")
+
+    for number in range(steps):
+        if held and dice.random() < 0.45:
+            chosen = dice.choice(sorted(held))
+            verify(chosen)
+            arena.free(held.pop(chosen))
+            continue
+        nbytes = dice.randrange(1, capacity // 16)
+        try:
+            region = arena.reserve(nbytes)
+        except OutOfDeviceMemory:
+            continue
+        if region.pointer % 256:
+            faults.append(f"region {number} is not aligned")
+        for other, known in held.items():
+            if region.pointer < known.pointer + known.nbytes and known.pointer < region.pointer + nbytes:
+                faults.append(f"regions {number} and {other} overlap")
+        arena.copy_in(region, 0, np.full(nbytes, number % 251, np.uint8).data)
+        held[number] = region
+        most = max(most, len(held))
+    for number in held:
+        verify(number)
+    for region in held.values():
+        arena.free(region)
+    if (arena.free_bytes, arena.largest_free_bytes) != (arena.capacity_bytes, arena.capacity_bytes):
+        faults.append(f"{arena.free_bytes} of {arena.capacity_bytes} bytes are free at the end")
+    return faults, most
+
+
+def _views(arena: Arena) -> dict[str, bool]:
+    """Whether torch sees a region in place, also through DLPack, and writes to it."""
+    region = arena.reserve(4096)
+    view = region_bytes(region)
+    shared = torch.from_dlpack(view)
+    shared.fill_(7)
+    found = {
+        "in_place": view.data_ptr() == region.pointer,
+        "dlpack_in_place": shared.data_ptr() == region.pointer,
+        "dlpack_writes": bool((view == 7).all()),
+    }
+    arena.free(region)
+    return found

@@ -1,0 +1,129 @@
+"""Random decoders in memory: an image that engines bind to, and transformers' model over the same bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from invoker.engine.contract import ModelSpec
+from invoker.engine.image_views import compute_dtype
+from registry.images.architectures import arrange
+from registry.images.layout import lay_out
+from registry.images.manifest import MANIFEST_FORMAT, Manifest
+from registry.images.safetensors_file import SourceFile, SourceTensor
+
+_STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NOWHERE = SourceFile(path=Path(), size=0, mtime_ns=0)
+
+
+class TensorRegion:
+    """A DeviceRegion in memory of torch's."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self.bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.nbytes = nbytes
+        self.device = str(self.bytes.device)
+
+    @property
+    def pointer(self) -> int:
+        return self.bytes.data_ptr()
+
+    @property
+    def buffer(self) -> memoryview | None:
+        return self.bytes.numpy().data if self.bytes.device.type == "cpu" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomModel:
+    """A model twice: the image that `spec` describes in `region`, and `reference`, which reads its bytes."""
+
+    spec: ModelSpec
+    region: TensorRegion
+    reference: PreTrainedModel
+
+
+def random_model(
+    config: PreTrainedConfig,
+    dtype: str,
+    device: str,
+    *,
+    context: int,
+    seed: int = 0,
+    deviation: float = 0.02,
+) -> RandomModel:
+    """A model of that config with normal weights of that deviation, on the device."""
+    with no_init_weights(), torch.device(device):
+        reference = AutoModelForCausalLM.from_config(config, dtype=compute_dtype(dtype)).eval()
+    reference.generation_config.eos_token_id = None  # lengths are exact, as the engine's with `ignore_eos`
+    config = reference.config
+    config.architectures = [type(reference).__name__]
+    parameters = dict(reference.named_parameters())  # a tied head is there once
+    raw = config.to_dict()
+    arrangement = arrange(raw, parameters)
+    layout = lay_out(arrangement.parts, {name: _source(name, p) for name, p in parameters.items()})
+    region = TensorRegion(layout.nbytes, device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for entry in layout.tensors:
+        flat = region.bytes[entry.offset : entry.offset + entry.nbytes]
+        view = flat.view(compute_dtype(dtype)).view(entry.shape)
+        if len(entry.shape) == 1 and entry.name.endswith("weight"):
+            view.fill_(1.0)
+        else:
+            view.normal_(0.0, deviation, generator=generator)
+        parameters[entry.name].data = view
+    manifest = Manifest(
+        format=MANIFEST_FORMAT,
+        architecture=arrangement.architecture.name,
+        model_type=arrangement.architecture.model_type,
+        tied_head=arrangement.tied_head,
+        num_layers=arrangement.num_layers,
+        nbytes=layout.nbytes,
+        sha256="",
+        tensors=layout.tensors,
+        layers=layout.layers,
+        units=b"",
+    )
+    spec = ModelSpec(manifest=manifest, config=raw, dtype=dtype, context_length=context)
+    return RandomModel(spec=spec, region=region, reference=reference)
+
+
+def llama_125m() -> LlamaConfig:
+    """A Llama of 124 million parameters: 12 layers of width 768, 32,000 tokens, a tied head."""
+    return LlamaConfig(
+        vocab_size=32000,
+        hidden_size=768,
+        intermediate_size=2560,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+
+
+def llama_8b() -> LlamaConfig:
+    """A Llama of the shape of Llama 3's eight billion parameters."""
+    return LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=False,
+    )
+
+
+def _source(name: str, parameter: torch.Tensor) -> SourceTensor:
+    return SourceTensor(
+        name=name,
+        dtype=_STORED[parameter.dtype],
+        shape=tuple(parameter.shape),
+        file=_NOWHERE,
+        offset=0,
+        nbytes=parameter.numel() * parameter.element_size(),
+    )

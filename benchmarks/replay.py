@@ -1,0 +1,311 @@
+"""Replay a trace of requests against a running gateway, open-loop, and check its bills afterwards.
+
+`python -m benchmarks.replay --trace benchmarks/data/azure-llm-2023-conv.csv.gz --speedup 4 --seconds 300
+--function NAME --json FILE` sends each request at its moment, whether the earlier ones are done or not.
+Prompts are token ids, cut to the function's context; answers have the trace's exact length. Time to
+first token and time per output token are the client's own. Then the ledger must hold exactly one
+record with the right numbers of tokens for each request that went well, its sums must be theirs, and
+all accelerator time must be accounted for (`hypercast usage check`). Needs an admin key.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import resource
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.ledger_check import LedgerCheck, Platform, check_ledger
+from benchmarks.machine import describe_machine, write_records
+from benchmarks.stream_client import Streamed, Target, stream
+from benchmarks.traces import Arrival, BadTrace, Capped, capped, read_trace
+
+REQUEST_TIMEOUT_S = 1800.0
+PROGRESS_S = 1.0  # on a terminal; lines come less often
+LINES_S = 15.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Replay:
+    """One replay under way. `late_s` is how long after its moment each request was sent."""
+
+    run: str
+    target: Target
+    function: str
+    arrivals: Sequence[Arrival]
+    speedup: float
+    prompts: "Prompts"
+    finished: list[Streamed] = field(default_factory=list)
+    moments_s: dict[str, float] = field(default_factory=dict)
+    late_s: list[float] = field(default_factory=list)
+    sent: int = 0
+    interrupted: bool = False
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    async def go(self, stop: asyncio.Event) -> None:
+        """Send everything and wait for the answers; `stop` leaves what is not done."""
+        began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+        stopping = asyncio.create_task(stop.wait())
+        work = asyncio.create_task(self._all(began_s))
+        try:
+            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            self.interrupted = not work.done()
+            if work.done():
+                work.result()
+        finally:
+            for task in (work, stopping):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self.wall_s, self.cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+
+    async def _all(self, began_s: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index, arrival in enumerate(self.arrivals):
+                at_s = began_s + arrival.offset_s / self.speedup
+                await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
+                self.late_s.append(time.perf_counter() - at_s)
+                self.sent += 1
+                group.create_task(self._one(index, arrival))
+
+    async def _one(self, index: int, arrival: Arrival) -> None:
+        name = f"{self.run}-{index}"
+        self.moments_s[name] = arrival.offset_s / self.speedup
+        body = self.prompts.body(self.function, index, arrival)
+        done = await stream(self.target, name, body, REQUEST_TIMEOUT_S)
+        wanted = arrival.prompt_tokens, arrival.output_tokens
+        if not done.failure and (done.prompt_tokens, done.completion_tokens) != wanted:
+            done.failure = "wrong length"
+        self.finished.append(done)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Pseudo-random token ids, the same for each run: slices of one long list."""
+
+    ids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, vocabulary: int, longest: int) -> "Prompts":
+        draw = random.Random(0)
+        return cls(tuple(str(draw.randrange(vocabulary)) for _ in range(2 * longest + 1)))
+
+    def body(self, function: str, index: int, arrival: Arrival) -> bytes:
+        """A completion of exactly the arrival's lengths."""
+        start = index * 7919 % (len(self.ids) - arrival.prompt_tokens)
+        ids = ",".join(self.ids[start : start + arrival.prompt_tokens])
+        return (
+            f'{{"model":{json.dumps(function)},"prompt":[{ids}],"max_tokens":{arrival.output_tokens},'
+            '"temperature":0,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}'
+        ).encode()
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
+
+
+def result(replay: Replay, cap: Capped, ledger: LedgerCheck | None, params: dict[str, Any]) -> dict[str, Any]:
+    """The record that the result file holds."""
+    good = [done for done in replay.finished if not done.failure]
+    ttft_s = [done.ttft_s for done in good]
+    tpot_s = [done.tpot_s for done in good if done.tpot_s is not None]
+    tokens = sum(done.completion_tokens for done in good)
+    return {
+        "name": "replay",
+        "params": params,
+        "requests": replay.sent,
+        "failed": len(replay.finished) - len(good),
+        "unfinished": replay.sent - len(replay.finished),
+        "failures": dict(Counter(done.failure for done in replay.finished if done.failure)),
+        "prompts_capped": cap.prompts_capped,
+        "outputs_capped": cap.outputs_capped,
+        "wall_s": round(replay.wall_s, 3),
+        "output_tokens_per_s": round(tokens / replay.wall_s, 1),
+        "seconds": [round(value, 6) for value in ttft_s],
+        "median_s": percentile(ttft_s, 50),
+        **{f"ttft_p{share}_s": percentile(ttft_s, share) for share in (50, 90, 95, 99)},
+        "tpot_p50_s": percentile(tpot_s, 50),
+        "tpot_p99_s": percentile(tpot_s, 99),
+        "start_kinds": dict(Counter(done.start_kind for done in good)),
+        "client_late_p99_s": percentile(replay.late_s, 99),
+        "client_processor_share": round(replay.cpu_s / replay.wall_s, 3),
+        "interrupted": replay.interrupted,
+        "ledger_ok": None if ledger is None else ledger.ok,
+        "ledger": None if ledger is None else ledger.record(),
+    }
+
+
+def show(row: dict[str, Any]) -> str:
+    """A few lines for people."""
+
+    def ms(name: str) -> str:
+        return "-" if row[name] is None else f"{row[name] * 1e3:.1f} ms"
+
+    verdicts = {
+        None: "not checked" if row["ledger"] is None else "not settled yet",
+        True: "exact",
+        False: "NOT exact",
+    }
+    return "\n".join(
+        [
+            f"{row['requests']} requests in {row['wall_s']:.1f} s, {row['failed']} failed, "
+            f"{row['unfinished']} unfinished {row['failures'] or ''}",
+            f"time to first token: p50 {ms('ttft_p50_s')}, p90 {ms('ttft_p90_s')}, p95 {ms('ttft_p95_s')}, "
+            f"p99 {ms('ttft_p99_s')}",
+            f"time per output token: p50 {ms('tpot_p50_s')}; {row['output_tokens_per_s']:.0f} tokens/s",
+            f"starts: {', '.join(f'{kind} {count}' for kind, count in row['start_kinds'].items())}",
+            f"cut to the context: {row['prompts_capped']} prompts, {row['outputs_capped']} answers",
+            f"client: {row['client_processor_share']:.0%} of a processor, p99 {ms('client_late_p99_s')} late",
+            f"ledger: {verdicts[row['ledger_ok']]} {row['ledger'] or ''}",
+        ]
+    )
+
+
+async def watch(replay: Replay) -> None:
+    """Tell on stderr how far it is."""
+    total, terminal = len(replay.arrivals), sys.stderr.isatty()
+    while True:
+        await asyncio.sleep(PROGRESS_S if terminal else LINES_S)
+        failed = sum(bool(done.failure) for done in replay.finished)
+        text = f"{replay.sent}/{total} sent, {len(replay.finished)} done, {failed} failed"
+        sys.stderr.write(f"\r{text}\x1b[K" if terminal else f"{text}\n")
+        sys.stderr.flush()
+
+
+async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay]:
+    """Replay, then check the ledger."""
+    window = [arrival for arrival in read_trace(args.trace) if arrival.offset_s < args.seconds]
+    async with Platform(args.url, args.api_key) as platform:
+        context = await platform.context_length(args.function)
+        cap = (
+            capped(window, context)
+            if context
+            else Capped(arrivals=tuple(window), prompts_capped=0, outputs_capped=0)
+        )
+        replay = Replay(
+            run=f"replay-{secrets.token_hex(4)}",
+            target=Target.of(args.url, args.api_key),
+            function=args.function,
+            arrivals=cap.arrivals,
+            speedup=args.speedup,
+            prompts=Prompts.of(args.vocabulary, max(a.prompt_tokens for a in cap.arrivals)),
+        )
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        watching = asyncio.create_task(watch(replay))
+        try:
+            await replay.go(stop)
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+        ledger = None
+        if not replay.interrupted:
+            sys.stderr.write("checking the ledger\n")
+            ledger = await check_ledger(platform, args.function, replay.finished, wait_s=args.check_wait)
+    params = {
+        "trace": args.trace.name,
+        "speedup": args.speedup,
+        "seconds": args.seconds,
+        "function": args.function,
+        "context_length": context,
+        **describe_machine("benchmarks.replay"),
+    }
+    return result(replay, cap, ledger, params), replay
+
+
+def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
+    """Time to first token over time, and its distribution, as PNG."""
+    from matplotlib.figure import Figure  # in the extra [dev] alone
+
+    good = [done for done in replay.finished if not done.failure]
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    over, share = figure.subplots(1, 2)
+    for kind in sorted({done.start_kind for done in good}):
+        of_kind = [done for done in good if done.start_kind == kind]
+        moments_s = [replay.moments_s[done.request_id] for done in of_kind]
+        over.plot(moments_s, [done.ttft_s for done in of_kind], ".", markersize=3, label=kind)
+    over.set(xlabel="seconds since the first request", ylabel="time to first token, s", yscale="log")
+    if good:
+        over.legend()
+    ordered = sorted(done.ttft_s for done in good)
+    share.plot(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))])
+    share.set(xlabel="time to first token, s", ylabel="share of requests", xscale="log", ylim=(0, 1))
+    params = row["params"]
+    figure.suptitle(
+        f"{params['trace']} at {params['speedup']:g}x on {params['function']}: {row['requests']} requests"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError("must be greater than 0")
+    return value
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--trace", type=Path, required=True, help="Azure's, our compact or the plain format, also .gz")
+    add("--function", required=True, help="NAME or NAME:VERSION")
+    add("--speedup", type=positive, default=1.0, help="how much faster than the trace was")
+    add("--seconds", type=positive, default=math.inf, help="only so much of the trace (before the speed-up)")
+    add("--url", default=os.environ.get("HYPERCAST_URL", "http://127.0.0.1:8000"))
+    add("--api-key", default=os.environ.get("HYPERCAST_API_KEY", ""))
+    add("--vocabulary", type=int, default=256, help="token ids are below this")
+    add("--check-wait", type=float, default=90.0, help="seconds to wait for nodes to write their time down")
+    add("--json", type=Path, help="write the record to this file")
+    add("--plot", type=Path, help="write a PNG to this file")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
+    try:
+        row, replay = uvloop.run(replay_trace(args))
+    except (BadTrace, OSError, ValueError) as error:
+        sys.exit(f"replay: {error}")
+    print(show(row))
+    if args.json:
+        write_records(args.json, [row])
+    if args.plot:
+        plot(replay, row, args.plot)
+    if row["interrupted"]:
+        sys.exit(130)
+    sys.exit(0 if not row["failed"] and row["ledger_ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""HTTP/1.1 with a bounded head: uvicorn's own protocol takes a request line and headers of any length,
+for as long as they care to come."""
+
+import asyncio
+import math
+import socket
+from http import HTTPStatus
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.corked import CorkedTransport
+from gateway.errors import ApiError
+from gateway.ids import new_request_id
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 256
+_UNSENT_BYTES = 16 << 10
+_FIELD_BYTES = 4  # the colon, a space and the line's end
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parser, which calls `send_400_response` then."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Refuses a head that is too long (431) or too slow (408), and what is no HTTP (400), in the envelope.
+    Keeps little for a client that does not read, and drops one that takes nothing for `stuck_s`, whatever
+    state its connection is in.
+
+    The parser gives a field away when it is whole, so bytes that bring nothing (of an endless header,
+    chunk extension or trailer) are counted as well.
+    """
+
+    def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_s = head_s
+        self._stuck_s = stuck_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._fields_bytes = 0
+        self._without_progress = 0
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport)))
+        self._bound_unsent(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._without_progress += len(data)
+        super().data_received(data)
+        if self._without_progress > MAX_HEAD_BYTES:
+            self._refuse_size()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._fields_bytes = 0
+        self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_fields(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_fields(len(name) + len(value) + _FIELD_BYTES)
+
+    def on_headers_complete(self) -> None:
+        self._without_progress = 0
+        self._head_came()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._without_progress = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._without_progress = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS:
+            self._refuse_size()
+        else:
+            self._refuse(ApiError(400, "bad_http", "this is no valid HTTP request"))
+
+    def _bound_unsent(self, transport: asyncio.Transport) -> None:
+        """A write waits unless the client takes what was sent: else the kernel would take megabytes, and a
+        stream would be far ahead of its reader. A closed connection, too, may wait for its reader."""
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._stuck_s * 1000))
+
+    def _count_fields(self, nbytes: int) -> None:
+        self._fields_bytes += nbytes
+        if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            raise _HeadTooLarge
+
+    def _await_head(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._head_s, self._late)
+
+    def _head_came(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._without_progress:
+            self._refuse(ApiError(408, "head_timeout", f"the head took more than {self._head_s:g} s"))
+        else:
+            self.transport.close()
+
+    def _refuse_size(self) -> None:
+        message = f"the request line and headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers"
+        self._refuse(ApiError(431, "head_too_large", message))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer and close; only close where an answer is under way."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = error.envelope()
+            head = (
+                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                f"x-request-id: {new_request_id()}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()

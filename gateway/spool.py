@@ -1,0 +1,74 @@
+"""Records that the ledger did not take while their requests lasted: kept in memory and tried on."""
+
+import asyncio
+import logging
+from collections import deque
+
+from gateway.contract import Settled
+from gateway.entry import Entry
+from registry.errors import StateUnavailable
+from registry.state import Ledger
+
+_log = logging.getLogger("hypercast.gateway")
+
+_MOST = 100_000
+_PAUSE_S = 0.5
+_LAST_TRY_S = 2.0
+
+
+class Spool:
+    """Bounded: of too many the oldest goes. None of these requests was acknowledged, and their calls are
+    not settled: of one that is lost with the gateway, the nodes write what it used (`LostCall`)."""
+
+    def __init__(self, ledger: Ledger, settled: Settled, *, most: int = _MOST) -> None:
+        self._ledger = ledger
+        self._settled = settled
+        self._most = most
+        self._entries: deque[Entry] = deque()
+        self._some = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Spool {len(self._entries)}>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Entry) -> None:
+        if len(self._entries) == self._most:
+            _log.error("never billed, too many records wait for the ledger: %r", self._entries.popleft())
+        self._entries.append(entry)
+        self._some.set()
+
+    async def run(self) -> None:
+        """Write what comes, until cancelled."""
+        while True:
+            await self._some.wait()
+            if not await self.drain():
+                await asyncio.sleep(_PAUSE_S)
+
+    async def drain(self) -> bool:
+        """Write all; says whether the ledger took them."""
+        while self._entries:
+            entry = self._entries.popleft()
+            try:
+                await entry.write(self._ledger)
+            except StateUnavailable:
+                self._entries.appendleft(entry)
+                return False
+            except asyncio.CancelledError:
+                self._entries.appendleft(entry)
+                raise
+            _log.info("billed late: %s", entry.record.request_id)
+            self._settled(entry.uses)
+        self._some.clear()
+        return True
+
+    async def aclose(self) -> None:
+        """Try once more."""
+        try:
+            async with asyncio.timeout(_LAST_TRY_S):
+                await self.drain()
+        except TimeoutError:
+            pass  # told below
+        for entry in self._entries:
+            _log.error("never billed, the ledger does not answer: %r", entry.record)

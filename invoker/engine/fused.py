@@ -1,0 +1,134 @@
+"""Own modules for the Llama family: q|k|v and gate|up are one matrix each, a view of the image."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+
+from invoker.engine.attention import attend
+from invoker.engine.kv_cache import KvPool
+from invoker.engine.layout import Step
+from invoker.engine.projection import as_columns, by_columns, project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedLayer:
+    """One layer's weights, all views of the image; `window` limits how far back its attention sees."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    window: int | None
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All weights."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return (value for value in values if isinstance(value, torch.Tensor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedShape:
+    """What the layers have in common. `frequencies` rotate the first 2 * len elements of each head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    frequencies: torch.Tensor
+    rotary_scale: float
+
+
+class FusedLayers:
+    """A LayerStack of fused layers."""
+
+    def __init__(self, shape: FusedShape, layers: Sequence[FusedLayer]) -> None:
+        self.shape = shape
+        self._layers = tuple(layers)
+
+    def __repr__(self) -> str:
+        return f"<FusedLayers {len(self._layers)}>"
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        return (tensor for layer in self._layers for tensor in layer.tensors())
+
+    def run(self, hidden: torch.Tensor, step: Step, pool: KvPool) -> torch.Tensor:
+        """`[tokens, hidden]` through all layers."""
+        cos, sin = self._angles(step.positions, hidden.dtype)
+        # The same memory layout in every layer, however the model is cut: so are the bits.
+        columns = by_columns(hidden)
+        if columns:
+            hidden = as_columns(hidden)
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + self._attention(index, layer, hidden, cos, sin, step, pool)
+            hidden = hidden + self._mlp(layer, hidden)
+        return hidden.contiguous() if columns else hidden
+
+    def _angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, `[tokens, 1, half]`."""
+        angles = positions.float()[:, None, None] * self.shape.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self.shape.rotary_scale != 1:
+            cos, sin = cos * self.shape.rotary_scale, sin * self.shape.rotary_scale
+        return cos.to(dtype), sin.to(dtype)
+
+    def _attention(
+        self,
+        index: int,
+        layer: FusedLayer,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: Step,
+        pool: KvPool,
+    ) -> torch.Tensor:
+        shape = self.shape
+        x = rms_norm(hidden, layer.attention_norm, shape.norm_eps)
+        # By rows from here on: attention is fast only where a head's elements lie side by side.
+        heads = project(x, layer.qkv, layer.qkv_bias).contiguous().view(x.shape[0], -1, shape.head_dim)
+        turned = shape.heads + shape.kv_heads
+        if layer.query_norm is not None and layer.key_norm is not None:
+            for part, weight in (
+                (heads[:, : shape.heads], layer.query_norm),
+                (heads[:, shape.heads : turned], layer.key_norm),
+            ):
+                part.copy_(rms_norm(part, weight, shape.norm_eps))
+        rotate_(heads[:, :turned], cos, sin)
+        keys, values = heads[:, shape.heads : turned], heads[:, turned:]
+        pool.write(index, step.slots, keys, values)
+        # Laid out as attention wants it: [1, heads, tokens, head_dim].
+        q, k, v = (part.transpose(0, 1)[None] for part in (heads[:, : shape.heads], keys, values))
+        outputs = [attend(call, q, k, v, pool.layers[index], None) for call in step.calls(layer.window)]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return project(output.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+
+    def _mlp(self, layer: FusedLayer, hidden: torch.Tensor) -> torch.Tensor:
+        x = rms_norm(hidden, layer.mlp_norm, self.shape.norm_eps)
+        gate, up = project(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return project(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root-mean-square norm over the last dimension."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turn the first elements of `[tokens, heads, head_dim]` by their positions, in place.
+
+    Element i of the first half and of the second half of what is turned make a pair.
+    """
+    half = cos.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    moved = first * sin
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).add_(moved)

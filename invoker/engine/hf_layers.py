@@ -1,0 +1,41 @@
+"""Decoder layers of Hugging Face as a stack of ours."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from invoker.engine.attention import StepRun
+from invoker.engine.kv_cache import KvPool
+from invoker.engine.layout import Step
+
+
+class HuggingFaceLayers:
+    """A LayerStack of layer modules, the first of which has the index `first` in the model.
+
+    `rotary` is None where positions are a learned embedding.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], rotary: nn.Module | None, first: int) -> None:
+        self._layers = tuple(layer.eval() for layer in layers)
+        self.rotary = rotary
+        self._first = first
+
+    def __repr__(self) -> str:
+        return f"<HuggingFaceLayers {len(self._layers)}>"
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        for layer in self._layers:
+            yield from layer.parameters()
+            yield from layer.buffers()
+
+    def run(self, hidden: torch.Tensor, step: Step, pool: KvPool) -> torch.Tensor:
+        """`[tokens, hidden]` through all layers."""
+        hidden = hidden.unsqueeze(0)
+        run = StepRun(step=step, pool=pool, first_layer=self._first)
+        kwargs = {}
+        if self.rotary is not None:
+            kwargs["position_embeddings"] = self.rotary(hidden, position_ids=step.positions[None])
+        for layer in self._layers:
+            hidden = layer(hidden, attention_mask=None, run=run, **kwargs)
+        return hidden[0]

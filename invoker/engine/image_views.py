@@ -1,0 +1,86 @@
+"""Tensors of a model image as views of the memory that it lies in."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import torch
+from torch import nn
+
+from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
+from invoker.engine.device_memory import region_bytes
+from registry.images.manifest import TensorEntry
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_STORED: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def compute_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name, or UnsupportedModel."""
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {name!r} is not supported; use {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+class ImageViews:
+    """The tensors of the spec's manifest in `region`. Raises UnsupportedModel where they do not fit."""
+
+    def __init__(self, spec: ModelSpec, region: DeviceRegion) -> None:
+        if region.nbytes < spec.manifest.nbytes:
+            raise UnsupportedModel(f"the region has {region.nbytes} bytes, the image {spec.manifest.nbytes}")
+        self.dtype = compute_dtype(spec.dtype)
+        self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in spec.manifest.tensors}
+        self._bytes = region_bytes(region)
+
+    @property
+    def device(self) -> torch.device:
+        return self._bytes.device
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.entries)
+
+    def view(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor of that name, which must have that shape."""
+        return self.stacked([(name, shape)])
+
+    def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
+        """Tensors that lie side by side, as one that is stacked along the first dimension."""
+        entries = [self.entries[name] for name, _ in parts]
+        position = entries[0].offset
+        for entry, (_, shape) in zip(entries, parts, strict=True):
+            self._check(entry, shape)
+            assert entry.offset == position, f"there is a gap before {entry.name}"
+            position += entry.nbytes
+        flat = self._bytes[entries[0].offset : position].view(self.dtype)
+        return flat.view(sum(shape[0] for _, shape in parts), *parts[0][1][1:])
+
+    def assign(self, module: nn.Module, prefix: str) -> None:
+        """Replace each parameter below `module` by the view of the tensor of that name."""
+        for owner, attribute, name in parameters(module, prefix):
+            meta = owner._parameters[attribute]
+            assert meta is not None
+            view = self.view(name, tuple(meta.shape))
+            owner._parameters[attribute] = nn.Parameter(view, requires_grad=False)
+
+    def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+        if _STORED.get(entry.dtype) != self.dtype:
+            raise UnsupportedModel(
+                f"{entry.name} is stored as {entry.dtype}, but the model runs in {self.dtype}; "
+                "pack the checkpoint in the dtype that it is to run in"
+            )
+        if entry.shape != shape:
+            raise UnsupportedModel(f"{entry.name} has shape {entry.shape}, config.json implies {shape}")
+        if entry.nbytes != prod(shape) * self.dtype.itemsize or entry.offset % self.dtype.itemsize:
+            raise UnsupportedModel(f"{entry.name} does not lie in the image as its shape and dtype imply")
+
+
+def parameters(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
+    """Each parameter below `module`: its owner, its attribute there, and its name in a checkpoint."""
+    for path, owner in module.named_modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is not None:  # a linear layer without bias
+                yield owner, attribute, f"{prefix}{path}.{attribute}" if path else f"{prefix}{attribute}"

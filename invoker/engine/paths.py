@@ -1,0 +1,79 @@
+"""Which of the two ways a decoder's layers run: own fused modules, or Hugging Face's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from registry.images.manifest import TensorEntry
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_FUSED_IN_CHECKPOINT = frozenset({"Phi3ForCausalLM"})
+_FUSIBLE = _FUSED_IN_CHECKPOINT | {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+}
+
+
+class LayerPath(StrEnum):
+    """What runs the layers; AUTO is the fused modules where they apply."""
+
+    AUTO = "auto"
+    FUSED = "fused"
+    HUGGING_FACE = "hf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathChoice:
+    """The path that a model takes, and why."""
+
+    path: LayerPath
+    reason: str
+
+
+def choose_path(
+    wanted: LayerPath,
+    architecture: str,
+    config: Any,
+    entries: Mapping[str, TensorEntry],
+    layer_prefixes: Sequence[str],
+) -> PathChoice:
+    """Decide for the layers whose tensors start with `layer_prefixes` (`model.layers.0.`, …)."""
+    if wanted is LayerPath.HUGGING_FACE:
+        return PathChoice(path=wanted, reason="it was asked for")
+    obstacle = _obstacle(architecture, config, entries, layer_prefixes)
+    if obstacle:
+        return PathChoice(path=LayerPath.HUGGING_FACE, reason=obstacle)
+    return PathChoice(path=LayerPath.FUSED, reason="q|k|v and gate|up are views of the image")
+
+
+def _obstacle(
+    architecture: str, config: Any, entries: Mapping[str, TensorEntry], layer_prefixes: Sequence[str]
+) -> str:
+    """What stands in the way of the fused modules, "" for nothing."""
+    if architecture not in _FUSIBLE:
+        return f"there are no fused modules for {architecture}"
+    if config.hidden_act != "silu":
+        return f"the fused modules compute SiLU, not {config.hidden_act}"
+    if architecture in _FUSED_IN_CHECKPOINT:
+        return ""
+    for prefix in layer_prefixes:
+        for modules in (QKV, GATE_UP):
+            for kind in ("weight", "bias"):
+                names = [f"{prefix}{module}.{kind}" for module in modules]
+                gap = _gap([entries[name] for name in names if name in entries])
+                if gap:
+                    return gap
+    return ""
+
+
+def _gap(entries: Sequence[TensorEntry]) -> str:
+    """Where tensors that should lie side by side do not, "" if they do."""
+    for one, following in pairwise(entries):
+        if one.offset + one.nbytes != following.offset:
+            return f"{one.name} and {following.name} do not lie side by side"
+    return ""

@@ -1,0 +1,104 @@
+"""Reading blobs of a local folder."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.errors import StoreError, StoreFull
+from registry.images.page_cache import PageCacheMap
+
+DIRECT_BYTES = 1024 * 1024  # smaller reads gain nothing from going around the page cache
+ALIGNED_BYTES = 4096  # what direct reads want of their length
+
+
+@dataclass(frozen=True, slots=True)
+class _Direct:
+    """A blob opened to go around the page cache, and what that has of it."""
+
+    descriptor: int
+    cached: PageCacheMap
+
+
+class LocalReader:
+    """An open blob, read straight into the caller's buffer.
+
+    What the page cache has comes from there. The rest of a large read goes around it: the disk writes
+    into the buffer itself, and the blob, once it is in the host tier, is not in memory a second time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed in close)
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._direct = _open_direct(path) if self._size >= DIRECT_BYTES else None
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def __repr__(self) -> str:
+        return f"<LocalReader {self._path.name[:12]} {'closed' if self._file.closed else self._size}>"
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def cached(self, offset: int, nbytes: int) -> int | None:
+        return self._file.fileno() if self._is_cached(offset, nbytes) else None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if not 0 <= offset <= offset + len(into) <= self._size:
+            raise ValueError(f"[{offset}, {offset + len(into)}) is not within {self._size} bytes")
+        done = 0
+        with translated(self._path):
+            while done < len(into):
+                got = self._read(offset + done, into[done:])
+                if got == 0:
+                    raise StoreError(f"{self._path} has become shorter")
+                done += got
+
+    def _is_cached(self, offset: int, nbytes: int) -> bool:
+        """Whether the page cache has most of the range."""
+        return self._direct is not None and self._direct.cached.cached_share(offset, nbytes) > 0.5
+
+    def _read(self, offset: int, into: memoryview) -> int:
+        """Read some of it; returns how many bytes."""
+        direct = self._direct
+        if direct is None or len(into) < DIRECT_BYTES or self._is_cached(offset, len(into)):
+            return os.preadv(self._file.fileno(), [into], offset)
+        try:
+            whole = len(into) // ALIGNED_BYTES * ALIGNED_BYTES
+            return os.preadv(direct.descriptor, [into[:whole]], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the buffer or the offset is not aligned
+                raise
+            return os.preadv(self._file.fileno(), [into], offset)
+
+    def close(self) -> None:
+        self._file.close()
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.cached.close()
+            os.close(direct.descriptor)
+
+
+def _open_direct(path: Path) -> _Direct | None:
+    """None where the file system cannot go around the page cache."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+    return _Direct(descriptor, PageCacheMap(descriptor))
+
+
+@contextmanager
+def translated(where: Path) -> Iterator[None]:
+    """Raise failures of the file system as StoreError or StoreFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"no room in the store: {where}") from error
+        raise StoreError(f"{where}: {error.strerror or error}") from error

@@ -1,0 +1,180 @@
+"""Sums over request records by any of their properties, and what people ask of a period. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from registry.errors import InvalidRecord
+from registry.usage import Rate, RequestRecord, RequestStatus
+from registry.usage_report import COLUMNS, DAY_S, day_of
+
+HOUR_S = 3600
+DEFAULT_BY = ("function", "tenant")
+# Rows of one report: a finer grouping needs a narrower span of time.
+MAX_ROWS = 20_000
+
+Value = str | int
+
+
+def _utc(at: float, form: str) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime(form)
+
+
+# A day or an hour is that of `ended_at`, in UTC.
+_PROPERTIES: Mapping[str, Callable[[RequestRecord], Value]] = {
+    "function": lambda record: record.function,
+    "tenant": lambda record: record.tenant,
+    "key": lambda record: record.key_id,
+    "node": lambda record: record.node,
+    "version": lambda record: record.version,
+    "status": lambda record: record.status.value,
+    "start_kind": lambda record: record.start_kind,
+    "hour": lambda record: _utc(record.ended_at // HOUR_S * HOUR_S, "%Y-%m-%dT%H:00Z"),
+    "day": lambda record: _utc(day_of(record.ended_at) * DAY_S, "%Y-%m-%d"),
+}
+PROPERTIES = tuple(_PROPERTIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """Sums over the records whose properties have the values of `group`."""
+
+    group: tuple[Value, ...]
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    billed_gpu_ms: int
+    cost_nanos: int
+
+
+def parse_by(text: str) -> tuple[str, ...]:
+    """`tenant,day` as names of properties. Raises InvalidRecord."""
+    by = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in by if name not in _PROPERTIES]
+    if unknown:
+        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use some of {', '.join(PROPERTIES)}")
+    if len(set(by)) < len(by):
+        raise InvalidRecord("a property to group by is named twice")
+    return by
+
+
+class GroupedSums:
+    """Sums by some properties. Feed it each record once."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self._properties = [_PROPERTIES[name] for name in by]
+        self._sums: dict[tuple[Value, ...], list[int]] = {}
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a record. Raises InvalidRecord where there would be too many rows."""
+        group = tuple(of(record) for of in self._properties)
+        sums = self._sums.get(group)
+        if sums is None:
+            if len(self._sums) == MAX_ROWS:
+                raise InvalidRecord(f"more than {MAX_ROWS} rows: narrow the time or group by less")
+            sums = self._sums[group] = [0] * len(COLUMNS)
+        sums[0] += 1
+        sums[1] += record.prompt_tokens
+        sums[2] += record.completion_tokens
+        sums[3] += record.billed_gpu_ms
+        sums[4] += record.cost_nanos
+
+    def rows(self) -> list[GroupRow]:
+        """The rows so far, in order of their groups."""
+        return [
+            GroupRow(group=group, **dict(zip(COLUMNS, sums, strict=True)))
+            for group, sums in sorted(self._sums.items())
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRow:
+    """A period of one function, tenant and currency. Percentiles are nearest-rank, over all records."""
+
+    function: str
+    tenant: str
+    requests: int
+    ok: int
+    failed: int
+    cancelled: int
+    prompt_tokens: int
+    completion_tokens: int
+    billed_gpu_ms: int
+    queue_p50_ms: int
+    queue_p95_ms: int
+    exec_p50_ms: int
+    exec_p95_ms: int
+    cost_nanos: int
+    currency: str
+
+
+@dataclass(slots=True)
+class _Period:
+    statuses: Counter[RequestStatus] = field(default_factory=Counter)
+    queue_ms: Counter[int] = field(default_factory=Counter)
+    exec_ms: Counter[int] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    billed_gpu_ms: int = 0
+    cost_nanos: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        self.statuses[record.status] += 1
+        self.queue_ms[record.queue_ms] += 1
+        self.exec_ms[record.exec_ms] += 1
+        self.prompt_tokens += record.prompt_tokens
+        self.completion_tokens += record.completion_tokens
+        self.billed_gpu_ms += record.billed_gpu_ms
+        self.cost_nanos += record.cost_nanos
+
+
+class Summary:
+    """What a period held: by function, tenant and the currency that the rates are in."""
+
+    def __init__(self, rates: Iterable[Rate]) -> None:
+        self._currencies = {rate.id: rate.currency for rate in rates}
+        self._periods: dict[tuple[str, str, str], _Period] = {}
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a record."""
+        # A record without a rate cost nothing, so that it has no currency of its own.
+        currency = self._currencies.get(record.rate_id, "USD")
+        group = record.function, record.tenant, currency
+        period = self._periods.get(group)
+        if period is None:
+            period = self._periods[group] = _Period()
+        period.add(record)
+
+    def rows(self) -> list[SummaryRow]:
+        """The rows so far, in order of function and tenant."""
+        return [
+            SummaryRow(
+                function=function,
+                tenant=tenant,
+                requests=period.statuses.total(),
+                ok=period.statuses[RequestStatus.OK],
+                failed=period.statuses[RequestStatus.FAILED],
+                cancelled=period.statuses[RequestStatus.CANCELLED],
+                prompt_tokens=period.prompt_tokens,
+                completion_tokens=period.completion_tokens,
+                billed_gpu_ms=period.billed_gpu_ms,
+                queue_p50_ms=percentile(period.queue_ms, 50),
+                queue_p95_ms=percentile(period.queue_ms, 95),
+                exec_p50_ms=percentile(period.exec_ms, 50),
+                exec_p95_ms=percentile(period.exec_ms, 95),
+                cost_nanos=period.cost_nanos,
+                currency=currency,
+            )
+            for (function, tenant, currency), period in sorted(self._periods.items())
+        ]
+
+
+def percentile(counts: Mapping[int, int], share: int) -> int:
+    """The least value that at least `share` per cent of the values do not exceed (0 if there are none)."""
+    rank = -(-sum(counts.values()) * share // 100)
+    for value in sorted(counts):
+        rank -= counts[value]
+        if rank <= 0:
+            return value
+    return 0

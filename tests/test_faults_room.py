@@ -1,0 +1,160 @@
+"""No room: in the store, in shared memory, in the arena, in the host tier."""
+
+import asyncio
+import hashlib
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from invoker.errors import HostTierFull
+from invoker.host_tier import Filling, HostTier
+from registry.errors import StoreFull
+from registry.images.local_store import LocalStore
+from tests.checkpoints import write_checkpoint
+from tests.platform_fixture import Platform
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def pieces(*content: bytes) -> AsyncIterator[bytes]:
+    for piece in content:
+        yield piece
+
+
+def test_a_disk_that_fills_up_during_an_upload_publishes_nothing_and_keeps_what_is_there(small_disk: Path):
+    there, large = b"t" * MIB, b"l" * (2 * MIB)
+    names = [hashlib.sha256(content).hexdigest() for content in (there, large)]
+
+    async def filling() -> AsyncIterator[bytes]:
+        yield large[:MIB]
+        (small_disk / "other").write_bytes(b"o" * (MIB + MIB // 2))  # somebody else takes the rest
+        yield large[MIB:]
+
+    async def main() -> None:
+        store = LocalStore(small_disk / "store")
+        assert await store.append(names[0], 0, pieces(there), total=MIB) == MIB
+        with pytest.raises(StoreFull, match="no room"):
+            await store.append(names[1], 0, filling(), total=2 * MIB)
+        assert await store.digests() == [names[0]] and await store.size(names[1]) is None
+        assert await store.partials() == {}  # it would be in the way of what frees the disk
+        assert await store.read(names[0], limit=MIB) == there
+        with pytest.raises(StoreFull, match="bytes free, the upload needs"):
+            await store.append(names[1], 0, pieces(large), total=2 * MIB)
+        (small_disk / "other").unlink()
+        assert await store.append(names[1], 0, pieces(large), total=2 * MIB) == 2 * MIB
+        assert await store.read(names[1], limit=2 * MIB) == large
+
+    asyncio.run(main())
+
+
+def test_full_shared_memory_is_an_error_and_no_bus_error(small_disk: Path):
+    tier = HostTier(small_disk / "tier", limit_bytes=64 * MIB)  # more than there is
+    try:
+        filling = tier.begin("a" * 64, 16 * MIB)
+        assert isinstance(filling, Filling)
+        with pytest.raises(HostTierFull, match="ran full"):
+            for offset in range(0, 16 * MIB, MIB):
+                filling.prepare(offset, MIB)
+                filling.view[offset : offset + MIB] = b"x" * MIB
+        filling.abandon()
+        assert tier.images() == [] and tier.used_bytes() == 0
+        smaller = tier.begin("b" * 64, MIB)
+        assert isinstance(smaller, Filling)
+        smaller.prepare(0, MIB)
+        smaller.view[:] = b"y" * MIB
+        smaller.publish().close()
+        assert [image.nbytes for image in tier.images()] == [MIB]
+    finally:
+        tier.close()
+
+
+@pytest.fixture(scope="module")
+def cramped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One node whose arena and host tier take the small test model and not tiny-coder."""
+    made = Platform(
+        data=tmp_path_factory.mktemp("cramped"),
+        flags=("--nodes", "1", "--gpu-memory", "8MiB", "--host-memory", "20MiB"),
+    )
+    made.up()
+    yield made
+    made.down()
+
+
+def starts(platform: Platform) -> int:
+    return (platform.data / "logs" / "node-0.log").read_text().count(": accepted")
+
+
+def complete(platform: Platform, model: str) -> httpx2.Response:
+    with platform.http() as http:
+        return http.post("/v1/completions", json={"model": model, "prompt": [5, 6], "max_tokens": 2})
+
+
+def test_a_model_that_does_not_fit_is_said_at_once_with_the_sizes_and_others_go_on(
+    cramped: Platform, tmp_path: Path, root: Path
+):
+    write_checkpoint("llama", tmp_path / "small")
+    cramped.run("deploy", str(tmp_path / "small"), "--name", "small")
+    assert complete(cramped, "small").status_code == 200
+    before = starts(cramped)
+    large = str(root / "functions" / "tiny-coder")
+    # At least one instance is wanted all the time: it is not tried all the time.
+    cramped.run("deploy", large, "--name", "large", "--min-instances", "1")
+    for _ in range(3):
+        began = time.monotonic()
+        response = complete(cramped, "large")
+        assert time.monotonic() - began < 5
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (503, "start_failed")
+        assert "15870976 bytes" in error["message"] and str(8 * MIB) in error["message"]
+        assert response.headers["retry-after"]
+    assert complete(cramped, "small").status_code == 200
+    assert starts(cramped) == before
+    cramped.run("delete", "large", "--yes")
+
+
+def test_an_image_larger_than_every_host_tier_fails_its_deploy(tmp_path: Path, root: Path):
+    large = root / "functions" / "tiny-coder"
+    platform = Platform(data=tmp_path / "data", flags=("--nodes", "1", "--host-memory", "8MiB"))
+    platform.up()
+    try:
+        failed = platform.run("deploy", str(large), "--name", "large", check=False)
+        assert failed.returncode == 5
+        assert "15870976 bytes" in failed.stderr and str(8 * MIB) in failed.stderr
+        assert platform.json("list") == []
+    finally:
+        platform.down()
+
+
+def test_a_deploy_to_a_full_disk_says_so_without_trying_for_long(small_disk: Path, root: Path):
+    large = root / "functions" / "tiny-coder"
+    platform = Platform(data=small_disk / "data", flags=("--nodes", "1"))
+    platform.up()
+    try:
+        began = time.monotonic()
+        failed = platform.run("deploy", str(large), "--name", "large", check=False)
+        assert time.monotonic() - began < 20
+        assert failed.returncode == 5 and "bytes free, the upload needs" in failed.stderr
+        assert not list((small_disk / "data" / "store" / "partial").iterdir())
+        assert platform.json("list") == []
+    finally:
+        platform.down()

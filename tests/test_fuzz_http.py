@@ -1,0 +1,210 @@
+"""Requests that schemathesis makes of /openapi.json, against a platform of its own: none may fail it.
+
+`HYPERCAST_FUZZ_REQUESTS` is how many requests are sent in all, `HYPERCAST_FUZZ_SEED` what they follow from.
+What is left out, since it would end or starve the run by doing what it is for: deleting the functions
+that are called, revoking the keys in use, following a log without end, and long generations.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gateway.operations import OPERATIONS, Operation
+from tests.encoder_checkpoints import write_encoder
+from tests.platform_fixture import Platform
+
+REQUESTS = int(os.environ.get("HYPERCAST_FUZZ_REQUESTS", "400"))
+SEED = int(os.environ.get("HYPERCAST_FUZZ_SEED", "1"))
+TIMEOUT_S = 20.0  # of one request: more is a hang
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+CALLED = ("coder", "embed", "classify", "clip", "echo")
+SPARE = ("spare", "spare-model")  # functions to operate on
+DOOMED = tuple(f"doomed-{index}" for index in range(4))  # functions to delete
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+
+def weight(operation: Operation) -> int:
+    """How much of the requests an operation gets: more where there is more to get wrong."""
+    return 6 if operation.body is not None else 2 if operation.parameters else 1
+
+
+WEIGHTS = sum(map(weight, OPERATIONS)) * len(MODES)
+
+
+@dataclass
+class Fuzzed:
+    """The platform under fire, its keys, and how many requests it has had."""
+
+    platform: Platform
+    schema: Any
+    caller_key: str
+    spare_key: str
+    served: list[str]
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Fuzzed]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    platform = Platform(data=folder / "data", flags=("--nodes", "2", "--hosts", "2", "--allow-handlers"))
+    platform.up()
+    try:
+        for name in ("coder", "spare-model"):
+            platform.run("deploy", str(root / "functions" / "tiny-coder"), "--name", name)
+        for name in ("echo", "spare"):
+            platform.run("deploy", str(root / "functions" / "echo"), "--name", name)
+        for kind, name in (("bert", "embed"), ("vit", "classify"), ("clip", "clip")):
+            write_encoder(kind, folder / kind)
+            platform.run("deploy", str(folder / kind), "--name", name)
+        with platform.http() as http:
+            document = http.get("/openapi.json").json()
+            caller, spare = (
+                http.post("/admin/keys", json={"tenant": tenant}).json() for tenant in ("fuzz", "spare")
+            )
+            assets = http.get("/admin/functions/spare").json()["current"]["assets"]
+            for name in DOOMED:
+                draft = {"name": name, "task": "handler", "architecture": "Handler", "assets": assets}
+                assert http.post("/admin/functions", json=draft).status_code == 201
+        yield Fuzzed(
+            platform=platform,
+            schema=schemathesis.openapi.from_dict(document),
+            caller_key=caller["key"],
+            spare_key=spare["id"],
+            served=["req-unknown"],
+        )
+    finally:
+        platform.down()
+
+
+IDS = st.lists(st.integers(0, 90), min_size=1, max_size=8)
+BYTES = st.integers(0, 255)
+PICTURE = st.lists(
+    st.lists(st.lists(BYTES, min_size=3, max_size=3), min_size=4, max_size=4), min_size=4, max_size=4
+)
+SENSE = {  # what each function understands
+    "coder": ("prompt", st.text(max_size=20) | IDS),
+    "embed": ("input", IDS),
+    "classify": ("image", PICTURE),
+    "clip": ("text", IDS),
+}
+
+
+def aim_body(case: Any, draw: Any, function: Any) -> None:
+    """Let some requests make sense, so that they get past the checks."""
+    if function not in SENSE or case.operation.path == "/v1/chat/completions" or not draw(st.booleans()):
+        return
+    field_name, values = SENSE[function]
+    case.body[field_name] = draw(values)
+    if case.operation.path.endswith("/invoke"):
+        case.body.pop("messages", None)
+
+
+def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
+    """Point most requests at what is there, and keep them from what would end the run."""
+    operation = case.operation
+    parts = case.path_parameters or {}
+    there = CALLED
+    if operation.path.startswith("/admin/"):
+        there = {"get": CALLED, "delete": DOOMED}.get(operation.method, SPARE)
+    if draw(st.integers(0, 9)) < 7:
+        for part in ("name", "function", "model"):
+            if part in parts:
+                parts[part] = draw(st.sampled_from(there))
+        if "key_id" in parts:
+            parts["key_id"] = fuzzed.spare_key
+        if "request_id" in parts:
+            parts["request_id"] = draw(st.sampled_from(fuzzed.served))
+        if isinstance(case.body, dict) and "model" in case.body:
+            fitting = ("embed", "clip") if operation.path == "/v1/embeddings" else ("coder", "embed")
+            case.body["model"] = draw(st.sampled_from(fitting))
+        if isinstance(case.body, dict) and operation.path.startswith(("/v1/", "/functions/")):
+            aim_body(case, draw, parts.get("function") or case.body.get("model"))
+    if operation.method == "delete" and parts.get("name") in (*CALLED, *SPARE):
+        parts["name"] = DOOMED[0]
+    if case.query and "follow" in case.query:
+        case.query["follow"] = "false"
+    if isinstance(case.body, dict):
+        for field, most in (("max_tokens", 4), ("max_completion_tokens", 4), ("n", 2), ("best_of", 2)):
+            value = case.body.get(field)
+            if isinstance(value, int) and value > most:
+                case.body[field] = most
+        if operation.path.endswith(("completions", "invoke")):
+            case.body.setdefault("max_tokens", 2)
+        if operation.path.endswith("/scale"):
+            case.body["wait"] = False
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: f"{op.method} {op.path}")
+def test_no_request_breaks_it(fuzzed: Fuzzed, operation: Operation, mode: GenerationMode) -> None:
+    made = fuzzed.schema[operation.path][operation.method.upper()].as_strategy(generation_mode=mode)
+
+    @hypothesis.seed(SEED)
+    @settings(
+        max_examples=math.ceil(REQUESTS * weight(operation) / WEIGHTS),
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(made, st.data())
+    def send(case: Any, data: st.DataObject) -> None:
+        aim(case, data.draw, fuzzed)
+        needs_admin = operation.path.startswith("/admin/") and data.draw(st.integers(0, 9)) < 9
+        key = fuzzed.platform.key if needs_admin else fuzzed.caller_key
+        response = case.call(
+            base_url=fuzzed.platform.url,
+            headers={"authorization": f"Bearer {key}"},
+            session=session,
+            timeout=TIMEOUT_S,
+        )
+        fuzzed.answers[f"{operation.method} {operation.path}", response.status_code] += 1
+        if response.status_code == 200 and operation.calls:
+            fuzzed.served.append(response.headers["x-request-id"][0])
+        case.validate_response(response, checks=CHECKS)
+
+    with requests.Session() as session:
+        session.trust_env = False
+        send()
+
+
+def test_the_platform_still_serves(fuzzed: Fuzzed) -> None:
+    """Last: as many requests as promised were sent, and every function works as before."""
+    assert fuzzed.answers.total() >= REQUESTS
+    for (operation, status), count in sorted(fuzzed.answers.items()):
+        print(f"{count:5d} × {status} {operation}")
+    with fuzzed.platform.http() as http:
+        prompt = {"model": "coder", "prompt": "import", "max_tokens": 4, "temperature": 0}
+        answer = http.post("/v1/completions", json=prompt)
+        assert answer.status_code == 200, answer.text
+        assert http.post("/functions/echo/invoke", content=json.dumps({"a": 1})).json() == {"a": 1}
+        assert http.get("/health").json()["status"] == "ready"
+    assert "Traceback" not in "".join(
+        path.read_text(errors="replace") for path in (fuzzed.platform.data / "logs").glob("gateway*.log")
+    )

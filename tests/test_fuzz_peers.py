@@ -1,0 +1,468 @@
+"""Damaged messages of peers, over real sockets: a clear error each, no other exception, bounded memory, and
+the next good peer is served."""
+
+import asyncio
+import logging
+import random
+import struct
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from rdmacast import wire
+from rdmacast.connection import Listener, listen
+from rdmacast.errors import AuthError, CastError, ProtocolError
+from rdmacast.framing import FrameAssembler
+from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.settings import LinkSettings
+from rdmacast.tcp import TcpTransport
+from rdmacast.transport import PeerAddress
+from registry.channel import Channel, ChannelServer, ChannelSettings
+from registry.channel_connection import SERVICE as CHANNEL
+from registry.channel_frames import FrameSplitter, Kind, pack, pack_credit, pack_failure, unpack_failure
+from registry.errors import ChannelError
+from registry.messages import HandlerChunk, InvokeHandler, Reply, Request
+
+SECRET = b"a secret of the cluster"
+CASES = 200
+SEED = 20
+CONTENT = bytes(range(256)) * 64
+# What a case may cost, whatever its messages claim: a stranger's, and that of a peer which knows the
+# secret and has as many requests under way as it may.
+OF_STRANGERS, OF_PEERS = 1 << 20, 32 << 20
+LINK = LinkSettings(handshake_timeout_s=5.0)
+LIMITS = ChannelSettings(handshake_timeout_s=5.0, max_frame_bytes=1 << 20)
+
+Mutation = Callable[[random.Random, list[bytes]], bytes]
+Check = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def no_surprise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a peer sends is an error of ours."""
+    yield
+    surprises = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not surprises, [record.getMessage() for record in surprises]
+
+
+def run(work: Awaitable[None]) -> None:
+    """Run, with exceptions in callbacks as failures."""
+    faults: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with asyncio.timeout(120):
+            await work
+
+    asyncio.run(main())
+    assert not faults
+
+
+# --- mutations of a conversation, given as its messages -----------------------------------------------
+
+
+def flip(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = bytearray(b"".join(messages))
+    for _ in range(random_.randint(1, 6)):
+        raw[random_.randrange(len(raw))] ^= 1 << random_.randrange(8)
+    return bytes(raw)
+
+
+def cut(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = b"".join(messages)
+    return raw[: random_.randrange(len(raw))]
+
+
+def insert(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = b"".join(messages)
+    place = random_.randrange(len(raw))
+    return raw[:place] + random_.randbytes(random_.randint(1, 64)) + raw[place:]
+
+
+def noise(random_: random.Random, messages: list[bytes]) -> bytes:
+    return random_.randbytes(random_.choice([1, 9, 16, 100, 5000]))
+
+
+def repeat(random_: random.Random, messages: list[bytes]) -> bytes:
+    """Messages twice, left out and in another order."""
+    return b"".join(random_.choices(messages, k=2 * len(messages)))
+
+
+def extremes(random_: random.Random, messages: list[bytes]) -> bytes:
+    """A number of one message's head at its bounds."""
+    messages = list(messages)
+    index = random_.randrange(len(messages))
+    changed = bytearray(messages[index])
+    width = random_.choice([1, 2, 4, 8])
+    place = random_.randrange(max(1, min(17, len(changed) - width)))
+    changed[place : place + width] = random_.choice(
+        [
+            b"\xff" * width,
+            bytes(width),
+            b"\x7f" + b"\xff" * (width - 1),
+            (1 << (8 * width - 1)).to_bytes(width),
+        ]
+    )
+    messages[index] = bytes(changed)
+    return b"".join(messages)
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip, cut, insert, noise, repeat, extremes)
+
+
+def damaged(messages: list[bytes], extra: list[bytes]) -> list[bytes]:
+    """CASES damaged conversations, the hand-made ones first."""
+    random_ = random.Random(SEED)
+    made = [MUTATIONS[case % len(MUTATIONS)](random_, messages) for case in range(CASES - len(extra))]
+    return extra + made
+
+
+REGION_REQUESTS = [
+    wire.encode(frame)
+    for frame in (
+        wire.Ping(),
+        wire.Read(1, "image", 0, 4096),
+        wire.Wait(2, "image", 256, 256),
+        wire.Locate(3, "image"),
+        wire.Cancel(2),
+        wire.Read(4, "other", 0, 1),
+        wire.Read(5, "image", 1 << 40, 1 << 20),
+    )
+]
+_HEADER = struct.Struct(">BBHIQ")
+HOSTILE_REQUESTS = [
+    _HEADER.pack(2, 0, 9, 1, 0) + struct.pack(">Q", 1 << 60) + b"i",
+    _HEADER.pack(2, 0, 13, 1, (1 << 64) - 1) + struct.pack(">Q", 1) + b"image",
+    _HEADER.pack(2, 0, 65_535, 1, 0),
+    _HEADER.pack(4, 0, 2, 1, 0) + b"\xff\xfe",
+    _HEADER.pack(1, 0, 1, 0, 0) + b"\xff",
+    _HEADER.pack(6, 0, 0, 1, 1 << 28),
+    _HEADER.pack(6, 0, 0, 1, (1 << 64) - 1),
+    REGION_REQUESTS[1] * 3,
+    REGION_REQUESTS[2] + REGION_REQUESTS[4] * 50,
+    b"".join(wire.encode(wire.Wait(id_, "image", 0, 1)) for id_ in range(6000)),
+    REGION_REQUESTS[0] * 20_000,
+]
+REGION_REPLIES = [
+    wire.encode(frame)
+    for frame in (
+        wire.Hello(1 << 20, "a"),
+        wire.Pong(),
+        wire.Data(1, 4096),
+    )
+] + [CONTENT[:4096]]
+HOSTILE_REPLIES = [
+    wire.encode(wire.Hello(1, "a")) * 2,
+    wire.encode(wire.Hello(0, "a")),
+    REGION_REPLIES[0] + wire.encode(wire.Data(1, 1)) + b"x",
+    REGION_REPLIES[0] + wire.encode(wire.Data(9, 4096)) + CONTENT[:4096],
+    REGION_REPLIES[0] + wire.encode(wire.Ready(1, 5)),
+    REGION_REPLIES[0] + wire.encode(wire.Location(1, 4096, "/etc/passwd")),
+    REGION_REPLIES[0] + wire.encode(wire.Error(1, wire.ErrorCode.INTERNAL, "no")),
+    REGION_REPLIES[0] + _HEADER.pack(9, 0, 0, 1, 77),
+    REGION_REPLIES[0] + _HEADER.pack(8, 0, 2, 1, 1) + b"\0\0",
+    REGION_REPLIES[0] + wire.encode(wire.Error(99, wire.ErrorCode.CANCELLED, "")),
+]
+
+# A request's MessagePack: {"type": "InvokeHandler", "request_id": …}
+_BODY = b"\x84\xa4type\xadInvokeHandler\xaarequest_id\xa1r\xabinstance_id\xa1i\xa4body\xc4\x02{}"
+CHANNEL_REQUESTS = [
+    pack(Kind.PING, 0),
+    pack(Kind.OPEN, 1, _BODY),
+    pack_credit(1, 1000),
+    pack(Kind.OPEN, 2, _BODY),
+    pack(Kind.CANCEL, 2),
+]
+
+
+def opened(body: bytes) -> bytes:
+    return pack(Kind.OPEN, 1, body)
+
+
+HOSTILE_BODIES = [
+    b"",
+    b"\x91" * 100_000,
+    b"\x82\xa4type\xadInvokeHandler\xa1x" + b"\x91" * 100_000,
+    b"\x82\xa4type\xadInvokeHandler\xa1x" + b"\x81\xa1a" * 50_000,
+    b"\x81\xa4type\xa2\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xaarequest_id\xa2\xff\xff",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xa4body\xc6\xff\xff\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xaarequest_id\xdb\xff\xff\xff\xff",
+    b"\x81\xa4type\xa7Unknown",
+    b"\xc1" * 100,
+]
+HOSTILE_CALLS = [
+    *map(opened, HOSTILE_BODIES),
+    CHANNEL_REQUESTS[1] * 2,
+    struct.pack(">IBI", (1 << 32) - 1, 1, 1),
+    struct.pack(">IBI", 4, 6, 1) + b"\xff" * 4,
+    pack_credit(1, (1 << 32) - 1) * 100,
+    pack(Kind.DATA, 1, b"x"),
+    pack(Kind.END, 1),
+    pack_failure(1, "code", "text"),
+    b"".join(pack(Kind.OPEN, id_, _BODY) for id_ in range(1, 5000)),
+]
+CHANNEL_REPLIES = [
+    pack(Kind.PONG, 0),
+    pack(Kind.DATA, 1, b"\x82\xa4type\xacHandlerChunk\xa4data\xc4\x01x"),
+    pack(Kind.END, 1),
+]
+HOSTILE_ANSWERS = [
+    *(pack(Kind.DATA, 1, body) for body in HOSTILE_BODIES),
+    *(pack(Kind.ERROR, 1, body[:16_000]) for body in HOSTILE_BODIES),
+    struct.pack(">IBI", (1 << 32) - 1, 2, 1),
+    pack(Kind.OPEN, 1, _BODY),
+    CHANNEL_REPLIES[2] * 3,
+]
+
+
+# --- without sockets ----------------------------------------------------------------------------------
+
+
+def in_pieces(random_: random.Random, raw: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(raw):
+        size = random_.choice([1, 3, 16, 1000, len(raw)])
+        yield raw[start : start + size]
+        start += size
+
+
+def assemble(random_: random.Random, raw: bytes) -> None:
+    """Feed a region server's or client's input to the code that takes frames apart."""
+    assembler = FrameAssembler()
+    for piece in in_pieces(random_, raw):
+        rest = memoryview(piece)
+        while rest:
+            buffer = assembler.buffer(1 << 16)
+            taken = min(len(buffer), len(rest))
+            buffer[:taken] = rest[:taken]
+            payload_came = assembler.in_payload
+            frame = assembler.advance(taken)
+            if isinstance(frame, wire.Data) and not payload_came:
+                assembler.take_payload(frame, None)
+            rest = rest[taken:]
+
+
+def split(random_: random.Random, raw: bytes) -> None:
+    splitter = FrameSplitter(LIMITS.max_frame_bytes)
+    for piece in in_pieces(random_, raw):
+        for kind, _, body in splitter.split(piece):
+            if kind == Kind.ERROR:
+                unpack_failure(body)
+
+
+@pytest.mark.parametrize(
+    ("take", "error", "conversations"),
+    [
+        (assemble, ProtocolError, damaged(REGION_REQUESTS, HOSTILE_REQUESTS)),
+        (assemble, ProtocolError, damaged(REGION_REPLIES, HOSTILE_REPLIES)),
+        (split, ChannelError, damaged(CHANNEL_REQUESTS, HOSTILE_CALLS)),
+        (split, ChannelError, damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS)),
+    ],
+    ids=["region requests", "region replies", "channel requests", "channel replies"],
+)
+def test_frames_are_taken_apart_or_refused(
+    take: Callable[[random.Random, bytes], None], error: type[Exception], conversations: list[bytes]
+) -> None:
+    random_ = random.Random(SEED)
+    refused = 0
+    for raw in conversations:
+        tracemalloc.start()
+        try:
+            take(random_, raw)
+        except error as caught:
+            assert str(caught)
+            refused += 1
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert peak <= 2 * len(raw) + (640 << 10)  # the buffer for payloads that nobody wants among it
+    assert refused > CASES // 4
+
+
+# --- over sockets -------------------------------------------------------------------------------------
+
+
+async def shake(handshake: Handshake, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One end of a good handshake."""
+    writer.write(handshake.opening)
+    while handshake.needed:
+        writer.write(handshake.receive(await reader.readexactly(handshake.needed)))
+
+
+async def throw(port: int, raw: bytes, service: Service | None) -> None:
+    """Send to a server (after a good handshake for `service`); wait until it has heard all or hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        if service is not None:
+            await shake(ClientHandshake(SECRET, service), reader, writer)
+        writer.write(raw)
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            while await reader.read(1 << 16):
+                pass
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+async def bombard(port: int, conversations: list[bytes], service: Service | None, good: Check) -> None:
+    """Every conversation; a good peer is served in between and at the end."""
+    tracemalloc.start()
+    try:
+        for index, raw in enumerate(conversations):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            await throw(port, raw, service)
+            _, peak = tracemalloc.get_traced_memory()
+            most = 2 * len(raw) + (OF_STRANGERS if service is None else OF_PEERS)
+            assert peak - before <= most, index
+            if index % 20 == 0:
+                await good()
+        await good()
+    finally:
+        tracemalloc.stop()
+
+
+HANDSHAKE = [ClientHandshake(SECRET, wire.SERVICE).opening, b"p" * 32]
+STRANGERS = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"\0" * 100_000,
+    ClientHandshake(b"another secret", wire.SERVICE).opening + bytes(32),
+    ClientHandshake(SECRET, Service("other", 1)).opening + bytes(32),
+    ClientHandshake(SECRET, Service("cast", 200)).opening,
+    HANDSHAKE[0] * 2,
+    HANDSHAKE[0] + REGION_REQUESTS[1],
+]
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def read_region(address: PeerAddress) -> None:
+    into = bytearray(len(CONTENT))
+    async with TcpTransport(SECRET, settings=LINK).connect(address) as link:
+        await link.read_into("image", 0, memoryview(into))
+    assert into == CONTENT
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["handshakes", "requests"])
+def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a", settings=LINK) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            if known:
+                conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
+            else:
+                conversations = damaged(HANDSHAKE, STRANGERS)
+            service = wire.SERVICE if known else None
+            port = port_of(server.address.url)
+            await bombard(port, conversations, service, lambda: read_region(server.address))
+
+    run(main())
+
+
+async def echo(request: Request) -> AsyncIterator[Reply]:
+    if isinstance(request, InvokeHandler):
+        yield HandlerChunk(data=request.body)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["handshakes", "calls"])
+def test_a_channel_server_outlives_damaged_peers(known: bool) -> None:
+    async def main() -> None:
+        async with ChannelServer("tcp://127.0.0.1:0", SECRET, echo, settings=LIMITS) as server:
+
+            async def good() -> None:
+                channel = await Channel.connect(server.url, SECRET, settings=LIMITS)
+                asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
+                assert await channel.ask(asked) == HandlerChunk(data=b"{}")
+                await channel.aclose()
+
+            conversations = damaged(
+                CHANNEL_REQUESTS if known else HANDSHAKE, HOSTILE_CALLS if known else STRANGERS
+            )
+            await bombard(port_of(server.url), conversations, CHANNEL if known else None, good)
+
+    run(main())
+
+
+class Liar(asyncio.Protocol):
+    """A server's end that says what it is told to, and hangs up."""
+
+    def __init__(self, says: bytes) -> None:
+        self._says = says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._says)
+        transport.write_eof()
+
+
+async def lying(service: Service, says: bytes) -> Listener:
+    return await listen(
+        "tcp://127.0.0.1:0", secret=SECRET, service=service, make_protocol=lambda: Liar(says), timeout_s=5.0
+    )
+
+
+def test_a_client_of_regions_outlives_damaged_replies() -> None:
+    async def main() -> None:
+        for raw in damaged(REGION_REPLIES, HOSTILE_REPLIES):
+            listener = await lying(wire.SERVICE, raw)
+            into = bytearray(4096)
+            try:
+                peer = PeerAddress(url=listener.endpoint.url, host="b")
+                async with TcpTransport(SECRET, settings=LINK).connect(peer) as link:
+                    await link.read_into("image", 0, memoryview(into))
+            except CastError as error:
+                assert str(error)
+            finally:
+                listener.close()
+
+    run(main())
+
+
+def test_a_client_of_a_channel_outlives_damaged_replies() -> None:
+    async def main() -> None:
+        for raw in damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS):
+            listener = await lying(CHANNEL, raw)
+            asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
+            try:
+                channel = await Channel.connect(listener.endpoint.url, SECRET, settings=LIMITS)
+                await channel.ask(asked)
+                await channel.aclose()
+            except ChannelError as error:
+                assert str(error)
+            finally:
+                listener.close()
+
+    run(main())
+
+
+def test_damaged_handshakes_authenticate_nobody() -> None:
+    """Whatever is changed in either message: no end takes the other for one that knows the secret."""
+    random_ = random.Random(SEED)
+    for case in range(CASES):
+        client, server = ClientHandshake(SECRET, wire.SERVICE), ServerHandshake(SECRET, wire.SERVICE)
+        hello = changed(random_, client.opening) if case % 3 == 0 else client.opening
+        with pytest.raises((AuthError, ProtocolError)) as refused:
+            challenge = server.receive(hello)
+            proof = client.receive(changed(random_, challenge) if case % 3 == 1 else challenge)
+            server.receive(changed(random_, proof))
+        assert str(refused.value)
+        assert server.needed
+
+
+def changed(random_: random.Random, message: bytes) -> bytes:
+    """Another message of the same length."""
+    raw = bytearray(message)
+    raw[random_.randrange(len(raw))] ^= random_.randint(1, 255)
+    return bytes(raw)

@@ -1,0 +1,62 @@
+"""The access log: a line a request, whatever its path holds and whatever becomes of what it is written to."""
+
+import asyncio
+import errno
+import io
+import logging
+from contextlib import redirect_stderr
+
+import pytest
+
+from gateway.access_log import AccessLog
+from tests.gateway_http_fixture import gateway
+
+
+class Lines(io.StringIO):
+    """A stderr that tells when something was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+class Full(io.StringIO):
+    """A stderr on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_path_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http("none") as http:
+            with redirect_stderr(Lines()) as lines:
+                await http.get("/v1/%0A2026-11-21 INFO forged%E2%80%A8" + "x" * 1000)
+                await lines.written.wait()
+            (line,) = lines.getvalue().splitlines()
+            assert " GET /v1/%0A2026-11-21%20INFO%20forged%E2%80%A8xxx" in line and " 401 " in line
+            assert len(line) < 500
+
+    caplog.set_level(logging.INFO, logger="hypercast.access")
+    asyncio.run(main())
+
+
+def test_a_log_that_cannot_be_written_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="hypercast.access")
+
+    async def main() -> None:
+        log = AccessLog()
+        with redirect_stderr(Full()):
+            for _ in range(600):
+                log.line("x")
+            log.flush()
+        with redirect_stderr(Lines()) as lines:
+            log.line("y")
+            log.flush()
+        assert len(lines.getvalue().splitlines()) == 1
+
+    asyncio.run(main())

@@ -1,0 +1,490 @@
+"""What calls used: each node's part, those cut short, settlement, and a ledger that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from control_fixture import FakeCluster, ask, make_call, open_cluster
+
+from gateway.billing import make_record
+from gateway.callrun import CallRun
+from gateway.contract import Assigned, Call, CallUse
+from gateway.entry import Entry
+from gateway.exchange import Exchange
+from gateway.fake_node import OUTPUT_US
+from gateway.pulse import Pulse
+from gateway.settlement import Settlement
+from gateway.spool import Spool
+from registry.api_key import Role
+from registry.change import InstanceChanged
+from registry.clock import SystemClock
+from registry.errors import StateUnavailable
+from registry.function import Scaling, Task
+from registry.instance import InstanceState
+from registry.memory_state import MemoryState
+from registry.messages import Compute, Generate, InvokeHandler, SettleCalls, Tokens
+from registry.secrets import new_api_key
+from registry.state import UsageFilter
+from registry.usage import GpuSlice, RequestRecord, RequestStatus
+from tests.gateway_http_fixture import Gateway, byte_tokenizer, gateway
+from tests.registry_records import request
+
+
+@asynccontextmanager
+async def whole(nodes: int = 2, **options: Any) -> AsyncIterator[tuple[Gateway, FakeCluster]]:
+    """A gateway from HTTP down to fake nodes, with an instance of `coder` ready on each."""
+    async with (
+        open_cluster(nodes, **options) as cluster,
+        gateway(state=cluster.state, control=cluster.control) as gw,
+    ):
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        await cluster.control.changes.wait_for(lambda: cluster.control.directory.current("coder") is not None)
+        await cluster.control.cluster.scale("coder", nodes, (), wait=True)
+        yield gw, cluster
+
+
+def by_node(uses: Sequence[CallUse]) -> dict[str, tuple[int, bool]]:
+    return {use.gpu.node: (use.gpu.gpu_us, use.exact) for use in uses}
+
+
+def test_every_node_of_a_call_is_in_its_bill() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            await cluster.control.cluster.scale("f", 2, (), wait=True)
+            seen = 0
+            first = ""
+            async with CallRun(cluster.control.dispatcher, make_call(version, tokens=20)) as run:
+                async for event in run:
+                    match event:
+                        case Assigned(node=first):
+                            pass
+                        case Tokens():
+                            seen += 1
+                            if seen == 7:
+                                await cluster.nodes[first].kill()
+            other = next(name for name in cluster.nodes if name != first)
+            used = by_node(run.used)
+            assert used[first][0] >= 7 * OUTPUT_US and not used[first][1]
+            assert used[other] == ((20 - used[first][0] // OUTPUT_US) * OUTPUT_US, True)
+            assert [use.gpu.call_id for use in run.used] == ["r", "r+1"]
+            # What the lost node did beyond what it told is its own to write.
+            assert sum(cluster.nodes[first].lost_us.values()) >= used[first][0]
+            assert run.usage is not None and run.usage.gpu_us == sum(us for us, _ in used.values())
+            cluster.control.settlement.note(run.used)
+            await cluster.nodes[other].settles()
+            assert cluster.nodes[other].settled == [("r+1",)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["left", "cancelled", "timed out"])
+def test_a_call_cut_short_is_asked_for_its_exact_use(how: str) -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy()
+            await ask(cluster.control, make_call(version, request_id="warm"))
+            run = CallRun(cluster.control.dispatcher, make_call(version, tokens=1000))
+            got = asyncio.Event()
+
+            async def read() -> None:
+                async with run:
+                    async for event in run:
+                        if isinstance(event, Tokens):
+                            got.set()
+                            if how == "left":
+                                return
+                            if how == "timed out":
+                                raise TimeoutError
+                            node.token.close()
+
+            reader = asyncio.create_task(read())
+            await got.wait()
+            if how == "cancelled":
+                await node.token.arrived()
+                reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            (use,) = run.used
+            assert use.exact and use.gpu.gpu_us == node.used_us["r"] >= OUTPUT_US
+            assert cluster.control.stats().in_flight == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("task", [Task.EMBED, Task.HANDLER])
+def test_compute_and_handlers_that_are_cut_short_have_a_figure(task: Task) -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy(image=None, task=task)
+            await cluster.control.cluster.scale("f", 1, (), wait=True)
+            work: Compute | InvokeHandler = InvokeHandler(request_id="r", instance_id="", body=b"{}")
+            if task is Task.EMBED:
+                work = Compute(request_id="r", instance_id="", kind="embed", token_ids=((1, 2),))
+            node.token.close()
+            run = CallRun(
+                cluster.control.dispatcher, Call(request_id="r", tenant="t", version=version, work=work)
+            )
+
+            async def read() -> None:
+                async with run:
+                    async for _ in run:
+                        pass
+
+            reader = asyncio.create_task(read())
+            await node.token.arrived()
+            node.used_us["r"] = 77  # what the node's meter has so far
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            assert by_node(run.used) == {"n0": (77, True)}
+
+    asyncio.run(main())
+
+
+def test_a_node_that_does_not_say_is_not_waited_for_long_nor_settled() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            node = cluster.nodes["n0"]
+            version = await cluster.deploy()
+            await ask(cluster.control, make_call(version, request_id="warm"))
+            async with CallRun(cluster.control.dispatcher, make_call(version, tokens=1000)) as run:
+                async for event in run:
+                    if isinstance(event, Tokens):
+                        await node.cut()
+                        break
+            assert by_node(run.used) == {"n0": (OUTPUT_US, False)}
+            settled: list[str] = []
+
+            class NoLinks:
+                def client(self, node: str) -> None:
+                    settled.append(node)
+
+                def lost(self, node: str) -> None: ...
+
+            settlement = Settlement(NoLinks())
+            settlement.note(run.used)
+            await settlement.flush()
+            assert not settled
+
+    asyncio.run(main())
+
+
+def test_settlement_goes_out_in_batches_and_waits_for_a_node_that_hangs() -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, ...]] = []
+            self.hangs = 0
+
+        @asynccontextmanager
+        async def call(self, request: SettleCalls) -> AsyncIterator[AsyncIterator[object]]:
+            if self.hangs:
+                self.hangs -= 1
+                raise TimeoutError
+            self.asked.append(request.request_ids)
+
+            async def replies() -> AsyncIterator[object]:
+                for _ in ():
+                    yield None
+
+            yield replies()
+
+    class Links:
+        def __init__(self) -> None:
+            self.clients = {"n0": Client()}
+
+        def client(self, node: str) -> Client | None:
+            return self.clients.get(node)
+
+        def lost(self, node: str) -> None: ...
+
+    def uses(node: str, first: int, count: int) -> list[CallUse]:
+        return [
+            CallUse(gpu=GpuSlice(call_id=f"c{first + i}", instance_id="i", node=node, gpu_us=1), exact=True)
+            for i in range(count)
+        ]
+
+    async def main() -> None:
+        links = Links()
+        settlement = Settlement(links)  # type: ignore[arg-type]
+        client = links.clients["n0"]
+        client.hangs = 1
+        settlement.note(uses("n0", 0, 3) + uses("gone", 90, 2))
+        await settlement.flush()
+        assert not client.asked
+        settlement.note(uses("n0", 3, 2000))
+        await settlement.flush()
+        assert [len(batch) for batch in client.asked] == [1024, 979]
+        assert sorted(sum(client.asked, ())) == sorted(f"c{i}" for i in range(2003))
+        await settlement.flush()
+        assert len(client.asked) == 2
+
+    asyncio.run(main())
+
+
+def test_what_is_in_the_ledger_is_settled_with_its_nodes() -> None:
+    async def main() -> None:
+        async with whole() as (gw, cluster):
+            client = gw.openai()
+            await asyncio.gather(
+                *(client.completions.create(model="coder", prompt="x", max_tokens=5, n=2) for _ in range(40))
+            )
+            for node in cluster.nodes.values():
+                await node.settles()
+            (row,) = await gw.state.report(UsageFilter())
+            records, _ = await gw.state.requests(UsageFilter())
+            slices = [one for record in records for one in record.gpu]
+            assert len(slices) == 80 and all(one.gpu_us == 5 * OUTPUT_US for one in slices)
+            assert {one.node for one in slices} == set(cluster.nodes)
+            assert row.billed_gpu_ms == sum(-(-sum(g.gpu_us for g in r.gpu) // 1000) for r in records) == 40
+            assert not any(node.lost_us for node in cluster.nodes.values())
+
+    asyncio.run(main())
+
+
+BODY: dict[str, Any] = {
+    "model": "coder",
+    "prompt": "x",
+    "max_tokens": 12,
+    "n": 3,
+    "temperature": 0,
+    "logprobs": 1,
+}
+
+
+async def stream_text(
+    gw: Gateway, **options: Any
+) -> tuple[dict[int, str], dict[int, list[float]], dict[int, str], Any]:
+    """A stream's text, logprobs and finish reasons by choice, and its usage."""
+    text: dict[int, str] = {}
+    logprobs: dict[int, list[float]] = {}
+    reasons: dict[int, str] = {}
+    usage = None
+    stream = await gw.openai().completions.create(
+        **{**BODY, **options}, stream=True, stream_options={"include_usage": True}
+    )
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text[choice.index] = text.get(choice.index, "") + choice.text
+            if choice.logprobs:
+                logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    return text, logprobs, reasons, usage
+
+
+@pytest.mark.parametrize("stop", [None, "cut"])
+@pytest.mark.parametrize("dies_after", [1, 2, 5, 11])
+def test_a_failover_changes_nothing_of_the_answer(dies_after: int, stop: str | None) -> None:
+    async def main() -> None:
+        async with whole(3, vocabulary=257) as (gw, cluster):
+            options: dict[str, Any] = {"max_tokens": 12}
+            if stop:
+                plain, *_ = await stream_text(gw)
+                options["stop"] = [plain[0][5:7]]
+            calm = await stream_text(gw, **options)
+            for name in ("n0", "n1"):  # and each in turn: what went on elsewhere goes on again
+                cluster.nodes[name].dies_after = dies_after
+            shaken = await stream_text(gw, **options)
+            assert shaken == calm
+            assert set(calm[2].values()) == {"stop" if stop else "length"}
+            if not stop:
+                assert all(len(found) == 12 for found in calm[1].values())
+                assert calm[3].completion_tokens == 36
+                assert cluster.control.stats().failovers >= 1
+            records, _ = await gw.state.requests(UsageFilter())
+            assert [r.completion_tokens for r in records[-2:]] == [calm[3].completion_tokens] * 2
+            told = {one.call_id: one.gpu_us for record in records for one in record.gpu}
+            for node in cluster.nodes.values():
+                if node.alive:
+                    await node.settles()
+                assert all(lost_us >= told.get(call, 0) for call, lost_us in node.lost_us.items())
+
+    asyncio.run(main())
+
+
+def test_sampled_text_goes_on_with_the_same_draws_though_no_seed_was_given() -> None:
+    async def main() -> None:
+        async with whole(2, vocabulary=257) as (gw, cluster):
+            for node in cluster.nodes.values():
+                node.dies_after = 4
+                break
+            await asyncio.gather(*(stream_text(gw, temperature=0.9) for _ in range(2)))
+            asked = [work for node in cluster.nodes.values() for work in node.asked]
+            parts: dict[str, list[Generate]] = {}
+            for work in asked:
+                parts.setdefault(work.request_id.split("+")[0], []).append(work)
+            resumed = [works for works in parts.values() if len(works) > 1]
+            assert resumed and all(a.sampling == b.sampling for a, b in resumed)
+            assert any(b.generated_ids for _, b in resumed)
+            assert len({works[0].sampling.seed for works in parts.values()}) == len(parts) == 6
+            assert {work.flow for work in asked} == {"acme"}
+
+    asyncio.run(main())
+
+
+class Redis:
+    """A ledger that can be away; while it is `deaf` what is written arrives, but no answer comes."""
+
+    def __init__(self, ledger: MemoryState) -> None:
+        self.away = self.deaf = False
+        self._ledger = ledger
+
+    async def add_request(self, record: RequestRecord) -> bool:
+        if self.deaf:
+            await self._ledger.add_request(record)
+        if self.away or self.deaf:
+            raise StateUnavailable("connection refused")
+        return await self._ledger.add_request(record)
+
+    async def request(self, request_id: str) -> RequestRecord:
+        if self.away or self.deaf:
+            raise StateUnavailable("connection refused")
+        return await self._ledger.request(request_id)
+
+    async def void_request(self, record: RequestRecord) -> bool:
+        if self.away or self.deaf:
+            raise StateUnavailable("connection refused")
+        return await self._ledger.void_request(record)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_bill_that_cannot_be_written_fails_the_request_and_is_written_later(
+    stream: bool,
+) -> None:
+    async def main() -> None:
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            ledger = Redis(gw.state)
+            gw.services.biller._ledger = ledger  # type: ignore[assignment]
+            gw.services.biller.spool._ledger = ledger  # type: ignore[assignment]
+            gw.services.biller.pauses_s = (0.0, 0.0)
+            ledger.away = True
+            client = gw.openai()
+            headers = {"x-request-id": "mine"}
+            if stream:
+                answer = await client.completions.create(
+                    model="coder", prompt="x", max_tokens=2, stream=True, extra_headers=headers
+                )
+                with pytest.raises(openai.APIError, match="cannot be billed"):
+                    [chunk async for chunk in answer]
+            else:
+                with pytest.raises(openai.InternalServerError) as refused:
+                    await client.completions.create(
+                        model="coder", prompt="x", max_tokens=2, extra_headers=headers
+                    )
+                assert refused.value.code == "billing_failed"
+                assert refused.value.response.headers["retry-after"]
+            assert len(gw.services.biller.spool) == 1 and not gw.settled
+            assert "hypercast_spooled_records 1.0" in gw.services.metrics.render().decode()
+            ledger.away = False
+            assert await gw.services.biller.spool.drain()
+            record = await gw.state.request("mine")
+            assert (record.status, record.cost_nanos) == (RequestStatus.FAILED, 0)
+            assert (record.billed_gpu_ms, record.completion_tokens) == (1, 2)
+            assert [use.gpu for use in gw.settled] == list(record.gpu)
+
+    asyncio.run(main())
+
+
+def test_a_request_starts_when_an_instance_takes_it_however_long_its_body_took() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            version = await cluster.deploy()
+            await ask(cluster.control, make_call(version, request_id="warm"))
+            clock, pulse = SystemClock(), Pulse(cluster.state)
+            exchange = Exchange(
+                request_id="r", received_at=clock.wall_s() - 60, received_s=clock.monotonic_s() - 60
+            )
+            exchange.key = new_api_key("acme", Role.CALLER, "").key
+            before = clock.wall_s()
+            async with CallRun(cluster.control.dispatcher, make_call(version)) as run:
+                async for _ in run:
+                    pass
+            record = make_record(
+                exchange=exchange,
+                version=version,
+                runs=[run],
+                status=RequestStatus.OK,
+                ended_at=clock.wall_s(),
+                pulse=pulse,
+            )
+            assert record is not None and before - 30 <= record.started_at <= record.ended_at
+
+    asyncio.run(main())
+
+
+def test_the_spool_writes_each_record_once_and_is_bounded() -> None:
+    async def main() -> None:
+        ledger = Redis(MemoryState())
+        settled: list[CallUse] = []
+        spool = Spool(ledger, settled.extend, most=3)  # type: ignore[arg-type]
+        running = asyncio.create_task(spool.run())
+        ledger.deaf = True
+        entries = [Entry(request(f"r{i}"), ()) for i in range(4)]
+        for entry in entries:
+            with pytest.raises(StateUnavailable):
+                await entry.write(ledger)  # type: ignore[arg-type]
+            entry.unacknowledged()
+            spool.put(entry)
+        assert len(spool) == 3
+        ledger.deaf = False
+        assert await spool.drain()
+        running.cancel()
+        records, _ = await ledger._ledger.requests(UsageFilter())
+        assert sorted(record.request_id for record in records) == ["r0", "r1", "r2", "r3"]
+        # All were there as good ones already; that of r0 was dropped before it could be made a failed one.
+        assert [record.request_id for record in records if record.status is RequestStatus.OK] == ["r0"]
+        assert (await ledger._ledger.report(UsageFilter()))[0].cost_nanos == records[0].cost_nanos
+
+    asyncio.run(main())
+
+
+def test_a_request_id_used_twice_is_billed_twice_even_while_the_ledger_falters() -> None:
+    async def main() -> None:
+        ledger = Redis(MemoryState())
+        first = Entry(request("mine"), ())
+        second = Entry(replace(request("mine"), received_at=1.5), ())
+        await first.write(ledger)  # type: ignore[arg-type]
+        for deaf in (True, True, False):
+            ledger.deaf = deaf
+            try:
+                await second.write(ledger)  # type: ignore[arg-type]
+            except StateUnavailable:
+                continue
+        records, _ = await ledger._ledger.requests(UsageFilter())
+        assert len(records) == 2 and {r.request_id.split("~")[0] for r in records} == {"mine"}
+
+    asyncio.run(main())
+
+
+def test_each_start_is_observed_once_and_gpu_seconds_come_from_the_nodes() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            async with gateway(state=cluster.state, control=cluster.control) as gw:
+                metrics = gw.services.metrics
+                cluster.control.directory.each_start(metrics.note_start)
+                await cluster.deploy(Scaling(min_instances=1))
+                await cluster.until_ready(1)
+                (ready,) = cluster.ready()
+                timed = replace(ready, phases_ms={"fetch": 30.0, "copy": 5.0})
+                for state in (InstanceState.LOADING, InstanceState.READY, InstanceState.READY):
+                    record = replace(timed, instance_id="timed", state=state)
+                    cluster.control.directory.apply(InstanceChanged(record=record), 0)
+                text = metrics.render().decode()
+                assert 'hypercast_init_duration_seconds_count{function="f",stage="fetch"} 1.0' in text
+                node = replace(
+                    cluster.nodes["n0"].record, counters={"busy_us": 2_500_000, "loading_us": 1, "idle_us": 0}
+                )
+                await gw.state.put_node(node, 60)
+                await gw.cluster.refresh()
+                text = metrics.render().decode()
+                assert 'hypercast_gpu_seconds_total{kind="busy",node="n0"} 2.5' in text
+                assert 'hypercast_gpu_seconds_total{kind="idle",node="n0"} 0.0' in text
+
+    asyncio.run(main())

@@ -1,0 +1,92 @@
+"""/openapi.json against the routes and the code that reads parameters."""
+
+import ast
+import re
+from pathlib import Path
+
+import msgspec
+
+from gateway import parameters
+from gateway.openapi import document, statuses
+from gateway.operations import OPERATIONS, Needs
+from gateway.parameters import Parameter
+
+GATEWAY = Path(parameters.__file__).parent
+DECLARED = {name: value for name, value in vars(parameters).items() if isinstance(value, Parameter)}
+
+
+def test_only_declared_parameters_are_read() -> None:
+    """No handler looks into query or headers by itself; what it reads is of the table."""
+    for path in sorted(GATEWAY.glob("*.py")):
+        if path.name == "parameters.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "query_params":
+                raise AssertionError(f"{path.name}:{node.lineno} reads the query by itself")
+
+
+def test_every_declared_parameter_is_described_where_it_is_read() -> None:
+    described = {parameter.name for op in OPERATIONS for parameter in op.parameters}
+    read = {
+        node.value.id
+        for path in GATEWAY.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "read" and isinstance(node.value, ast.Name)
+    }
+    for name in read & set(DECLARED):
+        assert DECLARED[name].name in described
+    for op in OPERATIONS:
+        for parameter in op.parameters:
+            if parameter.place != "path":
+                names = {name for name, value in DECLARED.items() if value is parameter}
+                assert names & read, f"{op.method} {op.path} describes {parameter.name}, which nobody reads"
+
+
+def test_path_parameters_are_those_of_the_path() -> None:
+    for op in OPERATIONS:
+        in_path = re.findall(r"{(\w+)}", op.path)
+        assert in_path == [parameter.name for parameter in op.parameters if parameter.place == "path"]
+
+
+def test_every_operation_tells_its_failures_in_the_envelope() -> None:
+    whole = msgspec.json.decode(document())
+    shared = whole["components"]["responses"]
+    for op in OPERATIONS:
+        responses = whole["paths"][op.path][op.method]["responses"]
+        assert {int(status) for status in responses} == statuses(op) | {op.status} | (
+            {503} if op.path in ("/readyz", "/health") else set()
+        )
+        if op.needs is not Needs.NOTHING:
+            assert {"401", "403", "429", "503"} <= set(responses)
+    for response in shared.values():
+        assert response["content"]["application/json"]["schema"] == {
+            "$ref": "#/components/schemas/ErrorEnvelope"
+        }
+    assert "Retry-After" in shared["429"]["headers"] and "Retry-After" in shared["503"]["headers"]
+
+
+def test_text_and_lists_of_bodies_are_bounded() -> None:
+    """Every string and every array that a client may send says how long it may be."""
+    whole = msgspec.json.decode(document())
+    schemas = whole["components"]["schemas"]
+
+    def walk(where: str, schema: object, seen: frozenset[str]) -> None:
+        if isinstance(schema, list):
+            for item in schema:
+                walk(where, item, seen)
+        if not isinstance(schema, dict):
+            return
+        if (ref := schema.get("$ref")) and ref not in seen:
+            walk(ref, schemas[ref.rpartition("/")[2]], seen | {ref})
+        if schema.get("type") == "string" and not {"enum", "const", "pattern"} & set(schema):
+            assert "maxLength" in schema, f"{where}: a text without a bound"
+        if schema.get("type") == "array":
+            assert "maxItems" in schema or "prefixItems" in schema, f"{where}: a list without a bound"
+        for key in ("anyOf", "oneOf", "allOf", "items", "additionalProperties"):
+            walk(where, schema.get(key), seen)
+        for name, inner in schema.get("properties", {}).items():
+            walk(f"{where}.{name}", inner, seen)
+
+    for op in OPERATIONS:
+        if isinstance(op.body, type):
+            walk(op.body.__name__, schemas[op.body.__name__], frozenset())

@@ -1,0 +1,74 @@
+"""Reads of blobs around the page cache: the same bytes, whatever is cached, aligned or supported."""
+
+import asyncio
+import hashlib
+import mmap
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load_weights import forget, recall
+from registry.images.local_reader import DIRECT_BYTES
+from registry.images.local_store import LocalStore
+from registry.images.page_cache import PageCacheMap
+
+CONTENT = os.urandom(4 * DIRECT_BYTES + 12345)
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield CONTENT
+
+    store = LocalStore(tmp_path)
+    asyncio.run(store.append(DIGEST, 0, chunks(), total=len(CONTENT)))
+    return store
+
+
+@pytest.mark.parametrize("cached", ["nothing", "a part", "all"])
+@pytest.mark.parametrize("start", [0, 1, 4096, DIRECT_BYTES])
+@pytest.mark.parametrize("shift", [0, 8])
+def test_reads_give_the_bytes_of_the_blob(
+    store: LocalStore, tmp_path: Path, cached: str, start: int, shift: int
+) -> None:
+    blob = tmp_path / "blobs" / DIGEST
+    if cached == "all":
+        recall(blob)
+    else:
+        forget(blob)
+    if cached == "a part":
+        with blob.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            os.pread(file.fileno(), 8192, 2 * DIRECT_BYTES)
+    with mmap.mmap(-1, len(CONTENT) + mmap.PAGESIZE) as memory, memoryview(memory) as whole:
+        reader = store.open_blob(DIGEST)
+        with whole[shift : shift + len(CONTENT) - start] as view:
+            reader.read_into(start, view)
+            assert view == CONTENT[start:]
+        reader.close()
+        reader.close()
+
+
+def test_large_reads_leave_nothing_in_the_page_cache(store: LocalStore, tmp_path: Path) -> None:
+    blob = tmp_path / "blobs" / DIGEST
+    forget(blob)
+    with blob.open("rb") as file:
+        cached = PageCacheMap(file.fileno())
+        if cached.cached_share(0, DIRECT_BYTES):
+            pytest.skip("this file system keeps its files in memory")
+        reader = store.open_blob(DIGEST)
+        with mmap.mmap(-1, 4 * DIRECT_BYTES) as memory, memoryview(memory) as view:
+            reader.read_into(0, view)
+            assert view == CONTENT[: len(view)]
+        assert cached.cached_share(0, 4 * DIRECT_BYTES) == 0
+        assert reader.cached(0, 4 * DIRECT_BYTES) is None
+        recall(blob)
+        assert reader.cached(0, 4 * DIRECT_BYTES) is not None
+        reader.close()
+        assert cached.cached_share(0, 4 * DIRECT_BYTES) == cached.cached_share(5, 4096) == 1
+        os.truncate(blob, DIRECT_BYTES)
+        assert cached.cached_share(2 * DIRECT_BYTES, DIRECT_BYTES) == 0
+        cached.close()

@@ -1,0 +1,193 @@
+"""What a running platform bills: streams like whole answers, clients that leave, and sums that agree."""
+
+import contextlib
+import itertools
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import psutil
+import pytest
+
+from tests.platform_fixture import ROOT, Platform
+
+MODEL = "billed"
+TOKENS, PAIRS, ROUNDS = 64, 8, 4
+LONG, STUCK = 900, 6
+ASKED: set[str] = set()  # request ids of this file
+
+
+@pytest.fixture(scope="module")
+def billed(platform: Platform, root: Path) -> Iterator[str]:
+    platform.run("deploy", str(root / "functions" / "tiny-coder"), "--name", MODEL)
+    yield MODEL
+    platform.run("delete", MODEL, "--yes")
+
+
+def record(platform: Platform, request_id: str, *, timeout_s: float = 10) -> dict[str, Any]:
+    def show() -> dict[str, Any] | None:
+        with platform.http() as http:
+            response = http.get(f"/admin/usage/show/{request_id}")
+            return response.json() if response.status_code == 200 else None
+
+    found: dict[str, Any] = platform.until(f"the record of {request_id} is there", show, timeout_s)
+    return found
+
+
+def ask(platform: Platform, http: httpx2.Client, request_id: str, *, stream: bool) -> dict[str, Any]:
+    """The bill of 64 greedy tokens, whole or streamed to the end."""
+    ASKED.add(request_id)
+    body = {"model": MODEL, "prompt": "def add(a, b):", "max_tokens": TOKENS, "temperature": 0}
+    # The bytes are all that is taken of the answer: parsing them would take time from the node's processor.
+    response = http.post(
+        "/v1/completions",
+        json={**body, "ignore_eos": True, "stream": stream},
+        headers={"x-request-id": request_id},
+    )
+    assert response.status_code == 200
+    return record(platform, request_id)
+
+
+def test_a_stream_costs_what_a_whole_answer_does(platform: Platform, billed: str) -> None:
+    with platform.http() as http:
+        ask(platform, http, "wake", stream=False)
+        medians = []
+        for round_ in range(ROUNDS):  # other work on the machine may disturb one
+            spent_us: dict[bool, list[int]] = {True: [], False: []}
+            for pair in range(PAIRS):
+                for stream in (pair % 2 == 0, pair % 2 == 1):
+                    bill = ask(platform, http, f"s-{round_}-{pair}-{stream}", stream=stream)
+                    assert (bill["status"], bill["completion_tokens"]) == ("ok", TOKENS)
+                    gpu_us = sum(part["gpu_us"] for part in bill["gpu"])
+                    assert bill["billed_gpu_ms"] == -(-gpu_us // 1000)
+                    spent_us[stream].append(gpu_us)
+            medians.append(tuple(statistics.median(spent_us[stream]) for stream in (True, False)))
+            if abs(medians[-1][0] / medians[-1][1] - 1) <= 0.05:
+                return
+        raise AssertionError(f"streams and whole answers cost, in us: {medians}")
+
+
+def test_a_client_that_leaves_at_token_three_is_billed_for_three_or_four(
+    platform: Platform, billed: str
+) -> None:
+    with platform.http() as http:
+        full = ask(platform, http, "full", stream=True)
+    bills = []
+    for number in range(5):
+        leave(platform, f"leaves-{number}", events=3)
+        bills.append(record(platform, f"leaves-{number}"))
+    assert {bill["status"] for bill in bills} == {"cancelled"}
+    assert all(3 <= bill["completion_tokens"] <= 4 for bill in bills)
+    # Prefill and some steps, of 64: the sequence was gone soon after its client.
+    spent_ms = statistics.median(bill["billed_gpu_ms"] for bill in bills)
+    assert 0 < spent_ms < full["billed_gpu_ms"] / 2
+
+
+def leave(platform: Platform, request_id: str, *, events: int) -> None:
+    """Read so many events of a long stream from a bare socket, and close it."""
+    with open_stream(platform, request_id) as client:
+        seen = b""
+        while seen.count(b"data: ") < events:
+            part = client.recv(64)
+            assert part, seen
+            seen += part
+
+
+@contextlib.contextmanager
+def open_stream(
+    platform: Platform, request_id: str, *, receive_bytes: int | None = None, **options: object
+) -> Iterator[socket.socket]:
+    """A bare socket on which a long stream was asked for."""
+    ASKED.add(request_id)
+    body = {"model": MODEL, "prompt": "def f(", "max_tokens": LONG, "temperature": 0, "stream": True}
+    data = json.dumps({**body, "ignore_eos": True, **options}).encode()
+    where = urlsplit(platform.url)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\nx-request-id: {request_id}\r\n"
+        f"authorization: Bearer {platform.key}\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.settimeout(30)
+        client.connect((where.hostname, where.port))
+        client.sendall(head.encode() + data)
+        yield client
+
+
+@pytest.fixture
+def impatient(platform: Platform, tmp_path: Path) -> Iterator[Platform]:
+    """A second gateway of the platform, which gives up after 2 s on a client that takes nothing."""
+    log = tmp_path / "gateway.log"
+    flags = {
+        "--redis-url": f"unix://{platform.data / 'redis.sock'}",
+        "--store": str(platform.data / "store"),
+        "--data-dir": str(platform.data),
+        "--gateway-id": "impatient",
+        "--port": "0",
+        "--write-timeout": "2s",
+    }
+    with log.open("w") as out:
+        command = [sys.executable, "-m", "gateway", *itertools.chain(*flags.items())]
+        gateway = subprocess.Popen(command, cwd=ROOT, stderr=out)
+    try:
+        (url,) = platform.until(
+            "the gateway listens", lambda: re.findall(r"listening on (http://\S+)", log.read_text())
+        )
+        yield replace(platform, url=url, env={**platform.env, "PID": str(gateway.pid)})
+    finally:
+        gateway.terminate()
+        gateway.wait(60)
+
+
+def test_clients_that_read_nothing_are_cut_off_and_harm_nobody(
+    platform: Platform, impatient: Platform, billed: str
+) -> None:
+    options = {"logprobs": 20, "return_token_ids": True}
+    with impatient.http() as http:
+        ask(platform, http, "before", stream=False)
+        gateway = psutil.Process(int(impatient.env["PID"]))
+        node = psutil.Process(platform.instances(billed)[0]["pid"])
+        before = [process.memory_info().rss for process in (gateway, node)]
+        with contextlib.ExitStack() as stack:
+            for number in range(STUCK):
+                stack.enter_context(open_stream(impatient, f"stuck-{number}", receive_bytes=4096, **options))
+            for number in range(3):
+                bill = ask(platform, http, f"beside-{number}", stream=True)
+                assert (bill["status"], bill["completion_tokens"]) == ("ok", TOKENS)
+            bills = [record(platform, f"stuck-{number}", timeout_s=60) for number in range(STUCK)]
+            grown = [
+                process.memory_info().rss - was for process, was in zip((gateway, node), before, strict=True)
+            ]
+            assert max(grown) < 64 << 20
+            platform.until("the connections are gone", lambda: connections(gateway) <= 1)
+    assert {bill["status"] for bill in bills} == {"cancelled"}
+    assert all(0 < bill["completion_tokens"] < LONG / 2 for bill in bills)
+
+
+def connections(gateway: psutil.Process) -> int:
+    """How many clients are connected (the one that asks is one)."""
+    port = {c.laddr.port for c in gateway.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return sum(c.laddr.port in port for c in gateway.net_connections("tcp") if c.status != psutil.CONN_LISTEN)
+
+
+def test_the_report_is_the_sum_of_the_records(platform: Platform, billed: str) -> None:
+    with platform.http() as http:
+        ask(platform, http, "last", stream=False)
+        columns = ("prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
+        sums: Counter[str] = Counter()
+        for request_id in sorted(ASKED):  # nobody else calls this function
+            found = http.get(f"/admin/usage/show/{request_id}").raise_for_status().json()
+            sums.update({column: found[column] for column in columns} | {"requests": 1})
+    (row,) = (row for row in platform.json("usage", "report") if row["function"] == billed)
+    assert {column: row[column] for column in ("requests", *columns)} == dict(sums)

@@ -1,0 +1,379 @@
+"""What every State promises of quotas, asked of the one in Redis and of the one in memory."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry import keys
+from registry.api_key import ApiKey, Role, SpendPeriod
+from registry.clock import FakeClock
+from registry.errors import Conflict, InvalidRecord, NotFound, StateUnavailable
+from registry.memory_state import MemoryState
+from registry.quota import (
+    UNITS,
+    Place,
+    SpendLimit,
+    Standing,
+    Verdict,
+    drained,
+    full_in_ms,
+    judge,
+    money,
+    parse_spend_limit,
+    period_end,
+    remaining,
+    retry_in_s,
+    spend_field,
+)
+from registry.redis_connections import Connections
+from registry.redis_state import RedisState
+from registry.state import State
+from tests.redis_fixture import RedisServer, running_redis
+from tests.registry_records import request as record
+
+Scenario = Callable[[State, State], Awaitable[None]]
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def run(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
+    """Runs a scenario against an empty state, as two gateways see it."""
+
+    async def in_redis(scenario: Scenario) -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with AsyncExitStack() as stack:
+            one, other = [await stack.enter_async_context(RedisState.connect(redis_url)) for _ in range(2)]
+            await scenario(one, other)
+
+    async def in_memory(scenario: Scenario) -> None:
+        state = MemoryState()
+        await scenario(state, state)
+
+    main = in_redis if request.param == "redis" else in_memory
+    return lambda scenario: asyncio.run(main(scenario))
+
+
+def key(**limits: object) -> ApiKey:
+    made = ApiKey(id="k0", digest="d", tenant="acme", role=Role.CALLER, name="", created_at=1.0)
+    return replace(made, **limits)
+
+
+async def verdict(state: State, asked: ApiKey, place: str, ttl_s: float = 60.0, now: float = NOW) -> Verdict:
+    return (await state.admit(asked, place, ttl_s=ttl_s, now=now)).verdict
+
+
+async def until_admitted(state: State, asked: ApiKey, place: str) -> None:
+    """Of time that passes there is no other sign than that it shows."""
+    async with asyncio.timeout(20):
+        while True:
+            if await verdict(state, asked, place) is Verdict.ADMITTED:
+                return
+            await asyncio.sleep(0.005)
+
+
+def places_of(*names: str) -> list[Place]:
+    return [Place(key_id="k0", id=name) for name in names]
+
+
+def test_a_rate_is_exact_whoever_asks(run):
+    async def scenario(one: State, other: State) -> None:
+        asked, tries = key(requests_per_minute=120), 300
+        began = time.monotonic()
+        verdicts = await asyncio.gather(
+            *(verdict((one, other)[n % 2], asked, f"p{n}", 60.0) for n in range(tries))
+        )
+        admitted = verdicts.count(Verdict.ADMITTED)
+        assert set(verdicts) == {Verdict.ADMITTED, Verdict.REQUESTS}
+        assert 120 <= admitted <= 120 + 2 * (time.monotonic() - began) + 1
+        refused = await one.admit(asked, "late", ttl_s=60, now=NOW)
+        if refused.verdict is Verdict.REQUESTS:
+            assert 0 < retry_in_s(asked, refused, NOW) <= 0.5
+        await until_admitted(other, asked, "later")
+
+    run(scenario)
+
+
+def test_a_refused_request_counts_nowhere(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(requests_per_minute=1, max_concurrent=5)
+        first = await one.admit(asked, "a", ttl_s=60, now=NOW)
+        assert (first.verdict, first.places) == (Verdict.ADMITTED, 1)
+        assert 0 < first.requests_used <= UNITS
+        for n in range(5):
+            refused = await other.admit(asked, f"b{n}", ttl_s=60, now=NOW)
+            assert (refused.verdict, refused.places) == (Verdict.REQUESTS, 1)
+            assert 50 < retry_in_s(asked, refused, NOW) <= 60
+            assert refused.requests_used <= first.requests_used
+
+    run(scenario)
+
+
+def test_a_repetition_counts_once(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(requests_per_minute=2, max_concurrent=2)
+        assert await verdict(one, asked, "a") is Verdict.ADMITTED
+        for state in (one, other):
+            again = await state.admit(asked, "a", ttl_s=60, now=NOW)
+            assert (again.verdict, again.places) == (Verdict.ADMITTED, 1)
+            assert again.requests_used <= UNITS
+        assert await verdict(other, asked, "b") is Verdict.ADMITTED
+        assert await verdict(one, asked, "a") is Verdict.ADMITTED
+
+    run(scenario)
+
+
+def test_places_are_counted_across_gateways_and_given_back(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(max_concurrent=3)
+        verdicts = await asyncio.gather(*(verdict((one, other)[n % 2], asked, f"p{n}") for n in range(20)))
+        assert verdicts.count(Verdict.ADMITTED) == 3
+        refused = await one.admit(asked, "x", ttl_s=60, now=NOW)
+        assert (refused.verdict, refused.places, retry_in_s(asked, refused, NOW)) == (Verdict.BUSY, 3, 1.0)
+        held = f"p{verdicts.index(Verdict.ADMITTED)}"
+        await one.release_places(places_of(held, "nobody"))
+        assert await verdict(other, asked, "x") is Verdict.ADMITTED
+        assert await verdict(one, asked, "y") is Verdict.BUSY
+        await other.release_places([])
+
+    run(scenario)
+
+
+def test_places_that_nobody_keeps_lapse(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(max_concurrent=2)
+        assert await verdict(one, asked, "kept", ttl_s=0.3) is Verdict.ADMITTED
+        assert await verdict(one, asked, "left", ttl_s=0.3) is Verdict.ADMITTED
+        await one.keep_places(places_of("kept"), ttl_s=60)
+        assert await verdict(other, asked, "next") is Verdict.BUSY
+        await until_admitted(other, asked, "next")
+        assert await verdict(other, asked, "more") is Verdict.BUSY
+        # Late is better than never: the request is still under way, so it counts again.
+        await one.keep_places(places_of("left"), ttl_s=60)
+        assert (await other.admit(asked, "more", ttl_s=60, now=NOW)).places == 3
+
+    run(scenario)
+
+
+def test_tokens_are_charged_with_the_record_and_once(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(tokens_per_minute=6000)
+        first = await one.admit(asked, "a", ttl_s=60, now=NOW)
+        assert (first.verdict, first.tokens_used) == (Verdict.ADMITTED, 0)
+        used = record("r1", prompt_tokens=6000, completion_tokens=40)
+        assert await one.add_request(used)
+        refused = await other.admit(asked, "b", ttl_s=60, now=NOW)
+        assert refused.verdict is Verdict.TOKENS
+        assert 6000 * UNITS <= refused.tokens_used <= 6040 * UNITS
+        assert 0 < retry_in_s(asked, refused, NOW) <= 0.401
+        assert not await other.add_request(used)
+        assert not await one.add_request(replace(used, prompt_tokens=10**6))
+        again = await other.admit(asked, "b", ttl_s=60, now=NOW)
+        assert again.tokens_used <= refused.tokens_used
+        await until_admitted(other, asked, "b")
+
+    run(scenario)
+
+
+def test_a_large_debt_is_kept_to_the_last_token(run):
+    async def scenario(one: State, other: State) -> None:
+        asked = key(tokens_per_minute=10**9)
+        await one.admit(asked, "a", ttl_s=60, now=NOW)
+        for n in range(3):
+            await one.add_request(record(f"r{n}", prompt_tokens=10**10, completion_tokens=1))
+        stands = await other.admit(asked, "b", ttl_s=60, now=NOW)
+        drained_ms = (3 * (10**10 + 1) * UNITS - stands.tokens_used) / 10**9
+        assert drained_ms == int(drained_ms) and 0 <= drained_ms < 20_000
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_clock_that_was_ahead_locks_no_key_out(kind: str, redis_url: str):
+    asked = key(requests_per_minute=60_000)
+
+    async def refused_then_admitted(state: State) -> None:
+        assert await verdict(state, asked, "late") is Verdict.REQUESTS  # what was used is used
+        await until_admitted(state, asked, "late")
+
+    async def in_redis() -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        async with RedisState.connect(redis_url) as state:
+            await state.admit(asked, "early", ttl_s=60, now=NOW)
+            at = int(await connections.call("HGET", keys.bucket("k0"), "at"))
+            full = ("at", at + 3_600_000, "requests", 60_000 * UNITS)
+            await connections.call("HSET", keys.bucket("k0"), *full)
+            await refused_then_admitted(state)
+        await connections.aclose()
+
+    async def in_memory() -> None:
+        clock = FakeClock()
+        state = MemoryState(clock=clock)
+        slow = key(requests_per_minute=1)
+        await state.admit(slow, "early", ttl_s=60, now=NOW)
+        clock.advance(-3600)
+        assert await verdict(state, slow, "late") is Verdict.REQUESTS
+        clock.advance(60)
+        assert await verdict(state, slow, "late") is Verdict.ADMITTED
+
+    asyncio.run(in_redis() if kind == "redis" else in_memory())
+
+
+def test_tokens_used_without_a_limit_are_no_debt(run):
+    async def scenario(one: State, other: State) -> None:
+        limited = key(tokens_per_minute=10, requests_per_minute=100)
+        await one.put_key(limited)
+        await one.admit(limited, "a", ttl_s=60, now=NOW)
+        lifted = replace(limited, tokens_per_minute=None)
+        await one.replace_key(limited, lifted)
+        await one.add_request(record("r1", prompt_tokens=10**6))
+        await other.admit(lifted, "b", ttl_s=60, now=NOW)
+        await one.add_request(record("r2", prompt_tokens=10**6))
+        stands = await other.admit(limited, "c", ttl_s=60, now=NOW)
+        assert (stands.verdict, stands.tokens_used) == (Verdict.ADMITTED, 0)
+
+    run(scenario)
+
+
+def test_spending_is_by_period_and_counted_before_there_is_a_limit(run):
+    async def scenario(one: State, other: State) -> None:
+        day = 86_400
+        for n, (ended_at, cost) in enumerate([(NOW, 5), (NOW - day, 7), (NOW - 40 * day, 11)]):
+            added = record(f"r{n}", ended_at=ended_at, cost_nanos=cost)
+            assert await one.add_request(added)
+            assert not await other.add_request(added)
+        await one.add_request(record("other", key_id="k1", ended_at=NOW, cost_nanos=1000))
+        spent = [await other.spent_nanos("k0", period, NOW) for period in SpendPeriod]
+        assert spent == [5, 12, 23]
+        assert await one.spent_nanos("nobody", SpendPeriod.TOTAL, NOW) == 0
+        for period, at, limit, admitted in [
+            (SpendPeriod.DAY, NOW, 6, True),
+            (SpendPeriod.DAY, NOW, 5, False),
+            (SpendPeriod.DAY, NOW + day, 1, True),
+            (SpendPeriod.MONTH, NOW, 12, False),
+            (SpendPeriod.MONTH, NOW + 15 * day, 1, True),
+            (SpendPeriod.TOTAL, NOW + 400 * day, 23, False),
+            (SpendPeriod.TOTAL, NOW, 24, True),
+            (SpendPeriod.DAY, NOW, 0, False),
+        ]:
+            asked = key(spend_limit_nanos=limit, spend_period=period)
+            expected = Verdict.ADMITTED if admitted else Verdict.SPENT
+            assert await verdict(one, asked, f"{period}{limit}{at}", now=at) is expected
+
+    run(scenario)
+
+
+def test_a_key_is_replaced_by_who_read_it_last(run):
+    async def scenario(one: State, other: State) -> None:
+        first = key()
+        with pytest.raises(NotFound):
+            await one.replace_key(first, key(max_concurrent=1))
+        await one.put_key(first)
+        revoked, limited = replace(first, revoked_at=5.0), replace(first, max_concurrent=1)
+        await one.replace_key(first, revoked)
+        with pytest.raises(Conflict):
+            await other.replace_key(first, limited)
+        await one.replace_key(first, revoked)  # as after a lost answer
+        assert await other.key("k0") == revoked
+        outcomes = await asyncio.gather(
+            *(
+                (one, other)[n % 2].replace_key(revoked, replace(revoked, max_concurrent=n + 1))
+                for n in range(10)
+            ),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes].count(Conflict) == 9
+
+    run(scenario)
+
+
+def test_an_admission_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        asked = key(requests_per_minute=2, max_concurrent=2)
+        async with RedisServer(tmp_path) as server, RedisState.connect(server.url, timeout_s=0.3) as state:
+            assert await verdict(state, asked, "a") is Verdict.ADMITTED
+            server.pause()
+            began = time.monotonic()
+            with pytest.raises(StateUnavailable):
+                await state.admit(asked, "b", ttl_s=60, now=NOW)
+            assert time.monotonic() - began < 2
+            server.resume()
+            again = await state.admit(asked, "b", ttl_s=60, now=NOW)
+            assert (again.verdict, again.places) == (Verdict.ADMITTED, 2)
+            assert again.requests_used <= 2 * UNITS
+            await server.kill()
+            await server.start()
+            # The append-only file has it all.
+            refused = await state.admit(asked, "c", ttl_s=60, now=NOW)
+            assert (refused.verdict, refused.places) == (Verdict.BUSY, 2)
+            assert refused.requests_used > UNITS
+
+    asyncio.run(main())
+
+
+LIMITS = st.integers(1, 10**9)
+
+
+@given(rate=st.sampled_from(["requests", "tokens"]), limit=LIMITS, used=st.integers(0, 10**18))
+def test_the_retry_is_when_it_would_be_admitted_and_no_sooner(rate: str, limit: int, used: int) -> None:
+    asked = key(**{f"{rate}_per_minute": limit})
+
+    def judged(waited_ms: int) -> Verdict:
+        left = drained(used, limit, waited_ms)
+        requests, tokens = (left, 0) if rate == "requests" else (0, left)
+        return judge(asked, requests_used=requests, tokens_used=tokens, places=0, spent_nanos=0)
+
+    if judged(0) is Verdict.ADMITTED:
+        return
+    stands = Standing(verdict=judged(0), requests_used=used, tokens_used=used, places=0, spent_nanos=0)
+    wait_ms = round(retry_in_s(asked, stands, NOW) * 1000)
+    if wait_ms < 2**50:  # as far as a float of seconds tells milliseconds
+        assert judged(wait_ms) is Verdict.ADMITTED
+        assert judged(wait_ms - 1) is not Verdict.ADMITTED
+
+
+@given(limit=LIMITS, used=st.integers(0, 10**18))
+def test_what_remains(limit: int, used: int) -> None:
+    left = remaining(limit, used)
+    assert 0 <= left <= limit
+    assert not left or used + left * UNITS <= limit * UNITS
+    full_ms = full_in_ms(limit, used)
+    assert drained(used, limit, full_ms) == 0
+    assert not full_ms or drained(used, limit, full_ms - 1) > 0
+
+
+def test_periods_are_of_the_calendar() -> None:
+    new_year = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+    assert spend_field(SpendPeriod.DAY, new_year) == "2027-01-01"
+    assert spend_field(SpendPeriod.DAY, new_year - 0.001) == "2026-12-31"
+    assert spend_field(SpendPeriod.MONTH, new_year - 0.001) == "2026-12"
+    assert spend_field(SpendPeriod.TOTAL, NOW) == "total"
+    assert period_end(SpendPeriod.DAY, new_year - 1) == new_year
+    assert period_end(SpendPeriod.MONTH, new_year - 25 * 86_400) == new_year
+    assert period_end(SpendPeriod.TOTAL, NOW) == float("inf")
+
+
+def test_spend_limits_are_written_as_people_do() -> None:
+    assert parse_spend_limit("12.50/month") == SpendLimit(12_500_000_000, SpendPeriod.MONTH)
+    assert parse_spend_limit(" 0/day") == SpendLimit(0, SpendPeriod.DAY)
+    assert str(parse_spend_limit("100/total")) == "100/total"
+    assert (money(1), money(10**10), money(0)) == ("0.000000001", "10", "0")
+    for wrong in ("", "5", "5/week", "-1/day", "x/day", "nan/day", "inf/day", "0.0000000001/day", "1e20/day"):
+        with pytest.raises(InvalidRecord):
+            parse_spend_limit(wrong)
