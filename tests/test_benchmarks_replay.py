@@ -15,6 +15,7 @@ from benchmarks.ledger_check import key_id
 from benchmarks.replay import Prompts, percentile
 from benchmarks.stream_client import Streamed, Target, read_end, stream
 from benchmarks.traces import Arrival, BadTrace, capped, read_trace
+from tests.patience import PATIENCE_S
 from tests.platform_fixture import ROOT, Platform
 
 PLAIN = "seconds,prompt_tokens,output_tokens\n10,5,3\n10.5,2000,2\n12.25,0,1\n"
@@ -131,7 +132,7 @@ def test_a_replay_on_the_platform(platform: Platform, tmp_path: Path) -> None:
     written, plotted = tmp_path / "out" / "replay.json", tmp_path / "out" / "replay.png"
     options = ("--speedup", "4", "--seconds", "4", "--check-wait", "0")
     ran = replay(platform, trace, *options, "--json", str(written), "--plot", str(plotted))
-    out, err = ran.communicate(timeout=120)
+    out, err = ran.communicate(timeout=PATIENCE_S)
     assert ran.returncode == 0, out + err
     (row,) = json.loads(written.read_text())
     assert (row["requests"], row["failed"], row["prompts_capped"], row["ledger_ok"]) == (8, 0, 1, True)
@@ -152,7 +153,7 @@ def test_a_replay_on_the_platform(platform: Platform, tmp_path: Path) -> None:
         ),
     )
     ran.send_signal(signal.SIGINT)
-    out, err = ran.communicate(timeout=60)
+    out, err = ran.communicate(timeout=PATIENCE_S)
     assert ran.returncode == 130, out + err
     (row,) = json.loads(written.read_text())
     assert (row["interrupted"], row["requests"], row["ledger_ok"]) == (True, 1, None)

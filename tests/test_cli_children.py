@@ -16,6 +16,7 @@ import pytest
 from cli.children import Child, Nodes, together
 from cli.errors import CliError
 from cli.supervisor import ended, force_each_second, until_stopped
+from tests.patience import PATIENCE_S
 
 
 def test_a_child_that_cannot_be_started_for_a_while_is_started_when_it_can(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_a_child_that_cannot_be_started_for_a_while_is_started_when_it_can(tmp_p
             running.set()
 
     async def main() -> None:
-        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(20):
+        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
             await running.wait()
             assert not child.keeper.done()
 
@@ -48,7 +49,7 @@ def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: Path) 
             raise ValueError("a fault of the supervisor's own")
 
     async def main() -> None:
-        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(20):
+        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
             with pytest.raises(CliError, match=r"^x cannot be kept running: .*a fault of the supervisor"):
                 await until_stopped(asyncio.Event(), [child])
 
@@ -85,7 +86,7 @@ async def asked_of_the_zygote(folder: Path, answers: Sequence[str], asks: int) -
 
     server = await asyncio.start_unix_server(serve, folder / "s")
     command = (sys.executable, "-c", STAND_IN, str(folder / "s"))
-    async with server, Nodes({"a": [], "b": []}, folder, command) as nodes, asyncio.timeout(20):
+    async with server, Nodes({"a": [], "b": []}, folder, command) as nodes, asyncio.timeout(PATIENCE_S):
         names = [await asked.get() for _ in range(asks)]
         assert not nodes.keeper.done()
     return names
@@ -148,7 +149,7 @@ def test_children_that_run_together_are_stopped_together(tmp_path: Path) -> None
         children.append(Child(name, ["sh", "-c", loop], tmp_path))
 
     async def main() -> None:
-        async with asyncio.timeout(20), together(children):
+        async with asyncio.timeout(PATIENCE_S), together(children):
             for name in scripts:
                 await asyncio.to_thread((tmp_path / f"{name}-ready").read_text)
 
@@ -171,7 +172,7 @@ def test_a_disk_that_takes_long_is_told_once_until_it_is_quick_again(
 
     async def main() -> None:
         forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=0.3))
-        assert await asyncio.to_thread(done.wait, 20)
+        assert await asyncio.to_thread(done.wait, PATIENCE_S)
         await ended(forcing)
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ import pytest
 
 from cli.__main__ import COMMANDS
 from tests.checkpoints import write_checkpoint
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,7 +64,7 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

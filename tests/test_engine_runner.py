@@ -12,10 +12,11 @@ from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, Toke
 from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continuation
 from invoker.engine.runner import EngineClosed, EngineRunner
 from tests.engine_fixture import make_decoder, run_all, sequence
+from tests.patience import PATIENCE_S
 
 
 def _run(main: Coroutine[object, object, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 30))
+    asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 
 
 async def _tokens(runner: EngineRunner, request: NewSequence) -> list[int]:

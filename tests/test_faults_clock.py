@@ -16,6 +16,7 @@ from registry.node import NodeRecord
 from registry.redis_connections import Argument, Connections, Script
 from registry.redis_lease import RedisLeases
 from registry.usage import InstanceInterval, LostCall
+from tests.patience import PATIENCE_S
 from tests.registry_records import instance, node
 
 
@@ -93,7 +94,7 @@ def test_a_node_tells_its_instances_anew_when_the_state_has_lost_them():
         running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
         publisher.instance_changed(instance("i0"))
         told: list[InstanceRecord] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             async for _, change in state.watch(cursor):
                 if isinstance(change, InstanceChanged):
                     told.append(change.record)

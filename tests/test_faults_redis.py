@@ -16,6 +16,7 @@ from registry.change import Demand
 from registry.errors import StateUnavailable
 from registry.redis_state import RedisState
 from registry.state import UsageFilter
+from tests.patience import PATIENCE_S
 from tests.redis_fixture import RedisServer
 from tests.registry_records import instance, node, request
 
@@ -180,7 +181,7 @@ def test_a_full_disk_refuses_writes_until_there_is_room(small_disk: Path):
             with pytest.raises(StateUnavailable, match="MISCONF"):
                 await state.ping()  # by which a gateway knows that it cannot bill
             (small_disk / "filler").unlink()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     try:
                         await state.ping()

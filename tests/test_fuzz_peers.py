@@ -25,6 +25,7 @@ from registry.channel_connection import SERVICE as CHANNEL
 from registry.channel_frames import FrameSplitter, Kind, pack, pack_credit, pack_failure, unpack_failure
 from registry.errors import ChannelError
 from registry.messages import HandlerChunk, InvokeHandler, Reply, Request
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 CASES = 200
@@ -33,8 +34,8 @@ CONTENT = bytes(range(256)) * 64
 # What a case may cost, whatever its messages claim: a stranger's, and that of a peer which knows the
 # secret and has as many requests under way as it may.
 OF_STRANGERS, OF_PEERS = 1 << 20, 32 << 20
-LINK = LinkSettings(handshake_timeout_s=5.0)
-LIMITS = ChannelSettings(handshake_timeout_s=5.0, max_frame_bytes=1 << 20)
+LINK = LinkSettings(handshake_timeout_s=60.0)
+LIMITS = ChannelSettings(handshake_timeout_s=60.0, max_frame_bytes=1 << 20)
 
 Mutation = Callable[[random.Random, list[bytes]], bytes]
 Check = Callable[[], Awaitable[None]]
@@ -54,7 +55,7 @@ def run(work: Awaitable[None]) -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(2 * PATIENCE_S):
             await work
 
     asyncio.run(main())
@@ -303,7 +304,7 @@ async def throw(port: int, raw: bytes, service: Service | None) -> None:
             await shake(ClientHandshake(SECRET, service), reader, writer)
         writer.write(raw)
         writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await reader.read(1 << 16):
                 pass
     except ConnectionError:
@@ -409,7 +410,7 @@ class Liar(asyncio.Protocol):
 
 async def lying(service: Service, says: bytes) -> Listener:
     return await listen(
-        "tcp://127.0.0.1:0", secret=SECRET, service=service, make_protocol=lambda: Liar(says), timeout_s=5.0
+        "tcp://127.0.0.1:0", secret=SECRET, service=service, make_protocol=lambda: Liar(says), timeout_s=60.0
     )
 
 

@@ -28,6 +28,7 @@ from registry.images.verify import CHECKSUM_BYTES
 from registry.messages import Array, Arrays, Compute, HandlerChunk, InvokeHandler, Usage
 from tests import registry_records as records
 from tests.gateway_http_fixture import Gateway, byte_tokenizer, gateway
+from tests.patience import PATIENCE_S
 
 NOTHING = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), demands=())
 USAGE = Usage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, queue_us=0, exec_us=1000)
@@ -253,7 +254,7 @@ def test_upload_resumes_where_it_was_cut() -> None:
             writer.write(head.encode() + data[:70_000])
             await writer.drain()
             writer.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.blobs.appended.wait()
             offset = int((await http.head(path)).headers["upload-offset"])
             assert 0 < offset <= 70_000

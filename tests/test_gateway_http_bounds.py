@@ -9,6 +9,7 @@ import pytest
 from gateway.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from gateway.settings import RequestLimits
 from tests.gateway_http_fixture import gateway
+from tests.patience import PATIENCE_S
 
 BAD_HEADS = {
     "long path": (b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\n\r\n", 431),
@@ -25,7 +26,7 @@ async def answer(port: int, data: bytes, *more: bytes) -> tuple[int, dict[str, o
     """Send, and read until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             writer.write(data)
             for part in more:
                 await writer.drain()
@@ -68,7 +69,7 @@ def test_endless_fields_are_cut(head: bytes) -> None:
             writer.write(head)
             sent = 0
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while sent < 64 << 20 and not reader.at_eof():
                         writer.write(b"a" * 65_536)
                         await writer.drain()
@@ -88,7 +89,7 @@ def test_a_slow_head_is_given_up() -> None:
             status, error = await answer(gw.server.port, b"GET /livez HTTP/1.1\r\nx: ")
             assert (status, error["code"]) == (408, "head_timeout")
             reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await reader.read() == b""  # who says nothing is told nothing
             writer.close()
 

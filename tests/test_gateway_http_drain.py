@@ -18,6 +18,7 @@ from registry.messages import Tokens
 from registry.state import UsageFilter
 from registry.usage import RequestStatus
 from tests.gateway_http_fixture import byte_tokenizer, gateway
+from tests.patience import PATIENCE_S
 
 
 def test_drain_lets_streams_end_and_refuses_what_is_new() -> None:
@@ -70,7 +71,7 @@ def test_what_outlasts_the_grace_time_is_cut_and_billed() -> None:
             gw.server.leave()
             with pytest.raises(openai.APIError):
                 [chunk async for chunk in chunks]
-            await gw.services.gate.wait_idle(1)
+            await gw.services.gate.wait_idle(PATIENCE_S)
             record = await gw.state.request(stream.response.headers["x-request-id"])
             assert record.status is RequestStatus.CANCELLED and record.billed_gpu_ms == 1
 
@@ -237,7 +238,7 @@ def test_a_client_that_reads_nothing_holds_the_stream_back() -> None:
                 b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
             )
             await writer.drain()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatcher.until(lambda: bool(gw.dispatcher.left_early))
             assert sent < 100_000  # held back by the full socket, then given up
             writer.close()

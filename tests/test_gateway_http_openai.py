@@ -16,6 +16,7 @@ from registry.messages import Array, Arrays, Compute, Generate, TokenLogprob, To
 from registry.state import UsageFilter
 from registry.usage import RequestStatus
 from tests.gateway_http_fixture import EOS, byte_tokenizer, gateway, tokenizer_with_bos
+from tests.patience import PATIENCE_S
 
 
 def say(*texts: str, finish: str = "stop", logprob: float | None = None) -> object:
@@ -445,9 +446,9 @@ def test_client_that_leaves_cancels_its_call_and_is_billed() -> None:
                     break
             assert gw.dispatcher.open
             await stream.close()
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatcher.until(lambda: not gw.dispatcher.open)
-                await gw.services.gate.wait_idle(1)
+                await gw.services.gate.wait_idle(PATIENCE_S)
             record = await gw.state.request(stream.response.headers["x-request-id"])
             assert record.status is RequestStatus.CANCELLED
             assert (record.completion_tokens, record.billed_gpu_ms) == (3, 3)
@@ -466,7 +467,7 @@ def test_a_whole_request_is_cancelled_too_when_its_client_leaves() -> None:
 
             gw.dispatcher.script = hang
             request = asyncio.create_task(gw.openai().completions.create(model="coder", prompt="x"))
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatcher.until(lambda: bool(gw.dispatcher.open))
                 request.cancel()
                 await gw.dispatcher.until(lambda: not gw.dispatcher.open)

@@ -15,6 +15,7 @@ from registry.errors import StateUnavailable
 from registry.memory_state import MemoryState
 from registry.quota import Place, Standing
 from tests.gateway_http_fixture import Gateway, byte_tokenizer, gateway
+from tests.patience import PATIENCE_S
 
 ASK: dict[str, Any] = {"model": "coder", "prompt": "abc", "max_tokens": 2}
 
@@ -231,7 +232,7 @@ class NotingState(MemoryState):
             self.written.append((what, count))
 
     async def until_written(self, count: int) -> None:
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(lambda: len(self.written) >= count)
 
 

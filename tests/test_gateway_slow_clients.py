@@ -12,6 +12,7 @@ from gateway.settings import StreamSettings
 from registry.messages import Tokens
 from registry.usage import RequestStatus
 from tests.gateway_http_fixture import Gateway, byte_tokenizer, gateway
+from tests.patience import PATIENCE_S
 
 BODY = b'{"model":"coder","prompt":"x","stream":true,"max_tokens":9000000}'
 
@@ -63,9 +64,9 @@ def test_one_that_reads_nothing_is_held_back_cut_off_and_billed_for_what_was_sen
             await gw.dispatcher.until(lambda: bool(gw.dispatcher.open))
             other = await gw.openai(gw.admin_key).completions.create(model="coder", prompt="x", max_tokens=5)
             assert other.usage is not None and other.usage.completion_tokens == 5
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatcher.until(lambda: bool(gw.dispatcher.left_early))
-                assert await gw.services.gate.wait_idle(5)
+                assert await gw.services.gate.wait_idle(PATIENCE_S)
                 for opened in gw.clients:
                     await opened.close()
                 await cut_off(gw)
@@ -98,9 +99,9 @@ def test_one_that_leaves_after_some_events_is_billed_for_them() -> None:
                 seen += await asyncio.get_running_loop().sock_recv(client, 4096)
             read.set()
             client.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await gw.dispatcher.until(lambda: bool(gw.dispatcher.left_early))
-                await gw.services.gate.wait_idle(5)
+                await gw.services.gate.wait_idle(PATIENCE_S)
             record = await gw.state.request("left")
             assert record.status is RequestStatus.CANCELLED and 3 <= record.completion_tokens <= 4
 

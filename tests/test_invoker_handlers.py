@@ -26,6 +26,7 @@ from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LogLines
 from invoker.handlers.process import HandlerProcess, backoff_s, handler_spec
 from invoker.handlers.spawn import kill_strays, kill_tree
 from registry.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
+from tests.patience import PATIENCE_S
 
 MIB = 1024**2
 FUNCTIONS = Path(__file__).parents[1] / "functions"
@@ -52,7 +53,10 @@ def run(
 ) -> None:
     """Start a handler with `source`, play `scenario`, stop it, and see that nothing is left."""
     spec = HandlerSpec(
-        file="handler.py", function="handle", env=env or {}, limits=limits or HandlerLimits(timeout_s=20)
+        file="handler.py",
+        function="handle",
+        env=env or {},
+        limits=limits or HandlerLimits(timeout_s=PATIENCE_S),
     )
 
     async def play() -> None:
@@ -69,7 +73,7 @@ def run(
     start(play())
 
 
-async def call(process: HandlerProcess, body: object, timeout_s: float = 20.0) -> list[object]:
+async def call(process: HandlerProcess, body: object, timeout_s: float = PATIENCE_S) -> list[object]:
     values: list[object] = []
     async with aclosing(process.invoke("r1", json.dumps(body).encode(), timeout_s)) as outputs:
         values.extend([json.loads(output.data) async for output in outputs])
@@ -223,7 +227,7 @@ def handle(mib):
         assert await call(process, 3) == [3]
         assert process.pid != pid
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(memory_bytes=64 * MIB, timeout_s=20))
+    run(tmp_path, source, scenario, limits=HandlerLimits(memory_bytes=64 * MIB, timeout_s=PATIENCE_S))
 
 
 def test_an_infinite_loop_times_out_and_the_next_call_works(tmp_path: Path) -> None:
@@ -272,7 +276,7 @@ def handle(request):
         with pytest.raises(HandlerCrashed, match="processor time"):
             await call(process, None)
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(cpu_s=1, timeout_s=60))
+    run(tmp_path, source, scenario, limits=HandlerLimits(cpu_s=1, timeout_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize("big", ["return 'x' * 2_000_000", "return ('x' * 1000 for _ in range(2000))"])
@@ -284,7 +288,7 @@ def test_huge_output_is_refused(tmp_path: Path, big: str) -> None:
             await call(process, 2)
         assert await call(process, 1) == [1]
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(output_bytes=MIB, timeout_s=20))
+    run(tmp_path, source, scenario, limits=HandlerLimits(output_bytes=MIB, timeout_s=PATIENCE_S))
 
 
 def test_a_child_that_writes_its_own_frames_is_killed(tmp_path: Path) -> None:
@@ -396,7 +400,7 @@ def handle(request):
 )
 def test_a_handler_that_does_not_load_says_why(tmp_path: Path, source: str, message: str) -> None:
     async def play() -> None:
-        limit = 0.5 if "while" in source else 20
+        limit = 0.5 if "while" in source else PATIENCE_S
         process = HandlerProcess(lambda line: None, load_timeout_s=limit)
         with pytest.raises(BadHandler, match=message) as raised:
             await process.start(
@@ -481,7 +485,7 @@ def handle(request):
 
     run(tmp_path, source, scenario)
     strays = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(strays, timeout=5)
+    _, alive = psutil.wait_procs(strays, timeout=PATIENCE_S)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -500,7 +504,7 @@ def handle(request):
         stray = psutil.Process(pid)
         with pytest.raises(HandlerCrashed, match="status 1"):
             await call(process, "die")
-        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=5)
+        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
         assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
 
     run(tmp_path, source, scenario)
@@ -530,7 +534,7 @@ def handle(request):
         stray = psutil.Process(pid)
         with pytest.raises(HandlerCrashed, match="status 1"):
             await call(process, "die")
-        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=5)
+        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
         assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
 
     run(tmp_path, source, scenario)

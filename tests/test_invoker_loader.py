@@ -39,6 +39,7 @@ from registry.memory_state import MemoryState
 from registry.messages import Done, DropImage, InstanceProgress, InstanceStarted, WarmImage
 from registry.node import NodeRecord, NodeState
 from tests.invoker_fixture import FakeCluster, make_image, start_request
+from tests.patience import PATIENCE_S
 
 SLOW = ("--link-rate", "8mbit")
 
@@ -120,7 +121,7 @@ def test_who_comes_while_a_load_is_being_stopped_gets_one_of_its_own(tmp_path: P
                 await anext(replies)
             # The call was given up: its load is on its way out when the next one comes.
             again = request if what == "warm" else start_request("i1", image, holder)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 last = (await second.ask(again))[-1]
             assert isinstance(last, Done | InstanceStarted)  # the engine has checked the region's bytes
             assert (await second.record()).holdings[0].image == image.digest
@@ -179,7 +180,7 @@ def test_a_load_left_while_it_is_published_holds_no_image(tmp_path: Path) -> Non
             os.close(lock)
             while (folder / f"{image.digest}.part").exists():
                 await node.record()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (folder / image.digest).exists():
                     await node.ask(DropImage(image=image.digest, tier="host"))
 
@@ -265,7 +266,7 @@ def test_cancelled_work_in_threads() -> None:
         own = asyncio.create_task(in_own_thread(work))
         await started.wait()
         own.cancel()
-        await asyncio.wait([own], timeout=5)
+        await asyncio.wait([own], timeout=PATIENCE_S)
         assert own.cancelled(), "a caller of an unbounded wait leaves at once"
         go_on.set()
 

@@ -32,6 +32,7 @@ from registry.messages import (
 from registry.node import NodeRecord
 from registry.usage import InstanceInterval, LostCall
 from tests.invoker_fixture import KIB, SECRET, FakeCluster, FakeEngines, FakeNode, make_image, start_request
+from tests.patience import PATIENCE_S
 from tests.test_invoker_node import generate
 
 SIZE = 1024 * KIB
@@ -225,7 +226,7 @@ asyncio.run(main())
 
 def test_a_process_whose_engine_hangs_ends_itself_and_leaves_its_journal(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HANGING, str(tmp_path / "store"), str(tmp_path / "journals")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     shm = Path(done.stdout.strip())
     shutil.rmtree(shm, ignore_errors=True)
     assert done.returncode == HANGS, done.stderr

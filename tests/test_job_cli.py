@@ -15,6 +15,7 @@ from openai import OpenAI, PermissionDeniedError
 
 from registry.images.plan import plan_checkpoint
 from tests.checkpoints import write_checkpoint
+from tests.patience import PATIENCE_S
 from tests.platform_fixture import ROOT, Platform
 
 ENDLESS = json.dumps({"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True})
@@ -76,7 +77,7 @@ def test_ctrl_c_during_a_stream_frees_the_sequence(platform: Platform, tiny: str
         assert process.stderr is not None
         request_id = process.stderr.readline().removeprefix("x-request-id: ").strip()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "Traceback" not in said
 
     def shown() -> str:
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
     with started(platform, "logs", tiny, "-f") as process:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and said.strip() == "interrupted"
 
 

@@ -11,6 +11,7 @@ from rdmacast.address import parse_url
 from rdmacast.connection import Listener, dial, listen
 from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
 from rdmacast.handshake import ClientHandshake, ServerHandshake, Service
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 SERVICE = Service("test", 3)
@@ -170,7 +171,7 @@ def test_both_ends_log_another_secret_once() -> None:
         listener = await _listen()
         with pytest.raises(AuthError):
             await _dial(listener.endpoint.url, secret=b"other")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await log.full.wait()
         listener.close()
         logged = sorted(log.lines)

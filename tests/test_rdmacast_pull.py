@@ -16,6 +16,7 @@ from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 UNIT = 1000
@@ -148,7 +149,7 @@ def test_who_wait_for_each_other_give_up() -> None:
                         plan, memoryview(buffer), connector=connector, check=check, on_block=region.mark
                     )
 
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(fill(a, b), fill(b, a))
 
     asyncio.run(main())

@@ -21,6 +21,7 @@ from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress, Transport
 from rdmacast.wire import SERVICE, Hello, encode
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 NBYTES = 3_000_000
@@ -88,7 +89,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[R
 
     async def rigged(body: Callable[[Rig], Awaitable[None]]) -> None:
         async with make_rig(kind, tmp_path) as rig:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await body(rig)
 
     def runner(body: Callable[[Rig], Awaitable[None]]) -> None:

@@ -19,6 +19,7 @@ from registry.channel_connection import SERVICE
 from registry.channel_frames import HEADER_BYTES, INITIAL_CREDIT, FrameSplitter, Kind, pack, pack_failure
 from registry.errors import ChannelClosed, ChannelError, RemoteError
 from registry.messages import Done, GetStatus, HandlerChunk, InvokeHandler, LogLines, Reply, Request, TailLogs
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 
@@ -96,7 +97,7 @@ def run(request: pytest.FixtureRequest) -> Run:
         server = ChannelServer(
             "tcp://127.0.0.1:0", SECRET, node.handle, settings=limits, on_peer_closed=peer_closed
         )
-        async with server, asyncio.timeout(20):
+        async with server, asyncio.timeout(PATIENCE_S):
             channel = await Channel.connect(server.url, SECRET, settings=limits, on_closed=closed)
             await body(Rig(node, server, channel, lost))
             await channel.aclose()

@@ -36,6 +36,7 @@ from registry.quota import (
 from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import State
+from tests.patience import PATIENCE_S
 from tests.redis_fixture import RedisServer, running_redis
 from tests.registry_records import request as record
 
@@ -80,7 +81,7 @@ async def verdict(state: State, asked: ApiKey, place: str, ttl_s: float = 60.0, 
 
 async def until_admitted(state: State, asked: ApiKey, place: str) -> None:
     """Of time that passes there is no other sign than that it shows."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if await verdict(state, asked, place) is Verdict.ADMITTED:
                 return

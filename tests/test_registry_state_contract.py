@@ -27,6 +27,7 @@ from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.secrets import new_api_key
 from registry.state import ClusterConfig, State
+from tests.patience import PATIENCE_S
 from tests.redis_fixture import running_redis
 from tests.registry_records import draft, instance, node
 
@@ -62,7 +63,7 @@ async def after(state: State, cursor: str, count: int) -> list[Change]:
     """The next `count` changes after a cursor."""
     found: list[Change] = []
     feed = state.watch(cursor)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         async for _, change in feed:
             found.append(change)
             if len(found) == count:
@@ -73,7 +74,7 @@ async def after(state: State, cursor: str, count: int) -> list[Change]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Return when the condition holds: of an expiry there is no other sign than that it shows."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if await condition():
                 return
