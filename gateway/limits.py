@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from gateway.eager import within
+from gateway.eager import Begun, Limit, begin, within
 from gateway.errors import ApiError, BadRequest, from_validation
 from gateway.settings import JsonBounds, RequestLimits
 
@@ -41,14 +41,14 @@ def too_large(limit_bytes: int) -> ApiError:
 
 async def next_chunk(receive: Receive, idle_s: float) -> Message:
     """The next part of a body. Raises ApiError (408) if none comes."""
+    begun = begin(receive())
+    if not isinstance(begun, Begun):
+        return begun
     try:
-        return await within(idle_s, _received(receive))
+        with Limit(idle_s):
+            return await begun
     except TimeoutError:
         raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None
-
-
-async def _received(receive: Receive) -> Message:
-    return await receive()
 
 
 def _too_slow(message: str) -> ApiError:
@@ -64,26 +64,37 @@ async def read_body(
     announced = content_length(scope)
     if announced is not None and announced > limit_bytes:
         raise too_large(limit_bytes)
+    began_s = asyncio.get_running_loop().time()
+    message = await next_chunk(receive, min(limits.body_idle_s, limits.body_total_s))
+    first = _chunk(message, 0, limit_bytes)
+    if not message.get("more_body", False):
+        return first
+    left_s = limits.body_total_s - (asyncio.get_running_loop().time() - began_s)
     try:
-        return await within(limits.body_total_s, _read(receive, limit_bytes, limits.body_idle_s))
+        return await within(left_s, _rest(first, receive, limit_bytes, limits.body_idle_s))
     except TimeoutError:
         raise _too_slow(f"the body took more than {limits.body_total_s:g} s") from None
 
 
-async def _read(receive: Receive, limit_bytes: int, idle_s: float) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+async def _rest(first: bytes, receive: Receive, limit_bytes: int, idle_s: float) -> bytes:
+    chunks = [first]
+    size = len(first)
     while True:
         message = await next_chunk(receive, idle_s)
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
+        chunk = _chunk(message, size, limit_bytes)
         size += len(chunk)
-        if size > limit_bytes:
-            raise too_large(limit_bytes)
         chunks.append(chunk)
         if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return b"".join(chunks)
+
+
+def _chunk(message: Message, before_bytes: int, limit_bytes: int) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    chunk: bytes = message.get("body", b"")
+    if before_bytes + len(chunk) > limit_bytes:
+        raise too_large(limit_bytes)
+    return chunk
 
 
 def structure(body: bytes, most_strings: int) -> bytes:

@@ -8,7 +8,7 @@ from gateway import exchange as exchanges
 from gateway.access_log import AccessLog
 from gateway.auth import authorize, is_open
 from gateway.drain import Gate
-from gateway.eager import within
+from gateway.eager import Begun, Limit, begin
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
@@ -20,6 +20,7 @@ _log = logging.getLogger("hypercast.gateway")
 _PATH_TOLD = 256  # bytes of a path in the access log
 _FOLLOWS = "/logs"
 _UPLOADS = "/admin/blobs/"
+_READ = frozenset({b"authorization", b"x-request-id", b"content-length", b"transfer-encoding"})
 CLIENT_GONE = 499  # for log and metrics alone: nobody is left to receive it
 
 
@@ -64,14 +65,14 @@ class RequestMiddleware:
         if is_open(scope["path"]):
             await self._app(scope, receive, reply.send)
             return
-        place = _Place(self._services.gate, scope, receive)
+        place = _Place(self._services.gate, receive, brings_body=_brings_body(scope, headers))
         try:
             exchange.key = await self._services.auth.authenticate(headers.get(b"authorization"))
             place.claim(exchange.key.tenant)
             authorize(exchange.key, scope["path"])
             if scope["path"].endswith(_FOLLOWS):
                 place.leave()  # somebody who watches the log holds up no shutdown
-            if scope["path"].startswith("/admin/"):
+            if scope["path"].startswith("/admin/") or not exchange.key.limited:
                 await self._app(scope, place.receive, reply.send)
             else:
                 async with self._services.quotas.admit(exchange):
@@ -117,17 +118,15 @@ class RequestMiddleware:
 
 
 class _Place:
-    """A request's place at the gate: arriving until its body is there, then in flight.
+    """A request's place at the gate: arriving until its body (if it `brings_body`) is there, then in
+    flight."""
 
-    An upload is in flight from its beginning, for it is worked on as it comes.
-    """
-
-    def __init__(self, gate: Gate, scope: Scope, receive: Receive) -> None:
+    def __init__(self, gate: Gate, receive: Receive, *, brings_body: bool) -> None:
         self._gate = gate
         self._receive = receive
         self._left = False
         self._tenant: str | None = None
-        self._arriving = _brings_body(scope) and not scope["path"].startswith(_UPLOADS)
+        self._arriving = brings_body
         if self._arriving:
             gate.arrive()
         else:
@@ -158,11 +157,10 @@ class _Place:
             self._gate.leave()
 
 
-def _brings_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
+def _brings_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    if scope["path"].startswith(_UPLOADS):
+        return False  # an upload is in flight from its beginning, for it is worked on as it comes
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 class _Reply:
@@ -193,13 +191,14 @@ class _Reply:
         elif self._exchange.place is not None:
             self._quotas.leave(self._exchange)
             await self._quotas.left(self._exchange)
+        begun = begin(self._send(message))
+        if not isinstance(begun, Begun):
+            return
         try:
-            await within(self._write_timeout_s, self._passed(message))
+            with Limit(self._write_timeout_s):
+                await begun
         except TimeoutError:
             raise ClientGone("the client takes nothing") from None
-
-    async def _passed(self, message: Message) -> None:
-        await self._send(message)
 
 
 def _told(scope: Scope) -> str:
@@ -209,9 +208,5 @@ def _told(scope: Scope) -> str:
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """The two headers that are read here; of repeated ones the first."""
-    found: dict[bytes, bytes] = {}
-    for name, value in scope["headers"]:
-        if name in (b"authorization", b"x-request-id"):
-            found.setdefault(name, value)
-    return found
+    """The headers that are read here; of repeated ones the first."""
+    return {name: value for name, value in reversed(scope["headers"]) if name in _READ}

@@ -42,10 +42,9 @@ class ApiKey:
     @property
     def limited(self) -> bool:
         """Whether its requests have to be counted before they are served."""
-        limits = (
-            self.max_concurrent,
-            self.requests_per_minute,
-            self.tokens_per_minute,
-            self.spend_limit_nanos,
+        return (
+            self.max_concurrent is not None
+            or self.requests_per_minute is not None
+            or self.tokens_per_minute is not None
+            or self.spend_limit_nanos is not None
         )
-        return any(limit is not None for limit in limits)
