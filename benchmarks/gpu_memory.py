@@ -16,7 +16,9 @@ from invoker.arena import Arena, CpuArena, Region, copy_following, pinned
 from invoker.cuda_arena import CudaArena
 from invoker.engine.device_memory import region_bytes
 from invoker.errors import OutOfDeviceMemory
-from invoker.host_tier import Filling, HostMapping, HostTier
+from invoker.filling import Filling
+from invoker.host_mapping import HostMapping
+from invoker.host_tier import HostTier
 
 _ROUNDS = 3
 _CHUNK_BYTES = 64 << 20

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from invoker.counters import Counters
-from invoker.host_tier import Filling, release
+from invoker.filling import Filling
+from invoker.host_mapping import release
 from invoker.threads import in_thread
 from invoker.together import together
 from rdmacast.pull import Connector, PullPlan, PullReport, pull

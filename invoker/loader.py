@@ -11,7 +11,9 @@ from functools import partial
 from invoker.counters import Counters
 from invoker.errors import StartFailed
 from invoker.fetch import Target, from_memory, from_peers, from_store
-from invoker.host_tier import Filling, HostMapping, HostTier, LoadElsewhere, close_if_open, release
+from invoker.filling import Filling, LoadElsewhere
+from invoker.host_mapping import HostMapping, close_if_open, release
+from invoker.host_tier import HostTier
 from invoker.published import PublishedImages
 from invoker.start_plan import Residence, StartPlan, choose_start
 from invoker.store_access import StoreAccess

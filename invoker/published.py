@@ -5,7 +5,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from invoker.host_tier import HostMapping, HostTier, close_if_open
+from invoker.host_mapping import HostMapping, close_if_open
+from invoker.host_tier import HostTier
 from invoker.threads import in_thread
 from rdmacast.errors import RegionGone
 from rdmacast.region import GrowingRegion

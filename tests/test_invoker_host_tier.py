@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from invoker.errors import HostTierError, HostTierFull
-from invoker.host_tier import USERS, Filling, HostMapping, HostTier, LoadElsewhere, _remove_if_unused
+from invoker.filling import Filling, LoadElsewhere
+from invoker.host_mapping import HostMapping
+from invoker.host_tier import HostTier
+from invoker.tier_folder import USERS, remove_if_unused
 
 KIB = 1024
 SPAWN = multiprocessing.get_context("spawn")
@@ -182,7 +185,7 @@ def test_a_late_sweep_leaves_a_tier_that_is_in_use_again(folder: Path) -> None:
     assert not folder.exists()
     tier = HostTier(folder, 1 << 20)
     fill(tier, "b", 100).close()
-    _remove_if_unused(folder, late)
+    remove_if_unused(folder, late)
     assert tier.holds(digest("b"))
     fill(tier, "c", 100).close()
     tier.close()
@@ -226,7 +229,8 @@ def test_the_folder_stays_until_its_last_user_leaves(folder: Path) -> None:
 LOADER = """
 import sys
 from pathlib import Path
-from invoker.host_tier import Filling, HostTier
+from invoker.filling import Filling
+from invoker.host_tier import HostTier
 tier = HostTier(Path(sys.argv[1]), 1 << 20)
 filling = tier.begin(sys.argv[2], 400 * 1024)
 assert isinstance(filling, Filling)
