@@ -128,20 +128,22 @@ class Admission:
                 retry_after_s=self._limits.retry_after_s,
             )
 
-    def hold(self, ticket: Ticket) -> None:
+    def hold(self, ticket: Ticket) -> Lane:
         """Put a new call into its lane. Raises DispatchError if too many wait, and none should rather go."""
         lane = self.lane(ticket.key)
         limits = self._limits
         if len(lane.held) >= limits.held_per_function:
             self._make_room(ticket, lane.tenants, (lane,))
-        elif self.held >= limits.held:
+            lane = self.lane(ticket.key)
+        elif self._tenants.total >= limits.held:
             self._make_room(ticket, self._tenants, self.lanes())
-        lane = self.lane(ticket.key)
+            lane = self.lane(ticket.key)
         lane.unready = lane.unready or ticket.ready_s is None
         self._arrivals += 1
         ticket.arrival = self._arrivals
         lane.held.add(ticket)
         self._count(lane, ticket)
+        return lane
 
     def hold_again(self, ticket: Ticket) -> None:
         """Take a call off its instance and put it back into its lane, in its place by arrival. It is
@@ -155,7 +157,7 @@ class Admission:
 
     def assign(self, ticket: Ticket, instance: InstanceRecord) -> None:
         """Take a waiting call out of its lane and onto an instance."""
-        lane = self.lane(ticket.key)
+        lane = self._lanes[ticket.key]
         lane.held.take(ticket)
         self._discount(lane, ticket)
         ticket.instance = instance
@@ -172,7 +174,8 @@ class Admission:
         if ticket.instance is None:
             self._unhold(ticket)
             return
-        self.lane(ticket.key).held.finish(ticket.tenant)
+        lane = self._lanes[ticket.key]
+        lane.held.finish(ticket.tenant)
         ticket.instance = None
         ticket.wake.clear()
         self._tidy(ticket.key)

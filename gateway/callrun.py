@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from gateway.contract import (
     WAITS_FOR_NODE,
@@ -16,8 +16,10 @@ from gateway.contract import (
     OpenCall,
     Stage,
 )
-from gateway.eager import within
+from gateway.eager import Begun, Limit, begin
 from registry.messages import Tokens, Usage
+
+T = TypeVar("T")
 
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which nothing is under way
 
@@ -54,10 +56,8 @@ class CallRun:
 
     async def __aenter__(self) -> Self:
         opened = self._dispatcher.run(self.call)
-        try:
-            self._events = await within(self._left_s(), opened.__aenter__())
-        except TimeoutError:
-            raise self._timed_out() from None
+        begun = begin(opened.__aenter__())
+        self._events = await self._in_time(begun) if isinstance(begun, Begun) else begun
         self._opened = opened
         return self
 
@@ -73,10 +73,8 @@ class CallRun:
 
     async def __anext__(self) -> Event:
         assert self._events is not None
-        try:
-            event = await within(self._left_s(), self._events.__anext__())
-        except TimeoutError:
-            raise self._timed_out() from None
+        begun = begin(self._events.__anext__())
+        event = await self._in_time(begun) if isinstance(begun, Begun) else begun
         match event:
             case Stage(stage=stage):
                 self.stage = stage
@@ -130,6 +128,14 @@ class CallRun:
             return 0.0
         ended_s = self._ended_s or asyncio.get_running_loop().time()
         return (ended_s - self._assigned_s) * 1000
+
+    async def _in_time(self, begun: Begun[T]) -> T:
+        """Wait for the rest of it. Raises DispatchError if its time runs out."""
+        try:
+            with Limit(self._left_s()):
+                return await begun
+        except TimeoutError:
+            raise self._timed_out() from None
 
     def _note_progress(self, event: Stage) -> None:
         # A start that fails and begins again passes the same stages: that is no progress, so that a

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Admission, Lane, Ticket
@@ -138,13 +139,12 @@ class CallDispatcher:
         ticket = Ticket(call, self.clock.monotonic_s(), self._directory.failure_serial, hot=bool(ready))
         lane = self._admission.find(key)
         first = lane is None or not lane.held
-        self._admission.hold(ticket)
+        lane = self._admission.hold(ticket)
         self._idle.clear()
-        self._assign_held(self._admission.lane(key))
+        self._assign_ready(lane, ready)
         starts_to_wait = ticket.instance is None and first
         self._demand.changed(urgent=starts_to_wait)
         if starts_to_wait:
-            lane = self._admission.lane(key)
             lane.stage = self.stage(key)
             self._refuse_hopeless(lane)
             self._load.notify()  # the controller, if it is here, starts what is missing
@@ -174,10 +174,11 @@ class CallDispatcher:
                 self._tell_held(lane)
 
     def _assign_held(self, lane: Lane) -> None:
-        if not lane.held:
-            return
+        if lane.held:
+            self._assign_ready(lane, self._directory.ready(lane.key))
+
+    def _assign_ready(self, lane: Lane, ready: Sequence[InstanceRecord]) -> None:
         now = self.clock.monotonic_s()
-        ready = self._directory.ready(lane.key)
         if ready and lane.unready:
             lane.unready = False
             for ticket in lane.held:
@@ -277,7 +278,8 @@ class _Run:
             await self._serving.aclose()
         finally:
             self._dispatcher.leave(self._ticket)
-            await self._serving.learn_used()
+            if self._serving.unheard:
+                await self._serving.learn_used()
 
 
 def _stopped(instance: InstanceRecord) -> InstanceRecord:

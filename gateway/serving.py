@@ -5,9 +5,10 @@ goes on where it was: a draw depends on (seed, position) alone, so that the toke
 as `generated_ids`, give the same continuation anywhere.
 """
 
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -77,7 +78,13 @@ class Serving:
         self._failed_over = False
         self._attempts: list[Attempt] = []
         self._began_s: float | None = None  # when an instance first took it
-        self._events = self._run()
+        self._tries_left = desk.max_tries
+        self._shown: Stage | None = None
+        self._announced = False  # whether the reader was told of the ticket's instance
+        self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # at a node
+        self._replies: AsyncIterator[Reply] | None = None
+        self._outputs_before = 0  # this attempt
+        self._over = False
 
     def __repr__(self) -> str:
         return f"<Serving {self._call.request_id} {self._ticket!r} outputs={self._outputs}>"
@@ -85,82 +92,115 @@ class Serving:
     def __aiter__(self) -> "Serving":
         return self
 
-    def __anext__(self) -> Coroutine[Any, Any, Event]:
-        return self._events.__anext__()
+    async def __anext__(self) -> Event:
+        while not self._over:
+            if self._replies is None and not (self._announced and self._ticket.instance is not None):
+                news = await self._placed()
+                if news is not None:
+                    return news
+            try:
+                if self._replies is None:
+                    await self._open()
+                assert self._replies is not None
+                reply = await self._replies.__anext__()
+            except (ChannelClosed, RemoteError) as error:
+                await self._close()
+                if self._finished and isinstance(error, ChannelClosed):
+                    self._over = True
+                    return self._synthetic_usage()
+                self._again(error)
+                continue
+            except StopAsyncIteration:
+                node = self._attempts[-1].node
+                raise DispatchError(
+                    "internal", f"{node} ended the call without its usage", status=500
+                ) from None
+            event = self._account(self._attempts[-1], reply)
+            self._over = isinstance(event, Usage)
+            return event
+        raise StopAsyncIteration
 
     @property
     def used(self) -> tuple[CallUse, ...]:
-        return tuple(attempt.use for attempt in self._attempts)
+        return tuple([attempt.use for attempt in self._attempts])
 
     async def aclose(self) -> None:
         """Leave the call: the node that works on it, if any, is told to stop."""
-        await self._events.aclose()
+        self._over = True
+        if self._opened is not None:
+            await self._close()
 
-    async def learn_used(self) -> None:
-        """After `aclose`: ask the nodes that did not come to say it what they spent on the call."""
-        unheard = [
+    @property
+    def unheard(self) -> list[Attempt]:
+        """The attempts whose nodes can still say what they spent on the call, and have not."""
+        return [
             attempt
             for attempt in self._attempts
             if not attempt.exact and self._desk.client(attempt.node) is attempt.client
         ]
-        if unheard:
+
+    async def learn_used(self) -> None:
+        """After `aclose`: ask the nodes that did not come to say it what they spent on the call."""
+        if unheard := self.unheard:
             await outlast(ask_used(unheard))
 
-    async def _run(self) -> AsyncGenerator[Event, None]:
+    async def _placed(self) -> Stage | Assigned | None:
+        """Wait for an instance or a change of the stage; what to tell of it, if anything."""
         ticket = self._ticket
-        tries_left = self._desk.max_tries
-        while True:
-            shown: Stage | None = None
-            while ticket.instance is None:
-                if ticket.error is not None:
-                    raise ticket.error
-                stage = self._desk.stage(ticket.key)
-                if stage != shown and not self._outputs:
-                    shown = stage
-                    yield stage
-                    continue
-                ticket.wake.clear()
-                await ticket.wake.wait()
-            instance = ticket.instance
-            if not self._outputs:
-                yield self._assigned(instance)
-            try:
-                client = self._desk.client(instance.node)
-                if client is None:
-                    raise ChannelClosed(f"no channel to {instance.node}")
-                attempt = self._attempt(instance, client)
-                outputs_before = self._outputs
-                async with client.call(self._work(attempt)) as replies:
-                    while (reply := await anext(replies, None)) is not None:
-                        event = self._account(attempt, reply)
-                        yield event
-                        if isinstance(event, Usage):
-                            return
-                raise DispatchError(
-                    "internal", f"{instance.node} ended the call without its usage", status=500
-                )
-            except ChannelClosed as error:
-                outcome = Outcome.LOST
-                self._check_repeatable(instance, error)
-                if self._finished:
-                    yield self._synthetic_usage()
-                    return
-                lost: Exception = error
-            except RemoteError as error:
-                refusal = _REFUSALS.get(error.code)
-                if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
-                    raise self._translated(error) from error
-                outcome, lost = refusal, error
-                if outcome is not Outcome.DRAINING and self._outputs == outputs_before:
-                    self._attempts.remove(attempt)  # refused before it began
-            # A full instance is no failure: the call waits on, under its own limits.
-            tries_left -= outcome is not Outcome.FULL
-            if not tries_left:
-                raise self._given_up(lost) from lost
-            self._failed_over = self._failed_over or self._outputs > 0
-            self._desk.again(ticket, outcome, failover=outcome is Outcome.LOST)
-            if outcome is not Outcome.FULL:
-                ticket.lost_instance()
+        while ticket.instance is None:
+            if ticket.error is not None:
+                raise ticket.error
+            stage = self._desk.stage(ticket.key)
+            if stage != self._shown and not self._outputs:
+                self._shown = stage
+                return stage
+            ticket.wake.clear()
+            await ticket.wake.wait()
+        self._announced = True
+        return None if self._outputs else self._assigned(ticket.instance)
+
+    async def _open(self) -> None:
+        """Send the work to the ticket's instance. Raises ChannelClosed, RemoteError."""
+        instance = self._ticket.instance
+        assert instance is not None
+        client = self._desk.client(instance.node)
+        if client is None:
+            raise ChannelClosed(f"no channel to {instance.node}")
+        attempt = self._attempt(instance, client)
+        self._outputs_before = self._outputs
+        opened = client.call(self._work(attempt))
+        self._replies = await opened.__aenter__()
+        self._opened = opened
+
+    async def _close(self) -> None:
+        opened, self._opened, self._replies = self._opened, None, None
+        if opened is not None:
+            await opened.__aexit__(None, None, None)
+
+    def _again(self, error: ChannelClosed | RemoteError) -> None:
+        """Give the call back to its lane, to go on elsewhere. Raises DispatchError where it cannot."""
+        ticket = self._ticket
+        instance = ticket.instance
+        assert instance is not None
+        if isinstance(error, ChannelClosed):
+            outcome = Outcome.LOST
+            self._check_repeatable(instance, error)
+        else:
+            refusal = _REFUSALS.get(error.code)
+            if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
+                raise self._translated(error) from error
+            outcome = refusal
+            if outcome is not Outcome.DRAINING and self._outputs == self._outputs_before:
+                self._attempts.pop()  # refused before it began
+        # A full instance is no failure: the call waits on, under its own limits.
+        self._tries_left -= outcome is not Outcome.FULL
+        if not self._tries_left:
+            raise self._given_up(error) from error
+        self._failed_over = self._failed_over or self._outputs > 0
+        self._announced, self._shown = False, None
+        self._desk.again(ticket, outcome, failover=outcome is Outcome.LOST)
+        if outcome is not Outcome.FULL:
+            ticket.lost_instance()
 
     def _assigned(self, instance: InstanceRecord) -> Assigned:
         """Waiting counts as load until a first instance was ready, and as queueing after."""
