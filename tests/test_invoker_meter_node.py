@@ -227,9 +227,10 @@ asyncio.run(main())
 def test_a_process_whose_engine_hangs_ends_itself_and_leaves_its_journal(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HANGING, str(tmp_path / "store"), str(tmp_path / "journals")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    shm = Path(done.stdout.strip())
-    shutil.rmtree(shm, ignore_errors=True)
     assert done.returncode == HANGS, done.stderr
+    shm = Path(done.stdout.strip())
+    assert shm.is_absolute()  # an empty answer would be this very folder
+    shutil.rmtree(shm, ignore_errors=True)
     assert "an engine hangs" in done.stderr
     (adopted,) = adopt(tmp_path / "journals" / shm.name)
     os.close(adopted.fd)
