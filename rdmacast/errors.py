@@ -8,7 +8,8 @@ CastError
 │   └── NotShared     the peer holds it, but not in a file that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
 ├── ChecksumError     a unit arrived damaged from every holder (names the units)
-└── NoHolder          no holder is left for the missing bytes (names them)
+├── NoHolder          no holder is left for the missing bytes (names them)
+└── PlanError         a transfer plan breaks its law (names step, node and block)
 """
 
 
@@ -54,3 +55,15 @@ class NoHolder(CastError):
     def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class PlanError(CastError):
+    """A transfer plan breaks its law at `step`, `node` and `block`, as far as these are known."""
+
+    def __init__(
+        self, message: str, *, step: int | None = None, node: int | None = None, block: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.node = node
+        self.block = block

@@ -1,0 +1,157 @@
+"""Picks planner and block count from what was measured of the links, and says why (pure).
+
+With several pulls in flight a block costs its time at the port, and latency is paid once a hop. So both
+the binomial pipeline and the chain cost blocks + hops such times: ceil(log2 L) hops, or L - 1. What tells
+them apart besides is that the pipeline changes partner with every block. Over TCP a connection that was
+idle begins again with a small window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.planners.catalog import BINOMIAL, CHAIN, Planner
+from rdmacast.planners.multi_chain import multi_chain
+from rdmacast.planners.topology import Site
+
+LEAST_BLOCK_BYTES = 256 << 10  # the unit of checksums
+MOST_BLOCKS = 512
+# The pipeline completes its targets together, so it is taken unless the chain is faster by more.
+_LIKE = 1.01
+_AS_FAST = 1.003
+# Above this spread of rates, ordered chains: in a pipeline a slow node passes on what fast ones wait for.
+_MIXED = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """What was measured of the links: the slowest port, and what a block costs besides its bytes."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    overhead_s: float = 0.0
+    restart_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0:
+            raise ValueError(f"a link's rate must be above 0, not {self.bytes_per_s}")
+        if not min(self.latency_s, self.overhead_s, self.restart_s) >= 0:
+            raise ValueError("a link's latency, overhead and restart must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The planner and block count to use, how long it should take, and the reason in one line.
+
+    `sites` are what the planner is to know of the nodes; None where they are alike.
+    """
+
+    planner: str
+    blocks: int
+    predicted_s: float
+    reason: str
+    sites: tuple[Site, ...] | None = None
+
+    def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
+        shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks)
+        if self.planner == "multi-chain":
+            return multi_chain(shape, self.sites)
+        return {BINOMIAL.name: BINOMIAL, CHAIN.name: CHAIN}[self.planner].plan(shape)
+
+
+def choose_planner(
+    *,
+    nodes: int,
+    sources: int,
+    nbytes: int,
+    facts: LinkFacts,
+    blocks: int | None = None,
+    sites: Sequence[Site] | None = None,
+) -> Decision:
+    """Decide for `nodes` nodes of which `sources` hold the image of `nbytes`; `blocks` fixes the count."""
+    if not 1 <= sources <= nodes or nbytes <= 0:
+        raise ValueError("a cast has 1 to all nodes as sources, and more than 0 bytes")
+    if blocks is not None and blocks < 1:
+        raise ValueError(f"a cast has at least 1 block, not {blocks}")
+    members = -(-nodes // sources)
+    tried = [
+        _best(planner, members, nbytes, facts, [blocks] if blocks else _block_counts(nbytes))
+        for planner in (BINOMIAL, CHAIN)
+    ]
+    pipeline, chain = tried
+    spread = _spread(sites)
+    if sites is not None and spread > _MIXED:
+        return Decision(
+            planner="multi-chain",
+            blocks=chain[1],
+            predicted_s=chain[0],
+            reason=f"ordered chains, {chain[1]} blocks: the nodes' rates differ {spread:.1f}-fold, "
+            "and in a pipeline fast nodes would wait for slow ones",
+            sites=tuple(sites),
+        )
+    if pipeline[0] <= chain[0] * _LIKE:
+        return _decided(BINOMIAL, pipeline, CHAIN, chain, members, facts)
+    return _decided(CHAIN, chain, BINOMIAL, pipeline, members, facts)
+
+
+def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blocks: int) -> float:
+    """How long a sub-group of `members` nodes takes with the binomial pipeline or the chain."""
+    if members == 1:
+        return 0.0
+    hops = (members - 1).bit_length() if planner is BINOMIAL else members - 1
+    # Between two nodes nobody changes partner, and of three or more the pipeline always does.
+    restart_s = facts.restart_s if planner is BINOMIAL and members > 2 else 0.0
+    block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + restart_s
+    return (blocks - 1 + hops) * block_s + hops * facts.latency_s
+
+
+def _best(
+    planner: Planner, members: int, nbytes: int, facts: LinkFacts, counts: Sequence[int]
+) -> tuple[float, int]:
+    """(seconds, blocks) of the finest count that is as fast as any: fine blocks can be executed early."""
+    times_s = {count: predict_s(planner, members, nbytes, facts, count) for count in counts}
+    least_s = min(times_s.values())
+    finest = max(count for count, seconds in times_s.items() if seconds <= least_s * _AS_FAST)
+    return times_s[finest], finest
+
+
+def _block_counts(nbytes: int) -> list[int]:
+    """Counts to try: powers of two and the steps half-way between, in blocks of a unit or more."""
+    most = max(1, min(MOST_BLOCKS, nbytes // LEAST_BLOCK_BYTES))
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
+
+
+def _spread(sites: Sequence[Site] | None) -> float:
+    rates = [site.bytes_per_s for site in sites or ()]
+    return max(rates) / min(rates) if rates else 1.0
+
+
+def _decided(
+    planner: Planner,
+    chosen: tuple[float, int],
+    other: Planner,
+    rival: tuple[float, int],
+    members: int,
+    facts: LinkFacts,
+) -> Decision:
+    seconds, blocks = chosen
+    if members <= 2:
+        why = "each source has one target at most, so all planners are alike"
+    elif planner is CHAIN:
+        why = (
+            f"{_time(seconds)} where the {other.name} takes {_time(rival[0])}: its change of partners costs "
+            f"{_time(facts.restart_s)} a block, more than the chain's {members - 1} hops"
+        )
+    else:
+        hops = (members - 1).bit_length()
+        why = (
+            f"{_time(seconds)} where the {other.name} takes {_time(rival[0])} with {rival[1]} blocks: "
+            f"{hops} hops, not {members - 1}"
+        )
+    reason = f"{planner.name}, {blocks} blocks: {why}"
+    return Decision(planner=planner.name, blocks=blocks, predicted_s=seconds, reason=reason)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

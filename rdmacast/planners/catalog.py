@@ -1,0 +1,106 @@
+"""All planners by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.planners import binomial, binomial_tree, chain, scatter_allgather, sequential, tree
+from rdmacast.planners.multi_chain import multi_chain
+from rdmacast.planners.subgroups import Scheme, plan_subgroups
+
+
+class Planner(Protocol):
+    """Decides who sends which block to whom; pure, and the same for the same shape."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """What it does and how many steps it takes with N nodes, one source and b blocks, in a line."""
+        ...
+
+    def plan(self, shape: CastShape) -> TransferPlan:
+        """A plan that is valid for every shape."""
+        ...
+
+    def steps(self, shape: CastShape) -> int:
+        """How many steps the plan has, without making all of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubgroupPlanner:
+    """A scheme for one source, run by k sub-groups side by side."""
+
+    name: str
+    summary: str
+    scheme: Scheme
+    steps_of: Callable[[int, int], int]
+    whole: bool = False
+
+    def plan(self, shape: CastShape) -> TransferPlan:
+        return plan_subgroups(self.name, self.scheme, shape, whole=self.whole)
+
+    def steps(self, shape: CastShape) -> int:
+        size, larger = divmod(shape.nodes, len(shape.sources))
+        sizes = {size, size + 1} if larger else {size}
+        return max(self.steps_of(members, shape.blocks) for members in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiChainPlanner:
+    """Chains; without a topology one chain a source."""
+
+    name: str = "multi-chain"
+    summary: str = "chains over a topology, blocks in execution order: b + N - 2"
+
+    def plan(self, shape: CastShape) -> TransferPlan:
+        return multi_chain(shape)
+
+    def steps(self, shape: CastShape) -> int:
+        return chain.steps(-(-shape.nodes // len(shape.sources)), shape.blocks)
+
+
+BINOMIAL = SubgroupPlanner(
+    "binomial", "binomial pipeline: b + ceil(log2 N) - 1", binomial.binomial, binomial.steps
+)
+CHAIN = SubgroupPlanner("chain", "each node passes on to the next: b + N - 2", chain.chain, chain.steps)
+
+PLANNERS: Mapping[str, Planner] = MappingProxyType(
+    {
+        planner.name: planner
+        for planner in (
+            BINOMIAL,
+            CHAIN,
+            MultiChainPlanner(),
+            SubgroupPlanner("tree", "complete binary tree: 2(b - 1) + D", tree.tree, tree.steps),
+            SubgroupPlanner(
+                "scatter-allgather",
+                "scatter, then a ring: about 2b(N - 1)/N",
+                scatter_allgather.scatter_allgather,
+                scatter_allgather.steps,
+            ),
+            SubgroupPlanner(
+                "binomial-tree",
+                "whole messages down a binomial tree: b ceil(log2 N)",
+                binomial_tree.binomial_tree,
+                binomial_tree.steps,
+                whole=True,
+            ),
+            SubgroupPlanner(
+                "sequential", "one target after the other: b(N - 1)", sequential.sequential, sequential.steps
+            ),
+        )
+    }
+)
+
+
+def bound(shape: CastShape) -> int:
+    """The fewest steps that any plan can take."""
+    if len(shape.sources) == shape.nodes:
+        return 0
+    doublings = (-(-shape.nodes // len(shape.sources)) - 1).bit_length()
+    return shape.blocks + doublings - 1

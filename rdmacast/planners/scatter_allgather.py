@@ -1,0 +1,45 @@
+"""Scatter, then a ring allgather: each target gets a part of its own, then all parts go around (pure).
+
+Open MPI's best broadcast of large messages. It takes 2 blocks (nodes - 1) / nodes steps where the nodes
+divide the blocks. With fewer blocks than nodes some parts are empty, and the ring costs more.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdmacast.planners.subgroups import balanced
+from rdmacast.transfers import Transfers, gathered, ints
+
+_Numbers = NDArray[np.int64]
+
+
+def steps(members: int, blocks: int) -> int:
+    return scatter_allgather(members, blocks).steps
+
+
+def scatter_allgather(members: int, blocks: int) -> Transfers:
+    """Node v's part is the v-th of balanced ranges; node 0 scatters the others' and holds back its own."""
+    if members == 1:
+        return gathered([])
+    parts = balanced(blocks, members)
+    first = np.array([start for start, _ in parts])
+    size = np.array([end - start for start, end in parts])
+    given = np.arange(size[0], blocks)
+    owner = np.repeat(np.arange(members), size)[given]
+    scatter = Transfers(ints(given - size[0]), ints(np.zeros_like(given)), ints(owner), ints(given))
+    turns = [_turn(turn, members, first, size, len(given)) for turn in range(members - 1)]
+    return gathered([scatter, *turns])
+
+
+def _turn(turn: int, members: int, first: _Numbers, size: _Numbers, begin: int) -> Transfers:
+    """One round of the ring: each node gives its right neighbour the part that it got in the round before.
+
+    Nothing is given to node 0, which holds all.
+    """
+    source = np.arange(members - 1)
+    part = (source - turn) % members
+    count = size[part]
+    place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    step = begin + turn * int(size.max()) + place
+    sender = np.repeat(source, count)
+    return Transfers(ints(step), ints(sender), ints(sender + 1), ints(np.repeat(first[part], count) + place))
