@@ -168,10 +168,10 @@ def test_a_disk_that_takes_long_is_told_once_until_it_is_quick_again(
         if hang is None:
             done.set()
         elif hang:
-            time.sleep(0.5)
+            time.sleep(0.6)
 
     async def main() -> None:
-        forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=0.3))
+        forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=0.5))
         assert await asyncio.to_thread(done.wait, PATIENCE_S)
         await ended(forcing)
 

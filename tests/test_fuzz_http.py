@@ -31,11 +31,12 @@ from schemathesis.specs.openapi.checks import (
 
 from gateway.operations import OPERATIONS, Operation
 from tests.encoder_checkpoints import write_encoder
+from tests.patience import PATIENCE_S
 from tests.platform_fixture import Platform
 
-REQUESTS = int(os.environ.get("HYPERCAST_FUZZ_REQUESTS", "400"))
+REQUESTS = int(os.environ.get("HYPERCAST_FUZZ_REQUESTS", "200"))
 SEED = int(os.environ.get("HYPERCAST_FUZZ_SEED", "1"))
-TIMEOUT_S = 20.0  # of one request: more is a hang
+TIMEOUT_S = PATIENCE_S  # of one request: more is a hang
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

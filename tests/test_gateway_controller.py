@@ -22,7 +22,7 @@ from registry.messages import Usage
 from registry.node import Tier
 
 QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
-FAST = ControlSettings(lease_ttl_s=0.3, demand_ttl_s=1.0)
+FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
 EXPECTED = tokens_after((1, 2, 3), 4)
 
 

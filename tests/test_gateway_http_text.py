@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -250,25 +251,43 @@ TEXTS = {
 }
 
 
-async def longest_block_s(work: Callable[[], Awaitable[object]]) -> float:
-    """For how long the event loop got no turn during `work`; the best of three tries."""
-    loop = asyncio.get_running_loop()
+@pytest.fixture(scope="module")
+def bearable_s() -> float:
+    """For how long the event loop may get no turn: a tenth of what the fullest body would take it if it
+    were decoded as it came. Processor time, so that only this machine's speed plays a part."""
+    part, parts = repeated("[", "[1]", "]", LIMITS.body_bytes // 8), 8
+    decode_all = msgspec.json.Decoder(object).decode
+
+    def once() -> float:
+        began = time.process_time()
+        decode_all(part)
+        return time.process_time() - began
+
+    return min(once() for _ in range(2)) * parts / 10
+
+
+async def longest_block_s(work: Callable[[], Awaitable[object]], bearable_s: float) -> float:
+    """The most processor time between two turns of the event loop during `work`, its threads' included
+    (one that holds the interpreter holds the loop up); the first of three tries that is bearable."""
 
     async def once() -> float:
-        longest, last = 0.0, loop.time()
+        longest, last = 0.0, time.process_time()
         task = asyncio.ensure_future(work())
         while not task.done():
             await asyncio.sleep(0)
-            longest, last = max(longest, loop.time() - last), loop.time()
+            longest, last = max(longest, time.process_time() - last), time.process_time()
         with suppress(ApiError):
             task.result()
         return longest
 
-    return min([await once() for _ in range(3)])
+    longest = await once()
+    for _ in range(2):
+        longest = longest if longest < bearable_s else await once()
+    return longest
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_no_text_body_holds_the_event_loop_up(kind: str) -> None:
+def test_no_text_body_holds_the_event_loop_up(kind: str, bearable_s: float) -> None:
     async def main() -> None:
         decoders = {schema: msgspec.json.Decoder(schema) for schema in (CompletionRequest, ChatRequest)}
         for schema in decoders:
@@ -279,14 +298,14 @@ def test_no_text_body_holds_the_event_loop_up(kind: str) -> None:
                     if isinstance(asked, CompletionRequest):
                         split_prompts(asked.prompt, param="prompt", limit=128)
 
-                assert await longest_block_s(work) < 0.2
+                assert await longest_block_s(work, bearable_s) < bearable_s
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("item", ["[[1],[1]]", "0.5", '"a"', '{"a":{}}', '"' + "\\\\" * 1000 + '"', '"é[{,"'])
 @pytest.mark.parametrize("bounds", [LIMITS.image_json, LIMITS.handler_json], ids=["image", "handler"])
-def test_no_large_body_holds_the_event_loop_up(item: str, bounds: JsonBounds) -> None:
+def test_no_large_body_holds_the_event_loop_up(item: str, bounds: JsonBounds, bearable_s: float) -> None:
     async def main() -> None:
         decoder = msgspec.json.Decoder(ClassifyRequest)
         for nbytes in (1 << 21, LIMITS.body_bytes):
@@ -298,7 +317,7 @@ def test_no_large_body_holds_the_event_loop_up(item: str, bounds: JsonBounds) ->
                 else:
                     await decode_large(body, decoder, LIMITS, bounds)
 
-            assert await longest_block_s(work) < 0.2
+            assert await longest_block_s(work, bearable_s) < bearable_s
 
     asyncio.run(main())
 

@@ -306,7 +306,7 @@ def test_what_a_killed_node_owed_the_ledger_comes_with_its_successor(machine: Ma
         assert before == intervals[: len(before)]
         assert all(one.to_at == other.from_at for one, other in pairwise(intervals))
         assert all(abs(one.allocated_us - (one.to_at - one.from_at) * 1e6) < 10 for one in intervals)
-        assert intervals[-1].state == "ready" and killed_at - 1.5 < intervals[-1].to_at <= killed_at + 0.1
+        assert intervals[-1].state == "ready" and killed_at - 20 < intervals[-1].to_at <= killed_at + 0.1
         assert not list(SHM.glob(".journals/p0.*"))
 
     asyncio.run(scenario())

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.platform_fixture import Platform
+from tests.platform_fixture import COMMAND_S, Platform
 
 MODEL = "killed"
 TOKENS, BEGUN = 120, 12
@@ -81,12 +81,14 @@ def served(platform: Platform, run: str, *, kill: bool) -> list[Stream]:
     """The twenty at once; with `kill`, their node dies when each has begun and none is over."""
     streams = twenty(run)
 
+    (instance,) = platform.instances(MODEL)
+
     async def main() -> None:
         headers = {"authorization": f"Bearer {platform.key}"}
         limits = httpx2.Limits(max_connections=len(streams))
         async with (
             httpx2.AsyncClient(
-                base_url=platform.url, headers=headers, timeout=60, limits=limits, trust_env=False
+                base_url=platform.url, headers=headers, timeout=COMMAND_S, limits=limits, trust_env=False
             ) as http,
             asyncio.TaskGroup() as group,
         ):
@@ -95,7 +97,6 @@ def served(platform: Platform, run: str, *, kill: bool) -> list[Stream]:
             for stream in streams:
                 await stream.begun.wait()
             if kill:
-                (instance,) = await asyncio.to_thread(platform.instances, MODEL)
                 assert not any(stream.finish for stream in streams)
                 os.kill(instance["pid"], signal.SIGKILL)
 

@@ -11,19 +11,17 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.checkpoints import write_checkpoint
+from tests.patience import PATIENCE_S
 from tests.platform_fixture import Platform
 
-READY_LIMIT_S = 12.0
+READY_LIMIT_S = 12.0  # or, on a slow machine, three times what the first start took
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     made = Platform(
         data=tmp_path_factory.mktemp("own"),
-        flags=(
-            "--nodes",
-            "2",
-        ),
+        flags=("--nodes", "2"),
     )
     made.up()
     yield made
@@ -57,11 +55,7 @@ def test_it_comes_back_with_functions_keys_images_and_bills(own: Platform, tmp_p
     before = bill(own)
     assert before[0]["requests"] == 1
     own.down()
-    took_s = own.up()
-    if took_s >= READY_LIMIT_S:  # once more, for a machine that was busy with something else
-        own.down()
-        took_s = own.up()
-    assert took_s < READY_LIMIT_S
+    assert own.up() < max(READY_LIMIT_S, 3 * own.first_s)
     assert bill(own) == before
     assert ask(own) == "1"
     with OpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as client:
@@ -99,7 +93,7 @@ def test_a_redeploy_switches_without_a_failed_request(own: Platform, tmp_path: P
 def test_a_child_that_dies_is_started_again(own: Platform) -> None:
     gateway = child(own, "gateway")
     gateway.kill()
-    gateway.wait(10)
+    gateway.wait(PATIENCE_S)
 
     def back() -> bool:
         try:

@@ -1,7 +1,6 @@
 """The official openai client against a running platform, with a real model."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,13 +131,9 @@ def test_a_client_that_leaves_frees_its_sequence(platform: Platform, coder: str)
             return str(raw.headers["x-request-id"])
 
     request_id = asyncio.run(leave())
-    began = time.monotonic()
-    record = platform.until(
-        "the record of the cancelled request is there", lambda: show(platform, request_id), 5
-    )
-    assert time.monotonic() - began < 1.0
+    record = platform.until("the cancelled request has its record", lambda: show(platform, request_id))
     assert record["status"] == "cancelled"
-    assert record["completion_tokens"] < 900
+    assert record["completion_tokens"] < 90  # of 900: it was gone soon after its client
 
 
 def show(platform: Platform, request_id: str) -> dict[str, object] | None:

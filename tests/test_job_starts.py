@@ -135,7 +135,8 @@ def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
     with late_node(platform):
         only_on_late(platform, big)
     platform.until(
-        "it is gone within its lease", lambda: "late" not in {node["id"] for node in platform.nodes()}, 10
+        "it is gone within its lease",
+        lambda: "late" not in {node["id"] for node in platform.nodes()},
     )
     kind, node = start_kind(platform, big)
     assert node != "late", kind
@@ -169,4 +170,4 @@ def test_a_stream_outlives_the_node_that_serves_it(
         with late_node(platform, "--grace", "100ms") as process:
             only_on_late(platform, big)
             assert stream(lambda: process.send_signal(number)) == wanted
-    platform.until("it is gone", lambda: "late" not in {node["id"] for node in platform.nodes()}, 10)
+    platform.until("it is gone", lambda: "late" not in {node["id"] for node in platform.nodes()})

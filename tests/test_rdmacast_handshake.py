@@ -98,7 +98,7 @@ class _Recorder(asyncio.Protocol):
             self.transport.write(data)
 
 
-async def _listen(timeout_s: float = 5.0) -> Listener:
+async def _listen(timeout_s: float = PATIENCE_S) -> Listener:
     return await listen(
         "tcp://127.0.0.1:0",
         secret=SECRET,
@@ -108,7 +108,7 @@ async def _listen(timeout_s: float = 5.0) -> Listener:
     )
 
 
-async def _dial(url: str, secret: bytes = SECRET, timeout_s: float = 5.0) -> _Recorder:
+async def _dial(url: str, secret: bytes = SECRET, timeout_s: float = PATIENCE_S) -> _Recorder:
     return await dial(url, secret=secret, service=SERVICE, make_protocol=_Recorder, timeout_s=timeout_s)
 
 
@@ -188,7 +188,7 @@ def test_both_ends_log_another_secret_once() -> None:
 
 def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
     async def main() -> None:
-        listener = await _listen(timeout_s=0.1)
+        listener = await _listen()
         reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
         client = ClientHandshake(SECRET, SERVICE)
         writer.write(client.opening)
@@ -196,6 +196,8 @@ def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
         writer.write(bytes(32))
         assert await reader.read() == b""
         writer.close()
+        listener.close()
+        listener = await _listen(timeout_s=0.1)
         reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
         assert await reader.read() == b""  # it said nothing
         writer.close()
@@ -216,12 +218,12 @@ def test_a_dialler_gives_up_on_silence_noise_and_nobody() -> None:
             await reader.read()
             writer.close()
 
-        expected: list[type[CastError]] = [LinkClosed, ProtocolError]
-        for behaviour, error in zip((silent, noisy), expected, strict=True):
+        cases: list[tuple[type[CastError], float]] = [(LinkClosed, 0.1), (ProtocolError, PATIENCE_S)]
+        for behaviour, (error, timeout_s) in zip((silent, noisy), cases, strict=True):
             server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(error):
-                await _dial(f"tcp://127.0.0.1:{port}", timeout_s=0.1)
+                await _dial(f"tcp://127.0.0.1:{port}", timeout_s=timeout_s)
             server.close()
             await server.wait_closed()
         with pytest.raises(LinkClosed, match="cannot connect"):

@@ -123,7 +123,7 @@ def test_with_nobody_left_the_missing_bytes_are_named() -> None:
 
 def test_a_stalled_source_is_given_up_where_a_limit_is_set() -> None:
     rig = Rig(Faults(stall_after_bytes=8 * UNIT), Faults())
-    report = asyncio.run(rig.pull(stall_timeout_s=0.05))
+    report = asyncio.run(rig.pull(stall_timeout_s=0.5))
     assert rig.buffer == CONTENT
     assert report.bytes_by_source[PEERS[0].url] == 8 * UNIT
 
@@ -157,7 +157,7 @@ def test_who_wait_for_each_other_give_up() -> None:
 
 def test_a_slow_source_that_moves_is_kept() -> None:
     async def main() -> None:
-        async with RegionServer(SECRET, host="a", link_rate_bytes_s=100_000) as server:
+        async with RegionServer(SECRET, host="a", link_rate_bytes_s=40_000) as server:
             server.publish("image", GrowingRegion(CONTENT, complete=True))
             # One block, which takes longer than the limit: its bytes count before it is complete.
             plan = PullPlan(
@@ -165,13 +165,13 @@ def test_a_slow_source_that_moves_is_kept() -> None:
                 nbytes=NBYTES,
                 block_bytes=65 * UNIT,
                 sources=(server.address,),
-                stall_timeout_s=0.3,
+                stall_timeout_s=1.0,
             )
             buffer, connector = bytearray(NBYTES), Connector("here", [TcpTransport(SECRET)])
             report = await pull(
                 plan, memoryview(buffer), connector=connector, check=check, on_block=lambda *_: None
             )
-            assert buffer == CONTENT and report.seconds > 0.4 and not report.retries
+            assert buffer == CONTENT and report.seconds > 1.0 and not report.retries
 
     asyncio.run(main())
 

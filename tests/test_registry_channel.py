@@ -265,11 +265,11 @@ def test_pings_keep_an_idle_channel_and_its_calls(run: Run) -> None:
         async with rig.channel.call(tail("hang")) as replies:
             await anext(aiter(replies))
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.6):
+                async with asyncio.timeout(1.5):
                     await anext(aiter(replies))
         assert not rig.channel.is_closed and not rig.lost
 
-    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=0.2))
+    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=0.5))
 
 
 class _Scripted(asyncio.Protocol):
@@ -315,9 +315,9 @@ def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) ->
             secret=SECRET,
             service=SERVICE,
             make_protocol=lambda: _Scripted(script, answers=True),
-            timeout_s=5,
+            timeout_s=PATIENCE_S,
         )
-        limits = ChannelSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+        limits = ChannelSettings(ping_interval_s=0.05, ping_timeout_s=PATIENCE_S if script else 0.2)
         closed = asyncio.Event()
         channel = await Channel.connect(
             listener.endpoint.url, SECRET, settings=limits, on_closed=lambda *_: closed.set()
@@ -340,7 +340,7 @@ def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:
             secret=SECRET,
             service=SERVICE,
             make_protocol=lambda: _Scripted(pack(Kind.OPEN, 1, bytes(1 << 20))[:100]),
-            timeout_s=5,
+            timeout_s=PATIENCE_S,
         )
         while pack(Kind.PING, 0) not in peer.received:
             peer.heard.clear()
@@ -351,7 +351,7 @@ def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:
         peer._transport.close()
         await peer.lost.wait()
 
-    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=5))
+    run(body, ChannelSettings(ping_interval_s=0.05, ping_timeout_s=PATIENCE_S))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_a_client_that_misbehaves_is_hung_up_on_and_others_go_on(run: Run, scrip
             secret=SECRET,
             service=SERVICE,
             make_protocol=lambda: _Scripted(script),
-            timeout_s=5,
+            timeout_s=PATIENCE_S,
         )
         await bad.lost.wait()
         assert await rig.channel.ask(GetStatus()) == Done()
@@ -386,7 +386,7 @@ def test_a_malformed_request_fails_alone(run: Run) -> None:
             secret=SECRET,
             service=SERVICE,
             make_protocol=lambda: _Scripted(pack(Kind.OPEN, 7, b"\x81\xa4type\xa7Nothing")),
-            timeout_s=5,
+            timeout_s=PATIENCE_S,
         )
         await odd.heard.wait()
         ((kind, call, failure),) = (

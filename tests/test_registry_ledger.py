@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -17,18 +17,11 @@ from registry.redis_state import RedisState
 from registry.state import Ledger, UsageFilter
 from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
 from registry.usage_report import DAY_S, day_of, matches, row_of, split_days, total
-from tests.redis_fixture import running_redis
 from tests.registry_records import request
 
 Scenario = Callable[[Ledger], Awaitable[None]]
 DAY = 19_675
 MIDNIGHT = float(DAY * DAY_S)
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,17 +37,11 @@ from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import State
 from tests.patience import PATIENCE_S
-from tests.redis_fixture import RedisServer, running_redis
+from tests.redis_fixture import RedisServer
 from tests.registry_records import request as record
 
 Scenario = Callable[[State, State], Awaitable[None]]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -158,8 +152,8 @@ def test_places_are_counted_across_gateways_and_given_back(run):
 def test_places_that_nobody_keeps_lapse(run):
     async def scenario(one: State, other: State) -> None:
         asked = key(max_concurrent=2)
-        assert await verdict(one, asked, "kept", ttl_s=0.3) is Verdict.ADMITTED
-        assert await verdict(one, asked, "left", ttl_s=0.3) is Verdict.ADMITTED
+        assert await verdict(one, asked, "kept", ttl_s=1.5) is Verdict.ADMITTED
+        assert await verdict(one, asked, "left", ttl_s=1.5) is Verdict.ADMITTED
         await one.keep_places(places_of("kept"), ttl_s=60)
         assert await verdict(other, asked, "next") is Verdict.BUSY
         await until_admitted(other, asked, "next")
@@ -176,12 +170,12 @@ def test_tokens_are_charged_with_the_record_and_once(run):
         asked = key(tokens_per_minute=6000)
         first = await one.admit(asked, "a", ttl_s=60, now=NOW)
         assert (first.verdict, first.tokens_used) == (Verdict.ADMITTED, 0)
-        used = record("r1", prompt_tokens=6000, completion_tokens=40)
+        used = record("r1", prompt_tokens=6000, completion_tokens=200)
         assert await one.add_request(used)
         refused = await other.admit(asked, "b", ttl_s=60, now=NOW)
         assert refused.verdict is Verdict.TOKENS
-        assert 6000 * UNITS <= refused.tokens_used <= 6040 * UNITS
-        assert 0 < retry_in_s(asked, refused, NOW) <= 0.401
+        assert 6000 * UNITS <= refused.tokens_used <= 6200 * UNITS
+        assert 0 < retry_in_s(asked, refused, NOW) <= 2.001
         assert not await other.add_request(used)
         assert not await one.add_request(replace(used, prompt_tokens=10**6))
         again = await other.admit(asked, "b", ttl_s=60, now=NOW)
@@ -307,13 +301,15 @@ def test_a_key_is_replaced_by_who_read_it_last(run):
 def test_an_admission_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
     async def main() -> None:
         asked = key(requests_per_minute=2, max_concurrent=2)
-        async with RedisServer(tmp_path) as server, RedisState.connect(server.url, timeout_s=0.3) as state:
-            assert await verdict(state, asked, "a") is Verdict.ADMITTED
+        async with (
+            RedisServer(tmp_path) as server,
+            RedisState.connect(server.url, timeout_s=20) as state,
+            RedisState.connect(server.url, timeout_s=1) as impatient,
+        ):
+            assert await verdict(impatient, asked, "a") is Verdict.ADMITTED
             server.pause()
-            began = time.monotonic()
             with pytest.raises(StateUnavailable):
-                await state.admit(asked, "b", ttl_s=60, now=NOW)
-            assert time.monotonic() - began < 2
+                await impatient.admit(asked, "b", ttl_s=60, now=NOW)
             server.resume()
             again = await state.admit(asked, "b", ttl_s=60, now=NOW)
             assert (again.verdict, again.places) == (Verdict.ADMITTED, 2)

@@ -1,7 +1,7 @@
 """What every State promises, asked of the one in Redis and of the one in memory."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -28,17 +28,10 @@ from registry.redis_state import RedisState
 from registry.secrets import new_api_key
 from registry.state import ClusterConfig, State
 from tests.patience import PATIENCE_S
-from tests.redis_fixture import running_redis
 from tests.registry_records import draft, instance, node
 
 Scenario = Callable[[State], Awaitable[None]]
 FEED_LENGTH = 200
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "redis"])

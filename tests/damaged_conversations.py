@@ -1,0 +1,174 @@
+"""What peers say to each other, and ways to damage it."""
+
+import random
+import struct
+from collections.abc import Callable
+
+from rdmacast import wire
+from registry.channel_frames import Kind, pack, pack_credit, pack_failure
+
+SECRET = b"a secret of the cluster"
+CASES = 200
+SEED = 20
+CONTENT = bytes(range(256)) * 64
+Mutation = Callable[[random.Random, list[bytes]], bytes]
+
+
+# --- mutations of a conversation, given as its messages -----------------------------------------------
+
+
+def flip(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = bytearray(b"".join(messages))
+    for _ in range(random_.randint(1, 6)):
+        raw[random_.randrange(len(raw))] ^= 1 << random_.randrange(8)
+    return bytes(raw)
+
+
+def cut(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = b"".join(messages)
+    return raw[: random_.randrange(len(raw))]
+
+
+def insert(random_: random.Random, messages: list[bytes]) -> bytes:
+    raw = b"".join(messages)
+    place = random_.randrange(len(raw))
+    return raw[:place] + random_.randbytes(random_.randint(1, 64)) + raw[place:]
+
+
+def noise(random_: random.Random, messages: list[bytes]) -> bytes:
+    return random_.randbytes(random_.choice([1, 9, 16, 100, 5000]))
+
+
+def repeat(random_: random.Random, messages: list[bytes]) -> bytes:
+    """Messages twice, left out and in another order."""
+    return b"".join(random_.choices(messages, k=2 * len(messages)))
+
+
+def extremes(random_: random.Random, messages: list[bytes]) -> bytes:
+    """A number of one message's head at its bounds."""
+    messages = list(messages)
+    index = random_.randrange(len(messages))
+    changed = bytearray(messages[index])
+    width = random_.choice([1, 2, 4, 8])
+    place = random_.randrange(max(1, min(17, len(changed) - width)))
+    changed[place : place + width] = random_.choice(
+        [
+            b"\xff" * width,
+            bytes(width),
+            b"\x7f" + b"\xff" * (width - 1),
+            (1 << (8 * width - 1)).to_bytes(width),
+        ]
+    )
+    messages[index] = bytes(changed)
+    return b"".join(messages)
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip, cut, insert, noise, repeat, extremes)
+
+
+def damaged(messages: list[bytes], extra: list[bytes]) -> list[bytes]:
+    """CASES damaged conversations, the hand-made ones first."""
+    random_ = random.Random(SEED)
+    made = [MUTATIONS[case % len(MUTATIONS)](random_, messages) for case in range(CASES - len(extra))]
+    return extra + made
+
+
+REGION_REQUESTS = [
+    wire.encode(frame)
+    for frame in (
+        wire.Ping(),
+        wire.Read(1, "image", 0, 4096),
+        wire.Wait(2, "image", 256, 256),
+        wire.Locate(3, "image"),
+        wire.Cancel(2),
+        wire.Read(4, "other", 0, 1),
+        wire.Read(5, "image", 1 << 40, 1 << 20),
+    )
+]
+_HEADER = struct.Struct(">BBHIQ")
+HOSTILE_REQUESTS = [
+    _HEADER.pack(2, 0, 9, 1, 0) + struct.pack(">Q", 1 << 60) + b"i",
+    _HEADER.pack(2, 0, 13, 1, (1 << 64) - 1) + struct.pack(">Q", 1) + b"image",
+    _HEADER.pack(2, 0, 65_535, 1, 0),
+    _HEADER.pack(4, 0, 2, 1, 0) + b"\xff\xfe",
+    _HEADER.pack(1, 0, 1, 0, 0) + b"\xff",
+    _HEADER.pack(6, 0, 0, 1, 1 << 28),
+    _HEADER.pack(6, 0, 0, 1, (1 << 64) - 1),
+    REGION_REQUESTS[1] * 3,
+    REGION_REQUESTS[2] + REGION_REQUESTS[4] * 50,
+    b"".join(wire.encode(wire.Wait(id_, "image", 0, 1)) for id_ in range(6000)),
+    REGION_REQUESTS[0] * 20_000,
+]
+REGION_REPLIES = [
+    wire.encode(frame)
+    for frame in (
+        wire.Hello(1 << 20, "a"),
+        wire.Pong(),
+        wire.Data(1, 4096),
+    )
+] + [CONTENT[:4096]]
+HOSTILE_REPLIES = [
+    wire.encode(wire.Hello(1, "a")) * 2,
+    wire.encode(wire.Hello(0, "a")),
+    REGION_REPLIES[0] + wire.encode(wire.Data(1, 1)) + b"x",
+    REGION_REPLIES[0] + wire.encode(wire.Data(9, 4096)) + CONTENT[:4096],
+    REGION_REPLIES[0] + wire.encode(wire.Ready(1, 5)),
+    REGION_REPLIES[0] + wire.encode(wire.Location(1, 4096, "/etc/passwd")),
+    REGION_REPLIES[0] + wire.encode(wire.Error(1, wire.ErrorCode.INTERNAL, "no")),
+    REGION_REPLIES[0] + _HEADER.pack(9, 0, 0, 1, 77),
+    REGION_REPLIES[0] + _HEADER.pack(8, 0, 2, 1, 1) + b"\0\0",
+    REGION_REPLIES[0] + wire.encode(wire.Error(99, wire.ErrorCode.CANCELLED, "")),
+]
+
+# A request's MessagePack: {"type": "InvokeHandler", "request_id": …}
+_BODY = b"\x84\xa4type\xadInvokeHandler\xaarequest_id\xa1r\xabinstance_id\xa1i\xa4body\xc4\x02{}"
+CHANNEL_REQUESTS = [
+    pack(Kind.PING, 0),
+    pack(Kind.OPEN, 1, _BODY),
+    pack_credit(1, 1000),
+    pack(Kind.OPEN, 2, _BODY),
+    pack(Kind.CANCEL, 2),
+]
+
+
+def opened(body: bytes) -> bytes:
+    return pack(Kind.OPEN, 1, body)
+
+
+HOSTILE_BODIES = [
+    b"",
+    b"\x91" * 100_000,
+    b"\x82\xa4type\xadInvokeHandler\xa1x" + b"\x91" * 100_000,
+    b"\x82\xa4type\xadInvokeHandler\xa1x" + b"\x81\xa1a" * 50_000,
+    b"\x81\xa4type\xa2\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xaarequest_id\xa2\xff\xff",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xa4body\xc6\xff\xff\xff\xff",
+    b"\x82\xa4type\xadInvokeHandler\xaarequest_id\xdb\xff\xff\xff\xff",
+    b"\x81\xa4type\xa7Unknown",
+    b"\xc1" * 100,
+]
+HOSTILE_CALLS = [
+    *map(opened, HOSTILE_BODIES),
+    CHANNEL_REQUESTS[1] * 2,
+    struct.pack(">IBI", (1 << 32) - 1, 1, 1),
+    struct.pack(">IBI", 4, 6, 1) + b"\xff" * 4,
+    pack_credit(1, (1 << 32) - 1) * 100,
+    pack(Kind.DATA, 1, b"x"),
+    pack(Kind.END, 1),
+    pack_failure(1, "code", "text"),
+    b"".join(pack(Kind.OPEN, id_, _BODY) for id_ in range(1, 5000)),
+]
+CHANNEL_REPLIES = [
+    pack(Kind.PONG, 0),
+    pack(Kind.DATA, 1, b"\x82\xa4type\xacHandlerChunk\xa4data\xc4\x01x"),
+    pack(Kind.END, 1),
+]
+HOSTILE_ANSWERS = [
+    *(pack(Kind.DATA, 1, body) for body in HOSTILE_BODIES),
+    *(pack(Kind.ERROR, 1, body[:16_000]) for body in HOSTILE_BODIES),
+    struct.pack(">IBI", (1 << 32) - 1, 2, 1),
+    pack(Kind.OPEN, 1, _BODY),
+    CHANNEL_REPLIES[2] * 3,
+]
