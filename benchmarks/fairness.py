@@ -3,8 +3,9 @@
 `python -m benchmarks.fairness --json FILE` starts a platform of one node (or uses `--url` and `--key`)
 with two models. A quiet tenant streams one completion after another, in turns alone and while another
 tenant keeps many connections busy with long prompts and long answers, as fast as it is served. Told are
-the quiet tenant's times to first token on both sides and how much the flood got done meanwhile. The
-flood is a process of its own, so that its client does not slow the measuring one.
+the quiet tenant's times to first token (not to its first text: a token may be a part of a character) on
+both sides and how much the flood got done meanwhile. The flood is a process of its own, so that its client
+does not slow the measuring one.
 """
 
 import argparse
@@ -37,6 +38,8 @@ VOCABULARY = 2048
 ANSWER_TOKENS = 16  # of the quiet tenant's completions
 PAUSE_S = 0.05  # at most, between two of them
 FIRST_STREAMS = 8  # of the flood that have a token, before it counts as being there
+SETTLING = 2  # requests before a side counts
+QUIET_WITHIN_S = 60.0  # after the flood's end
 
 
 class Refused(Exception):
@@ -65,6 +68,7 @@ class Load:
             "max_tokens": self.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "return_token_ids": True,  # so that a chunk comes with each token, though it be half a character
             "stream": True,
         }
         return json.dumps(request).encode()
@@ -134,16 +138,17 @@ class Wire:
 
 
 async def quiet_round(load: Load, requests: int, rng: random.Random, side: Side) -> None:
-    """One completion after another, each timed to its first token."""
+    """One completion after another, each but the first few timed to its first token."""
     wire = Wire(load.url)
-    for _ in range(requests):
+    for number in range(SETTLING + requests):
         body = load.body(rng)
         began_s, first_s = time.perf_counter(), None
         async for event in wire.post("/v1/completions", load.key, body):
             if first_s is None and b'"choices"' in event:
                 first_s = time.perf_counter() - began_s
         assert first_s is not None, "an answer without a token"
-        side.seconds.append(first_s)
+        if number >= SETTLING:
+            side.seconds.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
     wire.close()
 
@@ -228,6 +233,13 @@ class Platform:
         with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 
+    def wait_until_quiet(self) -> None:
+        """Return once nothing is in flight: what a flood left behind is no part of the other side."""
+        until_s = time.monotonic() + QUIET_WITHIN_S
+        while self.ask("/health")["in_flight"]:
+            assert time.monotonic() < until_s, "requests are in flight long after the flood"
+            time.sleep(0.1)
+
     def key_of(self, tenant: str) -> str:
         key: str = self.ask("/admin/keys", {"tenant": tenant, "name": "fairness"})["key"]
         return key
@@ -272,8 +284,8 @@ def measure(platform: Platform, model: str, args: argparse.Namespace) -> tuple[S
     )
     rng = random.Random(1)
     alone, flooded, floods = Side(), Side(), list[Flooded]()
-    asyncio.run(quiet_round(quiet, 5, rng, Side()))
     for _ in range(args.rounds):
+        platform.wait_until_quiet()
         asyncio.run(quiet_round(quiet, args.requests, rng, alone))
         with flooding(loud, args.connections, floods):
             asyncio.run(quiet_round(quiet, args.requests, rng, flooded))

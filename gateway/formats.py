@@ -59,10 +59,12 @@ class Format(ABC):
         """A chunk to send before a choice's first text."""
         return None
 
-    def delta(self, delta: Delta) -> bytes | None:
-        """A chunk with new text; None if there is nothing to tell."""
+    def delta(self, delta: Delta, *, first: bool = False) -> bytes | None:
+        """A chunk with new text; None if there is nothing to tell. That a choice has its `first` token is
+        told even while its text is not known, being a part of a character."""
         shown = (
-            delta.text
+            (first and not delta.finish_reason)
+            or delta.text
             or (self._options.token_ids and delta.token_ids)
             or (self._options.logprobs is not None and delta.logprobs)
         )

@@ -166,11 +166,13 @@ class _ChoiceWriter:
 
     async def delta(self, delta: Delta) -> None:
         form = self._plan.format
-        if delta.index not in self._opened:
+        first = delta.index not in self._opened
+        if first:
             self._opened.add(delta.index)
             if (opening := form.opening(delta.index)) is not None:
                 await self._stream.event(opening)
-        if (chunk := form.delta(delta)) is not None:
+                first = False
+        if (chunk := form.delta(delta, first=first)) is not None:
             await self._stream.event(chunk)
         if delta.finish_reason:
             self._open -= 1

@@ -149,6 +149,31 @@ def test_chat_stream(include_usage: bool) -> None:
     asyncio.run(main())
 
 
+def test_the_first_token_of_a_stream_is_told_though_it_is_a_part_of_a_character() -> None:
+    async def main() -> None:
+        told = asyncio.Event()
+
+        async def script(call: Call) -> AsyncIterator[Event]:
+            yield HOT
+            first, *others = byte_tokenizer().encode("éa").ids
+            yield Tokens(ids=(first,), finish_reason="", gpu_us=1, logprobs=())
+            await asyncio.wait_for(told.wait(), PATIENCE_S)
+            yield Tokens(ids=tuple(others), finish_reason="length", gpu_us=1, logprobs=())
+            yield Usage(prompt_tokens=1, completion_tokens=3, gpu_us=1, queue_us=0, exec_us=1)
+
+        async with gateway() as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+            gw.dispatcher.script = script
+            stream = await gw.openai().completions.create(model="coder", prompt=[5], stream=True)
+            texts = []
+            async for chunk in stream:
+                texts.append(chunk.choices[0].text)
+                told.set()
+            assert texts == ["", "éa", ""]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_token_ids_are_in_every_chunk_or_none(wanted: bool) -> None:
     async def main() -> None:
