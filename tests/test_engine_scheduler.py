@@ -232,6 +232,76 @@ def test_flows_that_always_want_more_run_as_much_as_each_other(
         assert max(served.values()) - min(served.values()) <= 2 * max(turn, *lengths)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 5),
+    st.integers(4, 60),
+    st.lists(st.tuples(st.integers(1, 200), st.integers(1, 20)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 450), st.integers(1, 9), st.integers(0, 9)), min_size=2, max_size=6),
+)
+def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_most(
+    width: int, turn: int, flood: list[tuple[int, int]], quiet: list[tuple[int, int, int]]
+) -> None:
+    """A flood is always `width` wide; the other flow's (prompt, tokens, pause in steps) follow each other."""
+    prefill = 200
+    limits = Limits(sequences=16, prefill_tokens=prefill, turn_tokens=turn)
+    scheduler = Scheduler(limits, PageAllocator(1000))
+    left: dict[str, int] = {}
+    stalled: dict[str, int] = {}  # steps since a sequence of the flood that decodes had a token
+    serial = 0
+
+    def add(flow: str, prompt: int, tokens: int) -> None:
+        nonlocal serial
+        scheduler.add(f"{flow}{serial}", prompt, flow)
+        left[f"{flow}{serial}"] = tokens
+        serial += 1
+
+    def step() -> int:
+        """Run one; how many prompt tokens of the flood were in it."""
+        plan, of_prompts = scheduler.plan(), 0
+        scheduler.ran()
+        ran = {chunk.request_id for chunk in plan.chunks}
+        for name in stalled:
+            stalled[name] = 0 if name in ran else stalled[name] + 1
+            assert stalled[name] <= 1, "what decodes is paused twice in a row"
+        for chunk in plan.chunks:
+            name = chunk.request_id
+            last_token = chunk.last and chunk.count == 1  # runs as if it decoded, beside all else
+            if name.startswith("f") and name not in stalled and not last_token:
+                of_prompts += chunk.count
+            if chunk.last:
+                left[name] -= 1
+                if left[name] == 0:
+                    scheduler.remove(name)
+                    del left[name]
+                    stalled.pop(name, None)
+                    if name.startswith("f"):
+                        add("f", *flood[serial % len(flood)])
+                else:
+                    scheduler.append_token(name)
+                    if name.startswith("f"):
+                        stalled.setdefault(name, 0)
+        scheduler.check_integrity()
+        return of_prompts
+
+    for number in range(width):
+        add("f", *flood[number % len(flood)])
+    step()
+    owed = 0  # what the newcomer's flow ran before, and the flood has not run since
+    for prompt, tokens, pause in quiet:
+        for _ in range(pause):
+            owed = max(0, owed - step())
+        name = f"q{serial}"
+        add("q", prompt, tokens)
+        waited, wanted = 0, left[name]
+        while left.get(name, 0) == wanted:
+            waited += step()
+        assert waited <= owed + turn
+        owed = max(0, owed - waited) + prompt
+        while name in left:
+            owed = max(0, owed - step())
+
+
 def test_a_flow_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
     scheduler = Scheduler(Limits(sequences=8, prefill_tokens=64, turn_tokens=64), PageAllocator(100))
     scheduler.add("a0", 200, "a")

@@ -2,9 +2,11 @@
 
 Sequences belong to *flows*. Within a flow they are admitted in the order in which they came; between
 flows that have prompts to run, the one of which fewer tokens were run goes first (start-time fair
-queueing), so that a newcomer's prompt is not behind the prompts of a flow that sent many. What a flow ran
-while no other wanted to is not held against it. What runs decodes in every step, whoever it belongs to,
-but for the one step, never two in a row, that is a newcomer's beside a flow that sent many.
+queueing), so that a newcomer's prompt is not behind the prompts of a flow that sent many. A flow's only
+prompt, once begun, is not interrupted by a flow that has several: that one goes on when it is run, and is
+owed as much. What a flow ran while no other wanted to is not held against it. What runs decodes in every
+step, whoever it belongs to, but for the one step, never two in a row, that is a newcomer's beside a flow
+that sent many.
 
 When pages run out, the youngest sequence of a flow gives way: it goes back to the head of its flow's
 queue with its tokens so far and is computed again later (preemption by recomputation).
@@ -20,9 +22,9 @@ from invoker.engine.pages import PageAllocator
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """At most `sequences` at once. A step takes one token of each that decodes, and beside these prompts:
-    at most `prefill_tokens` if a flow's only sequence is first or the engine was idle, else at most
-    `turn_tokens`. So a step of a flow that sends much is short: a newcomer waits until it is over, and so
-    do those that decode, into whose steps a long prompt is spread."""
+    at most `prefill_tokens` if a flow's only sequence is first or the engine was idle and nobody waits
+    beside a flow with several, else at most `turn_tokens`. So a step of a flow that sends much is short: a
+    newcomer waits until it is over, and so do those that decode, into whose steps a long prompt is spread."""
 
     sequences: int
     prefill_tokens: int
@@ -277,11 +279,12 @@ class Scheduler:
         """How many tokens of which prompts run in this step; lets waiting sequences in as far as it can."""
         prefill: Counter[str] = Counter()
         limits = self._limits
-        left = limits.turn_tokens if self._running else limits.prefill_tokens
         admits = not preempted  # whoever gave way must not be let in again by the same step
         queues = self._wanting()
+        crowded = len(queues) > 1 and any(len(flow) > 1 for flow in queues)
+        left = limits.turn_tokens if self._running or crowded else limits.prefill_tokens
         while left > 0 and queues:
-            flow = min(queues, key=lambda f: (f.tag, len(f), queues[f][0].arrival))
+            flow = _next_flow(queues)
             sequence = queues[flow].popleft()
             if not queues[flow]:
                 del queues[flow]
@@ -319,6 +322,24 @@ class Scheduler:
                 flow.tag = max(flow.tag, self._now)
             flow.wanting = flow in queues
         return queues
+
+
+def _next_flow(queues: dict[_Flow, deque[_Sequence]]) -> _Flow:
+    """Whose prompt goes on: the flow's that is behind; but a flow's only prompt, once begun, counts as at
+    its start beside flows with several."""
+
+    def behind(flow: _Flow) -> tuple[int, int, int]:
+        return flow.tag, len(flow), queues[flow][0].arrival
+
+    first = min(queues, key=behind)
+    if len(first) == 1:
+        return first
+    begun = [
+        flow
+        for flow, prompts in queues.items()
+        if len(flow) == 1 and prompts[0].cached and flow.tag - prompts[0].cached <= first.tag
+    ]
+    return min(begun, key=behind, default=first)
 
 
 def _chunk(sequence: _Sequence, count: int) -> Chunk:
