@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from invoker.arena import Region
 from invoker.engine.runner import EngineRunner
 from invoker.errors import Draining, NoSuchInstance
@@ -98,6 +100,15 @@ class Instance:
         finally:
             self._work -= 1
             self._ring()
+
+    def shed(self) -> None:
+        """At its end, keep only what a repeated start is answered with: it is remembered for long."""
+        self.request = msgspec.structs.replace(self.request, assets={}, image=None)
+        self.task = None
+        fault: BaseException | None = self.failure
+        while fault is not None:  # a traceback holds all that its frames held
+            fault.__traceback__ = None
+            fault = fault.__cause__ or fault.__context__
 
     async def idle(self) -> None:
         """Return once no request is under way, or the instance is at its end."""

@@ -166,6 +166,7 @@ class Instances:
             await release(instance, self._gear)
         finally:
             instance.life = instance.life.moved(state, self._gear.clock.wall_s(), error=error)
+            instance.shed()
             self._forget_oldest()
 
     def _started(self, instance: Instance) -> None:

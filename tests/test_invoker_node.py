@@ -1,6 +1,8 @@
 """A node from outside: starts from every tier, the work it does, its life cycle."""
 
 import asyncio
+import gc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -435,6 +437,35 @@ class SteppedClock(SystemClock):
     def wall_s(self) -> float:
         self.steps += 1
         return super().wall_s() - 3600.0 * self.steps
+
+
+def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
+    def kept() -> Counter[str]:
+        gc.collect()
+        return Counter(type(one).__qualname__ for one in gc.get_objects())
+
+    async def scenario() -> tuple[Counter[str], Counter[str]]:
+        image = make_image("a", 1 << 20)
+        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
+            await cluster.put(image)
+
+            async def rounds(count: int, name: str) -> Counter[str]:
+                for number in range(count):
+                    await node.ask(start_request(f"{name}{number}", image))
+                    await node.ask(StopInstance(instance_id=f"{name}{number}"))
+                    with pytest.raises(RemoteError, match="needs an image"):
+                        await node.ask(start_request(f"bad{name}{number}", None))
+                with pytest.raises(RemoteError, match="needs an image"):
+                    await node.ask(start_request(f"bad{name}0", None))
+                return kept()
+
+            await rounds(3, "a")
+            return await rounds(1, "b"), await rounds(10, "c")
+
+    before, after = asyncio.run(scenario())
+    assert after["Instance"] == before["Instance"] + 20
+    for name in ("Task", "coroutine", "traceback", "frame", "ImageRef", "Context"):
+        assert after[name] <= before[name] + 5, (name, before[name], after[name])
 
 
 def test_a_clock_that_is_set_back_makes_no_negative_intervals(tmp_path: Path) -> None:
