@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from cli.backoff import Backoff
+from cli.orphans import Orphan
 
 logger = logging.getLogger("hypercast.up")
 
@@ -62,6 +63,11 @@ class Child:
     def __repr__(self) -> str:
         pid = self._process.pid if self._process else None
         return f"<Child {self.name} pid={pid}>"
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that this waits for."""
+        return {self._process.pid} if self._process else set()
 
     @property
     def keeper(self) -> asyncio.Task[None]:
@@ -139,7 +145,11 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 class Nodes:
-    """The invokers, forked by one zygote that has imported torch once for all of them."""
+    """The invokers, forked by one zygote that has imported torch once for all of them.
+
+    They outlive the zygote where this process takes orphans: then the next zygote, which needs seconds for
+    its imports, starts only those that die.
+    """
 
     name = "zygote"
 
@@ -156,9 +166,19 @@ class Nodes:
         self._task: asyncio.Task[None] | None = None
         self._began_s: dict[str, float] = {}
         self._backoff: dict[str, Backoff] = {}
+        self._forked: dict[str, int] = {}  # what the zygote runs
+        self._orphans: dict[str, Orphan] = {}  # what an earlier one left
+        self._asked: set[str] = set()  # what it has been asked for and not told of yet
         self._restarts: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
         self._died = asyncio.Event()
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that this waits for."""
+        return {orphan.pid for orphan in self._orphans.values()} | (
+            {self._zygote.pid} if self._zygote else set()
+        )
 
     @property
     def keeper(self) -> asyncio.Task[None]:
@@ -177,19 +197,25 @@ class Nodes:
         assert self._task is not None and self._zygote is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._zygote.returncode is None:
-            assert self._zygote.stdin is not None
-            self._zygote.stdin.close()  # its word to stop the nodes and end
-            try:
-                await asyncio.wait_for(self._zygote.wait(), STOP_TIMEOUT_S)
-            except TimeoutError:
-                await stop(self._zygote)
+        await asyncio.gather(
+            self._stop_zygote(self._zygote), *(stop_orphan(orphan) for orphan in self._orphans.values())
+        )
 
     async def died(self) -> str:
         """Return the name of the first part that died."""
         await self._died.wait()
         assert self._dead is not None
         return self._dead
+
+    async def _stop_zygote(self, zygote: asyncio.subprocess.Process) -> None:
+        if zygote.returncode is not None:
+            return
+        assert zygote.stdin is not None
+        zygote.stdin.close()  # its word to stop the nodes and end
+        try:
+            await asyncio.wait_for(zygote.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            await stop(zygote)
 
     async def _spawn_zygote(self) -> None:
         with (self._logs / "zygote.log").open("ab") as log:
@@ -208,49 +234,82 @@ class Nodes:
             logger.warning("the zygote died at its start")
 
     async def _ask(self, node: str) -> None:
+        """Have the node started, unless it runs or is being started."""
         assert self._zygote is not None and self._zygote.stdin is not None
+        if node in self._forked or node in self._orphans or node in self._asked:
+            return
         self._began_s[node] = time.monotonic()
         order = {"id": node, "argv": list(self._arguments[node]), "log": str(self._logs / f"{node}.log")}
         self._zygote.stdin.write(json.dumps({"spawn": order}).encode() + b"\n")
+        self._asked.add(node)
         await self._zygote.stdin.drain()
 
     async def _keep(self) -> None:
         zygote_backoff = Backoff()
-        while True:
-            began_s = time.monotonic()
-            async with asyncio.TaskGroup() as restarts:
-                await self._follow(restarts)
-                for restart in self._restarts:  # the next zygote starts every node
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                began_s = time.monotonic()
+                await self._follow(tasks)
+                for restart in self._restarts:  # the next zygote starts every node that is not there
                     restart.cancel()
-            assert self._zygote is not None
-            code = await self._zygote.wait()
-            self._note_death("zygote")
-            killed = code == -signal.SIGKILL
-            zygote_backoff = zygote_backoff.after(time.monotonic() - began_s, killed=killed)
-            logger.warning("zygote ended with %s, and the nodes with it; starting again", code)
-            zygote_backoff = await start_again("zygote", self._spawn_zygote, zygote_backoff)
+                assert self._zygote is not None
+                code = await self._zygote.wait()
+                self._note_death("zygote")
+                self._adopt(tasks)
+                killed = code == -signal.SIGKILL
+                zygote_backoff = zygote_backoff.after(time.monotonic() - began_s, killed=killed)
+                logger.warning("zygote ended with %s; starting again; %s", code, self._left())
+                zygote_backoff = await start_again("zygote", self._spawn_zygote, zygote_backoff)
 
-    async def _follow(self, restarts: asyncio.TaskGroup) -> None:
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Read what the zygote says until it is gone."""
         assert self._zygote is not None and self._zygote.stdout is not None
         async for line in self._zygote.stdout:
             event = json.loads(line)
-            if "exited" in event:
-                lived_s = time.monotonic() - self._began_s[event["exited"]]
-                how = event.get("signal") or event.get("code")
-                killed = event.get("signal") == signal.SIGKILL
-                self._restart(restarts, event["exited"], f"ended with {how}", lived_s, killed=killed)
+            if "spawned" in event:
+                self._asked.discard(event["spawned"])
+                self._forked[event["spawned"]] = event["pid"]
+            elif "exited" in event:
+                code = event["code"] if "code" in event else -event["signal"]
+                self._asked.discard(event["exited"])
+                self._forked.pop(event["exited"], None)
+                self._over(tasks, event["exited"], code)
             elif event.get("id"):
-                self._restart(restarts, event["id"], f"cannot be started: {event['error']}", 0.0)
+                self._asked.discard(event["id"])
+                self._restart(tasks, event["id"], f"cannot be started: {event['error']}", 0.0)
+
+    def _adopt(self, tasks: asyncio.TaskGroup) -> None:
+        """Watch over the nodes of a zygote that is gone."""
+        self._asked.clear()
+        for node, pid in self._forked.items():
+            with suppress(ProcessLookupError):  # it ended, and the zygote had no time to say so
+                self._orphans[node] = Orphan(pid)
+                tasks.create_task(self._outlive(tasks, node, self._orphans[node]))
+        self._forked.clear()
+
+    def _left(self) -> str:
+        names = ", ".join(self._orphans)
+        return f"{names} run on" if names else "its nodes went with it"
+
+    async def _outlive(self, tasks: asyncio.TaskGroup, node: str, orphan: Orphan) -> None:
+        code = await orphan.ended()
+        del self._orphans[node]
+        orphan.close()
+        self._over(tasks, node, code)
+
+    def _over(self, tasks: asyncio.TaskGroup, node: str, code: int | None) -> None:
+        """Start a node again that ended with this code."""
+        lived_s = time.monotonic() - self._began_s[node]
+        self._restart(tasks, node, f"ended with {code}", lived_s, killed=code == -signal.SIGKILL)
 
     def _restart(
-        self, restarts: asyncio.TaskGroup, node: str, why: str, lived_s: float, *, killed: bool = False
+        self, tasks: asyncio.TaskGroup, node: str, why: str, lived_s: float, *, killed: bool = False
     ) -> None:
         self._note_death(node)
         backoff = self._backoff.get(node, Backoff()).after(lived_s, killed=killed)
         self._backoff[node] = backoff
         logger.warning("%s %s; starting again in %.1f s", node, why, backoff.wait_s)
-        restart = restarts.create_task(self._again(node, backoff.wait_s))
+        restart = tasks.create_task(self._again(node, backoff.wait_s))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
@@ -265,3 +324,14 @@ class Nodes:
         if not self._died.is_set():
             self._dead = name
             self._died.set()
+
+
+async def stop_orphan(orphan: Orphan) -> None:
+    """SIGTERM, and SIGKILL if that does not help."""
+    orphan.send(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(orphan.ended(), STOP_TIMEOUT_S)
+    except TimeoutError:
+        orphan.send(signal.SIGKILL)
+        await orphan.ended()
+    orphan.close()

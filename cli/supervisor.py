@@ -19,6 +19,7 @@ from cli.announce import announce
 from cli.children import Child, Nodes, together
 from cli.errors import CliError, UsageError
 from cli.logtail import tail
+from cli.orphans import orphans_taken, reap_strays
 from cli.ports import usable_ports
 from cli.progress import note
 from cli.up_settings import UpSettings
@@ -49,12 +50,14 @@ class Supervisor:
         """Start everything, say so, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
         settings = self._settings
         self._logs.mkdir(parents=True, exist_ok=True)
-        with lock(settings.data_dir):
+        with lock(settings.data_dir), orphans_taken():
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.set)
             async with AsyncExitStack() as parts:
+                reaping = asyncio.create_task(reap_strays(self._pids), name="reap strays")
+                parts.push_async_callback(ended, reaping)
                 urls = await self._start(parts, stop)
                 if stop.is_set():
                     note("stopping")
@@ -64,6 +67,9 @@ class Supervisor:
                 self._announce(urls)
                 await until_stopped(stop, self._parts)
                 note("stopping")
+
+    def _pids(self) -> set[int]:
+        return {pid for part in self._parts for pid in part.pids}
 
     async def _start(self, parts: AsyncExitStack, stop: asyncio.Event) -> list[str]:
         """Redis first, then the gateways and the nodes side by side. Returns the gateways' addresses.
@@ -81,8 +87,8 @@ class Supervisor:
             redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
             redis.prepare()
             child = Child("redis", redis.command(), self._logs, redis.tidy)
-            await parts.enter_async_context(child)
             self._parts.append(child)
+            await parts.enter_async_context(child)
             await self._redis_ready(redis, child, stop)
             if stop.is_set():
                 return []
@@ -97,9 +103,9 @@ class Supervisor:
             Child(name, gateway_command(settings, redis_url, secret_file, name, port), self._logs)
             for name, port in zip(gateway_names(settings.gateways), ports, strict=True)
         ]
+        self._parts += [nodes, *gateways]
         await parts.enter_async_context(nodes)
         await parts.enter_async_context(together(gateways))
-        self._parts += [nodes, *gateways]
         address = "127.0.0.1" if settings.host in ("0.0.0.0", "") else settings.host
         host = f"[{address}]" if ":" in address else address
         urls = [f"http://{host}:{port}" for port in ports]

@@ -6,8 +6,11 @@
             {"error": "...", "id": "n0"}             a command that could not be carried out
 
 At the end of stdin, or on SIGTERM or SIGINT, the children get SIGTERM, after STOP_S SIGKILL, and the
-zygote exits. If the zygote dies, the kernel kills its children. The zygote starts no thread and touches
-no accelerator: neither survives a fork (OpenBLAS, which numpy brings, restarts its pool by itself).
+zygote exits. If the zygote dies, its children go on where its own parent takes them as orphans
+(PR_SET_CHILD_SUBREAPER); else, or once that parent is gone too, they leave as if told by SIGTERM.
+
+The zygote starts no thread and touches no accelerator: neither survives a fork (OpenBLAS, which numpy
+brings, restarts its pool by itself).
 """
 
 import ctypes
@@ -32,6 +35,7 @@ from invoker.__main__ import main as run_invoker  # noqa: E402
 
 STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 30 s by default)
 _PR_SET_PDEATHSIG = 1
+_ORPHANED = signal.SIGUSR1  # comes to a child whenever its parent dies: the zygote, then whoever took it
 _READ_BYTES = 65536
 
 
@@ -63,6 +67,7 @@ class Zygote:
 
     wake_r: int
     wake_w: int
+    supervisor: int
     fork: Callable[[], int] = os.fork
     children: dict[int, str] = field(default_factory=dict)
     pending: bytes = b""
@@ -124,7 +129,8 @@ class Zygote:
         """In the child: let go of all that is the zygote's, run the invoker, and never return."""
         code = 1
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(_ORPHANED, self._orphaned)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _ORPHANED)
             if os.getppid() != parent:
                 os._exit(1)  # the zygote died before the line above
             os.setsid()  # an interrupt at the terminal is for the supervisor, which stops us in order
@@ -150,6 +156,11 @@ class Zygote:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _orphaned(self, *_: object) -> None:
+        """In a child: leave, unless the zygote's parent looks after it now."""
+        if os.getppid() != self.supervisor:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _reap(self) -> None:
         while self.children:
@@ -190,6 +201,7 @@ class Zygote:
 
 
 def main(fork: Callable[[], int] = os.fork) -> int:
+    supervisor = os.getppid()  # who was it at the start: not who has it once that is gone
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -197,7 +209,7 @@ def main(fork: Callable[[], int] = os.fork) -> int:
     # What was imported stays shared with the children: their collector leaves it alone.
     gc.freeze()
     gc.enable()
-    Zygote(wake_r, wake_w, fork).run()
+    Zygote(wake_r, wake_w, supervisor, fork).run()
     return 0
 
 

@@ -1,9 +1,11 @@
 """What `up` does about its child processes when it cannot start one."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from cli.children import Child, Nodes, together
 from cli.errors import CliError
+from cli.orphans import orphans_taken, reap
 from cli.supervisor import ended, force_each_second, until_stopped
 from tests.patience import PATIENCE_S
 
@@ -103,6 +106,71 @@ def test_a_node_that_waits_to_be_started_does_not_hold_up_the_next_zygote(
     answers = ['{"exited": "a", "code": 1}', "die"]
     assert asyncio.run(asked_of_the_zygote(tmp_path, answers, 4)) == ["a", "b", "a", "b"]
     assert "the zygote is gone" not in caplog.text  # which `a` would have found at the end of its wait
+
+
+# In the place of the zygote: its nodes sleep. It tells the test's socket of each that it forks.
+FORKING = """
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect(sys.argv[1])
+    with link.makefile("w") as test:
+        print("zygote", os.getpid(), file=test, flush=True)
+        for line in sys.stdin:
+            name = json.loads(line)["spawn"]["id"]
+            pid = os.fork()
+            if not pid:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.execvp("sleep", ["sleep", "1000"])
+            print(json.dumps({"spawned": name, "pid": pid}), flush=True)
+            print(name, pid, file=test, flush=True)
+"""
+
+
+def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(tmp_path: Path) -> None:
+    told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for line in reader:
+            name, pid = line.decode().split()
+            told.put_nowait((name, int(pid)))
+        writer.close()
+
+    async def main() -> list[int]:
+        server = await asyncio.start_unix_server(serve, tmp_path / "s")
+        command = (sys.executable, "-c", FORKING, str(tmp_path / "s"))
+        async with server, Nodes({"a": [], "b": []}, tmp_path, command) as nodes:
+            async with asyncio.timeout(PATIENCE_S):
+                (_, zygote), a, b = [await told.get() for _ in range(3)]
+                os.kill(zygote, signal.SIGKILL)
+                assert (await told.get())[0] == "zygote"
+                assert nodes.pids >= {a[1], b[1]}
+                os.kill(a[1], signal.SIGKILL)
+                again = await told.get()
+                assert (again[0], told.qsize()) == ("a", 0)
+                assert b[1] in nodes.pids
+        os.kill(again[1], signal.SIGKILL)  # this stand-in does not stop its own
+        return [a[1], b[1]]
+
+    with orphans_taken():
+        first = asyncio.run(main())
+        assert os.waitpid(-1, 0)[1] == signal.SIGKILL  # the last `a`: there is no other child left
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+
+
+def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> None:
+    with orphans_taken(), subprocess.Popen(["sleep", "1000"]) as own:
+        script = "sleep 0 > /dev/null & echo $!; exec true"
+        stray = int(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+        with contextlib.suppress(ChildProcessError):  # once it is not there
+            os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
+        assert reap([own.pid], 0) == stray  # it might be somebody's whose number is not known yet
+        assert reap([own.pid], stray) == 0
+        assert not Path(f"/proc/{stray}").exists()
+        own.kill()
+        os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+        assert reap([own.pid], own.pid) == own.pid
+        assert own.wait() == -signal.SIGKILL
+        assert reap([], 0) == 0
 
 
 def test_a_zygote_outlives_a_fork_that_fails(tmp_path: Path) -> None:

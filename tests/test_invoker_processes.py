@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.orphans import orphans_taken
 from registry.channel import Channel
 from registry.images.pack import pack_to_folder
 from registry.images.store import LocalStore
@@ -28,6 +30,7 @@ from registry.messages import (
     ImageRef,
     InstanceProgress,
     InstanceStarted,
+    NodeStatus,
     Sampling,
     SettleCalls,
     StartInstance,
@@ -42,6 +45,7 @@ from registry.state import ClusterConfig
 from registry.usage import InstanceInterval
 from tests.checkpoints import write_checkpoint
 from tests.invoker_fixture import SECRET, make_image
+from tests.patience import PATIENCE_S
 from tests.redis_fixture import RedisServer, running_redis
 
 CLUSTER = f"processes-{os.getpid()}"
@@ -441,6 +445,35 @@ def test_a_node_whose_name_was_taken_ends(machine: Machine) -> None:
         assert "epoch" in zygote.log("t0").read_text()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_node_outlives_its_zygote_where_the_zygotes_parent_takes_orphans(
+    machine: Machine, taken: bool
+) -> None:
+    async def registered() -> NodeRecord:
+        async with RedisState.connect(machine.redis.url) as state:
+            return await joined(state, name)
+
+    async def answers() -> bool:
+        async with channel_to(record) as channel:
+            return isinstance((await ask(channel, GetStatus()))[-1], NodeStatus)
+
+    name = f"o{taken:d}"
+    with orphans_taken() if taken else contextlib.nullcontext():
+        zygote = Zygote(machine.folder, machine.redis.url)
+        pid = zygote.spawn(name, name)
+        fd = os.pidfd_open(pid)
+        record = asyncio.run(registered())
+        with zygote.process:
+            zygote.process.kill()
+        if taken:
+            assert asyncio.run(answers())
+            os.kill(pid, signal.SIGTERM)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert select.select([fd], [], [], PATIENCE_S)[0]
+        os.close(fd)
+    assert "signal 15: leaving" in zygote.log(name).read_text()
 
 
 def test_bad_orders_are_answered_and_the_end_of_stdin_ends_all(machine: Machine) -> None:
