@@ -12,13 +12,8 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import json
 import multiprocessing
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -31,6 +26,7 @@ import msgspec
 import psutil
 import uvloop
 
+from benchmarks.machine import describe_machine, write_records
 from registry.channel import Channel, ChannelServer
 from registry.messages import Generate, Reply, Request, Sampling, Tokens
 
@@ -361,24 +357,6 @@ def contenders() -> list[Contender]:
     return found
 
 
-def describe_machine() -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
-    )
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-         if line.startswith("model name")),
-        platform.machine(),
-    )  # fmt: skip
-    return {
-        "commit": commit.stdout.strip(),
-        "machine": f"{os.cpu_count()} x {cpu}",
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-        "command": " ".join(["python -m benchmarks.channel", *sys.argv[1:]]),
-    }
-
-
 def run(rounds: int, calls: int) -> list[dict[str, object]]:
     """Measure all contenders in turns, each against a fresh server process every round."""
     spawn = multiprocessing.get_context("spawn")
@@ -397,7 +375,7 @@ def run(rounds: int, calls: int) -> list[dict[str, object]]:
             for figure, sample in samples.items():
                 gathered.setdefault((figure, contender.name), []).append(sample)
     limit_s = statistics.median(s for sample in gathered["echo", "floor"] for s in sample.each_s)
-    common = {"rounds": rounds, "calls": calls, **describe_machine()}
+    common = {"rounds": rounds, "calls": calls, **describe_machine("benchmarks.channel")}
     return [
         _record(figure, name, samples, limit_s, common)
         for (figure, name), samples in sorted(gathered.items())
@@ -449,8 +427,7 @@ def main() -> None:
     for record in records:
         print(show(record))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(records, indent=1) + "\n")
+        write_records(args.json, records)
 
 
 if __name__ == "__main__":

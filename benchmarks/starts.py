@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import secrets
 import shutil
 import signal
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import ROOT, describe_machine, write_records
 from benchmarks.random_llama import write_random_llama
 from registry.change import Change, NodeUp
 from registry.channel import Channel
@@ -51,7 +51,6 @@ from registry.node import NodeRecord
 from registry.redis_state import RedisState
 from registry.state import ClusterConfig
 
-ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CHUNK_BYTES = 4 << 20
 KINDS = ("cold-disk", "cold-peer", "hot", "warm")
@@ -282,24 +281,6 @@ async def measure(folder: Path, rounds: int, layers: int) -> tuple[Model, dict[s
 # What is told.
 
 
-def describe_machine() -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    models = (
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    return {
-        "commit": commit.stdout.strip(),
-        "machine": f"{os.cpu_count()} x {next(models, platform.machine())}",
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-        "command": " ".join(["python -m benchmarks.starts", *sys.argv[1:]]),
-    }
-
-
 def record(name: str, sample: Sample, limit: Sample | None, common: dict[str, object]) -> dict[str, Any]:
     nbytes = common["bytes"]
     assert isinstance(nbytes, int)
@@ -336,7 +317,7 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
         model, samples = asyncio.run(measure(folder, rounds, layers))
     finally:
         shutil.rmtree(folder)
-    common = {"rounds": rounds, "bytes": model.manifest.nbytes, **describe_machine()}
+    common = {"rounds": rounds, "bytes": model.manifest.nbytes, **describe_machine("benchmarks.starts")}
     limits = {"cold-disk": "limit-read", "cold-peer": "limit-socket", "warm": "limit-copy"}
     return [
         record(name, sample, samples[limits[name]] if name in limits else None, common)
@@ -354,8 +335,7 @@ def main() -> None:
     for row in rows:
         print(show(row))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_records(args.json, rows)
 
 
 if __name__ == "__main__":
