@@ -1,4 +1,4 @@
-"""What a read of a file and a copy of memory take at the least: nothing checked, nothing kept."""
+"""What a read of a file and a copy of memory take at the least: into memory that is there, nothing kept."""
 
 import mmap
 import os
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from registry.images.manifest import UNIT_BYTES
+from registry.images.verify import unit_checksums
 
 BLOCK_BYTES = 8 << 20
 COLD, WARM = "cold", "warm"
@@ -27,15 +30,21 @@ class Way:
 
 
 def read_limits(file: Path, shm: Path) -> list[Way]:
-    """Reads of all of a file: into one mapping that was written before, or into fresh shared memory."""
+    """Reads of all of a file: into one shared mapping that was written before, or into fresh shared memory.
+
+    Nothing is checked, but for those `checked`: with the checksum of each unit, when the processor's cache
+    has it, compared with nothing.
+    """
     nbytes = file.stat().st_size
     mapped = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     np.frombuffer(mapped, np.uint8).fill(1)
 
-    def limit(mode: str, flags: int, depth: int, caches: tuple[str, ...], *, fresh: bool = False) -> Way:
+    def limit(
+        mode: str, flags: int, depth: int, caches: tuple[str, ...], *, fresh: bool = False, step: int = 0
+    ) -> Way:
         def run() -> float:
             if not fresh:
-                return _read(file, memoryview(mapped), nbytes, flags, depth)
+                return _read(file, memoryview(mapped), nbytes, flags, depth, step)
             with (shm / "limit").open("w+b") as made:
                 made.truncate(len(mapped))
                 with mmap.mmap(made.fileno(), len(mapped)) as target:
@@ -54,6 +63,7 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
         limit("buffered-1", 0, 1, (COLD, WARM)),
         limit("buffered-2", 0, 2, (COLD, WARM)),
         limit("buffered-2-fresh", 0, 2, (WARM,), fresh=True),
+        limit("buffered-2-checked", 0, 2, (WARM,), step=UNIT_BYTES),
     ]
 
 
@@ -77,16 +87,22 @@ def copy_limits(source: np.ndarray, target: np.ndarray) -> list[Way]:
     ]
 
 
-def _read(file: Path, target: memoryview, nbytes: int, flags: int, depth: int) -> float:
-    """Read the file's blocks, so many at a time; direct reads go up to the end of the last page."""
+def _read(file: Path, target: memoryview, nbytes: int, flags: int, depth: int, step: int = 0) -> float:
+    """Read the file's blocks, so many at a time; direct reads go up to the end of the last page.
+
+    With `step`, by so many bytes, of which the checksum is taken before the next are read.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags)
 
     def read(offset: int) -> None:
         end = min(offset + BLOCK_BYTES, nbytes)
         while offset < end:
-            got = os.preadv(descriptor, [target[offset : offset + BLOCK_BYTES]], offset)
+            view = target[offset : offset + (step or BLOCK_BYTES)]
+            got = os.preadv(descriptor, [view], offset)
             if not got:
                 raise EOFError(f"{file} has become shorter")
+            if step:
+                unit_checksums(view[:got])
             offset += got
 
     offsets: Sequence[int] = range(0, nbytes, BLOCK_BYTES)

@@ -2,7 +2,6 @@
 
 import logging
 import mmap
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +13,7 @@ import numpy as np
 
 from invoker.allocator import Allocator, Span
 from invoker.errors import OutOfDeviceMemory, StartFailed
-from invoker.memory import address_of, advise_huge, populate
+from invoker.memory import address_of, advise_huge, populate_idly
 from invoker.threads import in_thread
 from invoker.together import together
 
@@ -23,7 +22,6 @@ from invoker.together import together
 COPY_CHUNK_BYTES = 16 << 20
 COPIES_IN_FLIGHT = 2
 PREFAULT_BYTES = 1 << 30  # what a CPU arena takes ahead of use; it is filled from its start on
-_POPULATE_BYTES = 16 << 20
 
 log = logging.getLogger("invoker.arena")
 
@@ -138,17 +136,11 @@ class CpuArena(SpanArena):
         self._prefault.start()
 
     def _take_pages(self) -> None:
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         size = min(len(self._mapping), PREFAULT_BYTES)
-        for offset in range(0, size, _POPULATE_BYTES):
-            if self._closing.is_set():
-                return
-            try:
-                if not populate(self._mapping, offset, min(_POPULATE_BYTES, size - offset)):
-                    return
-            except OSError as error:
-                log.warning("the arena of %d bytes is larger than the free memory: %s", size, error)
-                return
+        try:
+            populate_idly(self._mapping, size, self._closing, lambda nbytes: None)
+        except OSError as error:
+            log.warning("the arena of %d bytes is larger than the free memory: %s", size, error)
 
     def pinned(self, view: memoryview) -> AbstractContextManager[None]:
         return nullcontext()

@@ -12,7 +12,14 @@ from invoker.arena import Arena, CpuArena
 from invoker.calls import Calls
 from invoker.counters import Counters
 from invoker.cuda_arena import CudaArena
-from invoker.device import DeviceFacts, default_arena_bytes, default_host_bytes, find_device, usable_cores
+from invoker.device import (
+    DeviceFacts,
+    default_arena_bytes,
+    default_host_bytes,
+    default_spare_bytes,
+    find_device,
+    usable_cores,
+)
 from invoker.engine.compute_threads import set_compute_threads
 from invoker.engines import Engines
 from invoker.handlers.process import HandlerProcess
@@ -100,7 +107,7 @@ async def _assemble(
     arena = _make_arena(settings, facts)
     stack.callback(arena.close)
     root = settings.shm_dir / f"hypercast-{config.cluster_id}"
-    tier = await in_thread(HostTier, root / settings.host_id, _host_bytes(settings))
+    tier = await in_thread(_make_tier, settings, root / settings.host_id)
     stack.callback(tier.close)
     rate = settings.link_rate_bytes_s
     regions = RegionServer(
@@ -205,8 +212,12 @@ def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
     return CudaArena(int(facts.device.partition(":")[2]), nbytes)
 
 
-def _host_bytes(settings: Settings) -> int:
-    return settings.host_memory_bytes or default_host_bytes(settings.shm_dir, settings.nodes_hint)
+def _make_tier(settings: Settings, folder: Path) -> HostTier:
+    nbytes = settings.host_memory_bytes or default_host_bytes(settings.shm_dir, settings.nodes_hint)
+    spare_bytes = settings.spare_memory_bytes
+    if spare_bytes is None:
+        spare_bytes = default_spare_bytes(nbytes, settings.nodes_hint)
+    return HostTier(folder, nbytes, spare_bytes=spare_bytes)
 
 
 async def _cluster_config(state: State, stop: asyncio.Event) -> ClusterConfig | None:

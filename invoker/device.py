@@ -52,6 +52,11 @@ def default_host_bytes(shm_dir: Path, nodes_on_machine: int) -> int:
     return min(total // 4, total * 3 // 4 // max(1, nodes_on_machine))
 
 
+def default_spare_bytes(host_bytes: int, nodes_on_machine: int) -> int:
+    """1 GiB, or a quarter of the host tier shared among the nodes if that is less."""
+    return min(GIB, host_bytes // 4 // max(1, nodes_on_machine))
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))

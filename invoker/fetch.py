@@ -188,12 +188,15 @@ def _block_bytes(manifest: Manifest) -> int:
 
 def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:
     """Read one chunk into its place and check it; returns how many bytes were read."""
-    view = target.view(offset, nbytes)
+    view, filling = target.view(offset, nbytes), target.filling
     cached = reader.cached(offset, nbytes)
-    if cached is None or not target.filling.receive(offset, nbytes, cached):
-        target.filling.prepare(offset, nbytes)
-        reader.read_into(offset, view)
-    damaged = check_units(target.manifest, offset, view)
+    if cached is not None and filling.is_ready(offset, nbytes):
+        damaged = _read_by_units(reader, target, offset, nbytes)
+    else:
+        if cached is None or not filling.receive(offset, nbytes, cached):
+            filling.prepare(offset, nbytes)
+            reader.read_into(offset, view)
+        damaged = check_units(target.manifest, offset, view)
     for unit in damaged:
         start = unit * UNIT_BYTES
         end = min(start + UNIT_BYTES, target.manifest.nbytes)
@@ -201,6 +204,16 @@ def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) 
     if damaged:
         _refuse(check_units(target.manifest, offset, view), "in the store", target.manifest)
     return nbytes + len(damaged) * UNIT_BYTES
+
+
+def _read_by_units(reader: BlobReader, target: Target, offset: int, nbytes: int) -> list[int]:
+    """Read from the page cache, checking each unit while the processor's cache has it; the damaged ones."""
+    damaged = []
+    for start in range(offset, offset + nbytes, UNIT_BYTES):
+        view = target.view(start, min(UNIT_BYTES, offset + nbytes - start))
+        reader.read_into(start, view)
+        damaged += check_units(target.manifest, start, view)
+    return damaged
 
 
 def _refuse(damaged: Sequence[int], where: str, manifest: Manifest) -> None:

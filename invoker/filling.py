@@ -4,26 +4,32 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from invoker.errors import HostTierFull
 from invoker.host_mapping import HostMapping, close_mapping, release
 from invoker.memory import populate
+from invoker.spare import OpenPart
 from invoker.tier_folder import TierFolder
 
 
 class Filling:
     """An image being loaded by this process: `prepare` a range, write it into `view`; at the end
-    `publish` or `abandon`."""
+    `publish` or `abandon`. Until it is written to, a range may hold bytes of an image that was here."""
 
-    def __init__(self, folder: TierFolder, digest: str, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
+    def __init__(
+        self, folder: TierFolder, digest: str, part: OpenPart, nbytes: int, ended: Callable[[], None]
+    ) -> None:
         self.digest = digest
         self.nbytes = nbytes
         self._folder = folder
-        self._fd = fd
-        self._mapping: mmap.mmap | None = mapping
-        self._view = memoryview(mapping)[:nbytes]
+        self._fd = part.fd
+        self._mapping: mmap.mmap | None = part.mapping
+        self._ready_bytes = part.ready_bytes
+        self._view = memoryview(part.mapping)[:nbytes]
+        self._ended = ended
 
     def __repr__(self) -> str:
         return f"<Filling {self.digest[:12]} {'closed' if self._fd < 0 else 'open'}>"
@@ -37,20 +43,31 @@ class Filling:
         """The file as long as it is being filled."""
         return self._folder.part(self.digest)
 
+    def is_ready(self, offset: int, nbytes: int) -> bool:
+        """Whether a write to `[offset, offset + nbytes)` takes no memory and no page fault."""
+        return offset + nbytes <= self._ready_bytes
+
     def prepare(self, offset: int, nbytes: int) -> None:
         """Take the memory of `[offset, offset + nbytes)`; blocks. Raises HostTierFull.
 
         A write to a page that cannot be had would kill the process by SIGBUS. Taken by ranges, the
         first bytes need not wait until all of a large image has been.
         """
-        assert self._mapping is not None
+        if self.is_ready(offset, nbytes):
+            return
         try:
-            if not populate(self._mapping, offset, nbytes):
-                os.posix_fallocate(self._fd, offset, nbytes)
+            self._populate(offset, nbytes)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise self._full() from error
+            if not self._took_spares():
+                raise self._full() from error
+            self.prepare(offset, nbytes)
+
+    def _populate(self, offset: int, nbytes: int) -> None:
+        assert self._mapping is not None
+        if not populate(self._mapping, offset, nbytes):
+            os.posix_fallocate(self._fd, offset, nbytes)
 
     def receive(self, offset: int, nbytes: int, source: int) -> bool:
         """Copy a range of an open file to the same place; blocks. Raises HostTierFull.
@@ -68,10 +85,19 @@ class Filling:
                         return False
                     offset += sent
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno != errno.ENOSPC:
+                return False
+            if not self._took_spares():
                 raise self._full() from error
-            return False
+            return self.receive(offset, end - offset, source)
         return True
+
+    def _took_spares(self) -> bool:
+        """Whether there was memory kept ready for other images, which is free now."""
+        with self._folder.locked():
+            found = self._folder.spare_bytes()
+            self._folder.discard_spares()
+        return found > 0
 
     def _full(self) -> HostTierFull:
         return HostTierFull(
@@ -92,6 +118,7 @@ class Filling:
         fd, self._fd = self._fd, -1
         mapping, self._mapping = self._mapping, None
         release(self._view)
+        self._ended()
         return HostMapping(final, fd, mapping, self.nbytes)
 
     def abandon(self) -> None:
@@ -106,6 +133,7 @@ class Filling:
         mapping, self._mapping = self._mapping, None
         release(self._view)
         close_mapping(mapping)
+        self._ended()
 
 
 @dataclass(frozen=True, slots=True)

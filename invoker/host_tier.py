@@ -6,6 +6,7 @@ says so. All methods may be called from any thread.
 
 import fcntl
 import logging
+import mmap
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ from pathlib import Path
 from invoker.errors import HostTierFull
 from invoker.filling import Filling, LoadElsewhere
 from invoker.host_mapping import HostMapping, map_file
-from invoker.memory import advise_huge
-from invoker.tier_folder import PART, TierFolder, idle, marker, remove_if_idle, unlink
+from invoker.memory import advise_huge, available_bytes
+from invoker.spare import LEAST_BYTES, OpenPart, Spare
+from invoker.tier_folder import (
+    PART,
+    TierFolder,
+    idle,
+    is_open_elsewhere,
+    marker,
+    remove_if_idle,
+    unlink,
+)
+
+SPARE_SHARE = 4  # a spare takes at most one part in so many of the memory that is free
 
 log = logging.getLogger("invoker.host_tier")
 
@@ -31,12 +43,19 @@ class HostImage:
 
 
 class HostTier:
-    """The shared images of one host, within `limit_bytes`. `close` when the process leaves."""
+    """The shared images of one host, within `limit_bytes`. `close` when the process leaves.
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    Within what images leave free, the process keeps up to `spare_bytes` of memory ready for the next one.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int, *, spare_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
         self.evictions = 0
+        self._spare_bytes = spare_bytes
+        self._spare: Spare | None = None
+        self._loads = 0
         self._folder = TierFolder(directory)
+        self._keep_spare()
 
     def __repr__(self) -> str:
         return f"<HostTier {self.directory} {self.used_bytes()} of {self.limit_bytes} bytes>"
@@ -46,7 +65,7 @@ class HostTier:
         return self._folder.path
 
     def used_bytes(self) -> int:
-        """Bytes of complete images and of those being loaded."""
+        """Bytes of complete images and of those being loaded; what is kept ready for more gives way."""
         return sum(stat.st_size for _, stat in self._folder.files())
 
     def images(self) -> list[HostImage]:
@@ -110,18 +129,16 @@ class HostTier:
                 return None
             if (busy := self._take_over(part)) is not None:
                 return LoadElsewhere(busy)
-            self._make_room(nbytes, yielding=yielding)
-            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                os.ftruncate(fd, nbytes)
-            except BaseException:
-                part.unlink()
-                os.close(fd)
-                raise
-        mapping = map_file(fd, nbytes)
-        advise_huge(mapping)
-        return Filling(self._folder, digest, fd, mapping, nbytes)
+            evicted = self._make_room(part, nbytes, yielding=yielding)
+            opened = self._take_spare(part, nbytes)
+            if opened is None:
+                opened = _new_part(part, nbytes, evicted)
+            elif evicted is not None:
+                os.close(evicted)
+            if self.used_bytes() + self._folder.spare_bytes() > self.limit_bytes:
+                self._folder.discard_spares()
+            self._loads += 1
+        return Filling(self._folder, digest, opened, nbytes, self._load_ended)
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:
@@ -134,15 +151,65 @@ class HostTier:
     def evict(self, digest: str) -> bool:
         """Drop a complete image that nobody has mapped; False if it is in use or not here."""
         with self._folder.locked():
-            return remove_if_idle(self._folder.image(digest))
+            evicted = remove_if_idle(self._folder.image(digest))
+        if evicted:
+            self._keep_spare()
+        return evicted
+
+    def wait_for_spare(self) -> int:
+        """Block until no more memory is being made ready for the next image; how much is."""
+        spare = self._spare
+        if spare is None:
+            return 0
+        spare.wait()
+        return spare.ready_bytes if spare.is_there else 0
 
     def close(self) -> None:
         """Leave the tier; the last process of the host takes the images with it. Idempotent."""
+        self._spare_bytes = 0
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.discard()
+            spare.wait()
         self._folder.leave()
 
-    def _make_room(self, nbytes: int, *, yielding: bool) -> None:
+    def _load_ended(self) -> None:
+        with self._folder.locked():
+            self._loads -= 1
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        """Have a spare made, if there is none and there is room; not while its making would slow a load."""
+        if self._spare_bytes < LEAST_BYTES:
+            return
+        with self._folder.locked():
+            if self._loads or (self._spare is not None and self._spare.is_there):
+                return
+            room = self.limit_bytes - self.used_bytes() - self._folder.spare_bytes()
+            most = min(available_bytes(), self._folder.free_bytes()) // SPARE_SHARE
+            nbytes = min(self._spare_bytes, room, most)
+            nbytes -= nbytes % mmap.PAGESIZE
+            if nbytes < LEAST_BYTES:
+                return
+            try:
+                self._spare = Spare(self._folder, nbytes)
+            except (OSError, RuntimeError) as error:
+                log.warning("no memory is kept ready for the next image: %s", error)
+
+    def _take_spare(self, part: Path, nbytes: int) -> OpenPart | None:
+        """This process's spare as the file of an image for which there is room. The folder is locked."""
+        spare = self._spare
+        if spare is None or not spare.suits(nbytes):
+            return None
+        self._spare = None
+        return spare.take(part, nbytes)
+
+    def _make_room(self, part: Path, nbytes: int, *, yielding: bool) -> int | None:
         """Evict until `nbytes` more fit: loads of dead processes first, then images by least recent use,
-        kept ones last (not at all if `yielding`). Nothing goes where all of it would not be enough."""
+        kept ones last (not at all if `yielding`). Nothing goes where all of it would not be enough.
+
+        The largest file that went is at `part` then, and its descriptor, locked, the caller's.
+        """
         if nbytes > self.limit_bytes:
             raise HostTierFull(
                 f"an image of {nbytes} bytes cannot fit the host tier of {self.limit_bytes} bytes: "
@@ -153,24 +220,30 @@ class HostTier:
         files.sort(key=lambda file: (file[0].suffix != PART, file[0] in kept, file[1].st_mtime))
         used = sum(stat.st_size for _, stat in files)
         with ExitStack() as locks:
-            going: list[Path] = []
+            going: list[tuple[int, Path, int]] = []
             for path, stat in files:
                 if used + nbytes <= self.limit_bytes:
                     break
-                if stat.st_size and not (yielding and path in kept) and locks.enter_context(idle(path)):
+                if not stat.st_size or (yielding and path in kept):
+                    continue
+                if (fd := locks.enter_context(idle(path))) is not None:
                     used -= stat.st_size
-                    going.append(path)
+                    going.append((stat.st_size, path, fd))
             if used + nbytes > self.limit_bytes:
                 raise HostTierFull(
                     f"the host tier has {self.limit_bytes} bytes, {used} of them in use or kept, so an image "
                     f"of {nbytes} bytes does not fit: stop instances or raise --host-memory"
                 )
-            for path in going:
+            largest = max(going)[1] if going else None
+            for _, path, _ in going:
+                if path == largest:
+                    path.rename(part)
                 unlink(path)
                 if path.suffix != PART:
                     self.evictions += 1
                     last = ", which the cluster was to keep," if path in kept else ""
                     log.info("evicted image %s%s from the host tier", path.name[:12], last)
+            return os.dup(max(going)[2]) if going else None
 
     def _take_over(self, part: Path) -> int | None:
         """Remove an unfinished load if its process died; else a descriptor of it. The folder is locked.
@@ -188,3 +261,24 @@ class HostTier:
         part.unlink()
         os.close(fd)
         return None
+
+
+def _new_part(part: Path, nbytes: int, evicted: int | None) -> OpenPart:
+    """A file for an image, of the memory of an evicted one if nobody can see it any more. Owns `evicted`."""
+    fd = evicted
+    if fd is not None and is_open_elsewhere(fd):
+        part.unlink()
+        os.close(fd)
+        fd = None
+    if fd is None:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.ftruncate(fd, nbytes)
+        mapping = map_file(fd, nbytes)
+    except BaseException:
+        part.unlink()
+        os.close(fd)
+        raise
+    advise_huge(mapping)
+    return OpenPart(fd, mapping, 0)

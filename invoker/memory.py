@@ -4,9 +4,17 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
 
 # Linux 5.14; not in Python's mmap module before 3.14.
 MADV_POPULATE_WRITE = 23
+# While pages are taken no other thread can map memory, and the one that takes them may get no processor.
+_IDLE_STEP_BYTES = 256 << 10
+_CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -45,3 +53,36 @@ def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
     if code in (errno.EFAULT, errno.ENOMEM, errno.ENOSPC):
         raise OSError(errno.ENOSPC, "no memory is left for the mapping")
     raise OSError(code, os.strerror(code))
+
+
+def populate_idly(
+    mapping: mmap.mmap, nbytes: int, stop: threading.Event, taken: Callable[[int], None]
+) -> None:
+    """Populate the first `nbytes` in this thread, whose priority becomes the lowest, until `stop` is set.
+
+    `taken` is told how many bytes are there. Raises OSError as `populate` does; ends early where the
+    kernel cannot populate.
+    """
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    for offset in range(0, nbytes, _IDLE_STEP_BYTES):
+        step = min(_IDLE_STEP_BYTES, nbytes - offset)
+        if stop.is_set() or not populate(mapping, offset, step):
+            return
+        taken(offset + step)
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping: of the machine, and of this process's control groups."""
+    found = int(psutil.virtual_memory().available)
+    try:
+        group = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    except OSError:
+        return found
+    for folder in (_CGROUPS / group, *(_CGROUPS / group).parents):
+        try:
+            limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
+        except OSError:
+            continue  # the topmost group has no limit
+        if limit.strip() != "max":
+            found = min(found, int(limit) - int(used))
+    return found

@@ -49,6 +49,7 @@ class Settings:
     device: str
     gpu_memory_bytes: int | None
     host_memory_bytes: int | None
+    spare_memory_bytes: int | None
     shm_dir: Path
     store_url: str | None
     link_rate_bytes_s: int | None
@@ -88,6 +89,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         device=given.device,
         gpu_memory_bytes=given.gpu_memory,
         host_memory_bytes=given.host_memory,
+        spare_memory_bytes=given.spare_memory,
         shm_dir=given.shm_dir,
         store_url=given.store,
         link_rate_bytes_s=given.link_rate,
@@ -135,6 +137,11 @@ def _parser() -> argparse.ArgumentParser:
         "--host-memory",
         type=size,
         help="limit of the host tier (default: a quarter of --shm-dir's size)",
+    )
+    add(
+        "--spare-memory",
+        type=size,
+        help="of the host tier's free memory, kept ready for the next image; 0B: none (default: up to 1GiB)",
     )
     add("--shm-dir", type=Path, default=Path("/dev/shm"), help="where the host tier lies (default: /dev/shm)")
     add("--store", help="URL of the blob store (default: the cluster's)")

@@ -6,6 +6,7 @@ Files
     <sha>.part      an image being loaded, LOCK_EX by its loader
     <sha>           a complete image, LOCK_SH by whoever has it mapped; its mtime is its last use
     <sha>.keep      the image is the copy that the cluster keeps: it is evicted after all others
+    <random>.spare  memory ready for the next image, LOCK_EX by its maker (spare.py); gives way to images
 
 Locks are flock's: a process that dies by kill -9 lets go of them, so that its unfinished load is taken
 over and whatever it had mapped can be evicted.
@@ -16,13 +17,14 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from invoker.errors import HostTierError
 
 PART = ".part"
 KEEP = ".keep"
+SPARE = ".spare"
 USERS = "users"
 _DIGEST_LENGTH = 64
 
@@ -46,6 +48,9 @@ class TierFolder:
     def part(self, digest: str) -> Path:
         return self.path / (digest + PART)
 
+    def spare(self, name: str) -> Path:
+        return self.path / (name + SPARE)
+
     def files(self) -> list[tuple[Path, os.stat_result]]:
         """The image files, complete or not; those that vanish meanwhile are left out."""
         try:
@@ -57,6 +62,21 @@ class TierFolder:
         except FileNotFoundError:
             return []
         return _stats(paths)
+
+    def spare_bytes(self) -> int:
+        """Bytes of all spares, of this process or others."""
+        return sum(stat.st_size for _, stat in _stats(list(self.path.glob(f"*{SPARE}"))))
+
+    def free_bytes(self) -> int:
+        """What the file system has left."""
+        stat = os.statvfs(self.path)
+        return stat.f_bavail * stat.f_frsize
+
+    def discard_spares(self) -> None:
+        """Take the memory of all spares, whosever they are. The folder is locked."""
+        for path in self.path.glob(f"*{SPARE}"):
+            with suppress(FileNotFoundError), path.open("r+b") as file:
+                cut_and_remove(path, file.fileno())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -106,13 +126,13 @@ class TierFolder:
             os.close(fd)
 
     def _sweep(self) -> None:
-        """Remove what processes that were killed left: tiers beside this one, and unfinished loads here.
+        """Remove what killed processes left: tiers beside this one, and unfinished loads and spares here.
 
         Complete images of this tier were checked when they came, so they stay and count.
         """
         self._remove_unused_beside()
         with self.locked():
-            for path in self.path.glob(f"*{PART}"):
+            for path in [*self.path.glob(f"*{PART}"), *self.path.glob(f"*{SPARE}")]:
                 remove_if_idle(path)
 
     def _remove_unused_beside(self) -> None:
@@ -132,37 +152,56 @@ def marker(path: Path) -> Path:
 
 
 def unlink(path: Path) -> None:
-    """Remove an image and its mark."""
-    path.unlink()
+    """Remove an image, if it is still there, and its mark."""
+    path.unlink(missing_ok=True)
     marker(path).unlink(missing_ok=True)
 
 
+def cut_and_remove(path: Path, fd: int) -> None:
+    """Remove a spare, and its memory at once, though it is mapped."""
+    os.ftruncate(fd, 0)
+    path.unlink(missing_ok=True)
+
+
 @contextmanager
-def idle(path: Path) -> Iterator[bool]:
-    """Whether the file is there and no process holds a lock on it; if so, locked until the block ends."""
+def idle(path: Path) -> Iterator[int | None]:
+    """A descriptor of the file, locked until the block ends; None if it is gone or locked by a process."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield False
+        yield None
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        yield False
+        yield None
         return
     try:
-        yield True
+        yield fd
     finally:
         os.close(fd)
 
 
 def remove_if_idle(path: Path) -> bool:
     """Remove a file that no process holds a lock on. The folder is locked."""
-    with idle(path) as is_idle:
-        if is_idle:
+    with idle(path) as fd:
+        if fd is not None:
             unlink(path)
-        return is_idle
+        return fd is not None
+
+
+def is_open_elsewhere(fd: int) -> bool:
+    """Whether any process, this one included, has the file open or mapped besides `fd`, opened for writing.
+
+    A lease for writing is granted to the only one that has a file open.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:  # it is, or this file system gives no leases
+        return True
+    return False
 
 
 def remove_if_unused(directory: Path, users_fd: int) -> None:

@@ -1,0 +1,307 @@
+"""Memory kept ready for the next image: what it saves, whom it gives way to, who never sees old bytes."""
+
+import asyncio
+import hashlib
+import mmap
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load_weights import forget, recall
+from invoker.counters import Counters
+from invoker.fetch import Target, from_store
+from invoker.filling import Filling
+from invoker.host_mapping import HostMapping
+from invoker.host_tier import HostTier
+from invoker.spare import LARGEST_SHARE, LEAST_BYTES
+from invoker.tier_folder import is_open_elsewhere
+from registry.errors import CorruptImage
+from registry.images.local_store import LocalStore
+from registry.images.manifest import UNIT_BYTES
+from tests.invoker_fixture import make_image
+
+MIB = 1 << 20
+SPARE = 2 * LEAST_BYTES
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+@pytest.fixture
+def folder() -> Path:
+    return Path("/dev/shm") / f"hypercast-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
+
+
+def begin(tier: HostTier, name: str, nbytes: int) -> Filling:
+    filling = tier.begin(digest(name), nbytes)
+    assert isinstance(filling, Filling)
+    return filling
+
+
+def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
+    filling = begin(tier, name, nbytes)
+    filling.prepare(0, nbytes)
+    filling.view[:] = name.encode() * nbytes
+    return filling.publish()
+
+
+def spares(folder: Path) -> list[Path]:
+    return list(folder.glob("*.spare"))
+
+
+def total(folder: Path) -> int:
+    """Bytes of all images and spares."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def faults_of(write: Filling, nbytes: int) -> int:
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    write.prepare(0, nbytes)
+    with memoryview(write.view) as view:
+        for offset in range(0, nbytes, mmap.PAGESIZE):
+            view[offset] = 1
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path) -> None:
+    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+    assert tier.wait_for_spare() == SPARE and len(spares(folder)) == 1
+    assert tier.used_bytes() == 0 and total(folder) == SPARE
+    filling = begin(tier, "a", SPARE - 5000)
+    assert not spares(folder), "while something loads, no processor time goes to the next"
+    assert filling.is_ready(0, SPARE - 5000) and bytes(filling.view[:8]) == bytes(8)
+    assert faults_of(filling, SPARE - 5000) < SPARE // mmap.PAGESIZE // 100
+    filling.view[:] = b"a" * (SPARE - 5000)
+    with closing(filling.publish()) as mapping:
+        assert mapping.view == b"a" * (SPARE - 5000)
+        assert tier.used_bytes() == SPARE - 5000 == (folder / digest("a")).stat().st_size
+        assert tier.wait_for_spare() == SPARE and len(spares(folder)) == 1
+    tier.close()
+    assert not folder.parent.exists()
+
+
+def test_an_image_larger_than_the_spare_grows_it(folder: Path) -> None:
+    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+    tier.wait_for_spare()
+    filling = begin(tier, "a", SPARE + MIB)
+    assert filling.is_ready(0, SPARE) and not filling.is_ready(SPARE, 1)
+    filling.prepare(SPARE, MIB)
+    filling.view[:] = b"a" * (SPARE + MIB)
+    with closing(filling.publish()) as mapping:
+        assert len(mapping.view) == SPARE + MIB and mapping.view[-1] == ord("a")
+    tier.close()
+
+
+def test_a_small_image_leaves_the_spare(folder: Path) -> None:
+    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+    tier.wait_for_spare()
+    before = spares(folder)
+    small = SPARE // LARGEST_SHARE - 1
+    filling = begin(tier, "a", small)
+    assert not filling.is_ready(0, small)
+    filling.abandon()
+    assert spares(folder) == before and tier.wait_for_spare() == SPARE
+    tier.close()
+
+
+def test_without_a_setting_or_room_there_is_none(folder: Path) -> None:
+    for limit, spare in ((8 * SPARE, 0), (8 * SPARE, LEAST_BYTES - 1), (LEAST_BYTES - 1, SPARE)):
+        tier = HostTier(folder, limit, spare_bytes=spare)
+        assert tier.wait_for_spare() == 0 and not spares(folder)
+        tier.close()
+
+
+def test_a_spare_gives_way_to_images_of_any_process_and_evicts_none(folder: Path) -> None:
+    limit = 2 * SPARE
+    tier, other = HostTier(folder, limit, spare_bytes=SPARE), HostTier(folder, limit)
+    tier.wait_for_spare()
+    fill(other, "a", SPARE).close()
+    assert len(spares(folder)) == 1 and total(folder) == limit
+    fill(other, "b", MIB).close()
+    assert not spares(folder) and tier.wait_for_spare() == 0
+    assert [one.digest for one in other.images()] == [digest("a"), digest("b")] and other.evictions == 0
+    fill(tier, "c", SPARE - MIB).close()
+    assert total(folder) == limit and not spares(folder)
+    assert tier.evict(digest("a"))
+    assert tier.wait_for_spare() == SPARE and total(folder) == limit
+    fill(tier, "a", SPARE).close()
+    assert tier.evictions == other.evictions == 0, "the room was the spare's own"
+    other.close()
+    tier.close()
+
+
+def test_a_spare_that_is_not_whole_yet_serves_as_far_as_it_is(folder: Path) -> None:
+    tier = HostTier(folder, 64 * SPARE, spare_bytes=8 * SPARE)
+    filling = begin(tier, "a", 8 * SPARE)
+    filling.prepare(0, 8 * SPARE)
+    filling.view[-1:] = b"a"
+    with closing(filling.publish()) as mapping:
+        assert mapping.view[-1] == ord("a")
+    tier.close()
+    assert not folder.parent.exists()
+
+
+MAKER = """
+import sys
+from pathlib import Path
+from invoker.host_tier import HostTier
+tier = HostTier(Path(sys.argv[1]), 1 << 30, spare_bytes=32 << 20)
+print(tier.wait_for_spare(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_spare_of_a_killed_process_goes_when_the_next_one_starts(folder: Path) -> None:
+    keeper = HostTier(folder, 1 << 30)
+    command = [sys.executable, "-c", MAKER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None and maker.stdout.readline() == f"{32 << 20}\n"
+        HostTier(folder, 1 << 30).close()
+        assert len(spares(folder)) == 1
+        maker.kill()
+        maker.wait()
+    assert len(spares(folder)) == 1
+    HostTier(folder, 1 << 30).close()
+    assert not spares(folder)
+    keeper.close()
+
+
+def test_the_memory_of_an_evicted_image_serves_the_next(folder: Path) -> None:
+    tier = HostTier(folder, 3 * MIB)
+    fill(tier, "a", 2 * MIB).close()
+    inode = (folder / digest("a")).stat().st_ino
+    filling = begin(tier, "b", 2 * MIB - 1)
+    assert filling.path.stat().st_ino == inode and filling.path.stat().st_blocks * 512 >= 2 * MIB - 1
+    assert not tier.holds(digest("a")) and tier.evictions == 1
+    filling.view[:] = b"b" * (2 * MIB - 1)
+    with closing(filling.publish()) as mapping:
+        assert mapping.view == b"b" * (2 * MIB - 1)
+    filling = begin(tier, "c", 3 * MIB)
+    filling.abandon()
+    assert total(folder) == 0
+    tier.close()
+
+
+@pytest.mark.parametrize("how", ["a view", "a descriptor", "a mapping alone"])
+def test_memory_that_anybody_can_still_see_is_not_used_again(folder: Path, how: str) -> None:
+    tier = HostTier(folder, 3 * MIB)
+    mapping = fill(tier, "a", 2 * MIB)
+    view = mapping.view[:]
+    mapping.close()
+    if how != "a view":
+        view.release()
+        file = os.open(folder / digest("a"), os.O_RDONLY)
+        if how == "a mapping alone":
+            view = memoryview(mmap.mmap(file, 2 * MIB, prot=mmap.PROT_READ))
+            os.close(file)
+    inode = (folder / digest("a")).stat().st_ino
+    filling = begin(tier, "b", 2 * MIB)
+    assert filling.path.stat().st_ino != inode
+    filling.view[:] = b"b" * (2 * MIB)
+    filling.publish().close()
+    if how == "a descriptor":
+        assert os.pread(file, 100, 0) == b"a" * 100
+        os.close(file)
+    else:
+        assert view == b"a" * (2 * MIB)
+        view.release()
+    tier.close()
+
+
+def test_a_lease_tells_who_else_has_a_file_open(tmp_path: Path) -> None:
+    path = Path("/dev/shm") / f"hypercast-test-{os.getpid()}-lease"
+    path.write_bytes(b"x" * 8192)
+    mine = os.open(path, os.O_RDWR)
+    try:
+        assert not is_open_elsewhere(mine)
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            other = os.open(path, flags)
+            assert is_open_elsewhere(mine)
+            os.close(other)
+            assert not is_open_elsewhere(mine)
+    finally:
+        os.close(mine)
+        path.unlink()
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory that has room for one spare and little more."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    size = f"size={4 * LEAST_BYTES}"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=False)
+    if mounted.returncode:
+        pytest.skip("cannot mount a file system here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("how", ["prepare", "receive"])
+def test_a_spare_gives_way_where_the_file_system_is_full(small_memory: Path, how: str) -> None:
+    nbytes = 4 * LEAST_BYTES - MIB
+    tier = HostTier(small_memory / "h0", 1 << 30, spare_bytes=1 << 30)
+    other = HostTier(small_memory / "h0", 1 << 30)
+    assert tier.wait_for_spare() == LEAST_BYTES, "no more than a quarter of what is free"
+    filling = begin(other, "a", nbytes)
+    assert len(spares(small_memory / "h0")) == 1
+    if how == "prepare":
+        filling.prepare(0, nbytes)
+        filling.view[:] = b"a" * nbytes
+    else:
+        source = small_memory.parent / "source"
+        source.write_bytes(b"a" * nbytes)
+        with source.open("rb") as file:
+            assert filling.receive(0, nbytes, file.fileno())
+    assert not spares(small_memory / "h0") and filling.view == b"a" * nbytes
+    filling.publish().close()
+    other.close()
+    tier.close()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_store_is_read_into_the_spare_and_checked(folder: Path, tmp_path: Path, cached: bool) -> None:
+    image = make_image("a", 4 * MIB + 5)
+    blob = tmp_path / "blobs" / image.digest
+    counters = Counters()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield image.data
+
+    async def load(store: LocalStore, tier: HostTier) -> None:
+        tier.wait_for_spare()
+        (recall if cached else forget)(blob)
+        filling = begin(tier, "a", len(image.data))
+        assert filling.is_ready(0, len(image.data))
+        target = Target(filling, image.manifest, lambda arrived: None)
+        try:
+            await from_store(store, target, counters, local=True)
+            assert target.is_complete and filling.view == image.data
+        finally:
+            target.release()
+
+    async def scenario() -> None:
+        store = LocalStore(tmp_path)
+        await store.append(image.digest, 0, pieces(), total=len(image.data))
+        tier = HostTier(folder, 8 * LEAST_BYTES, spare_bytes=LEAST_BYTES)
+        await load(store, tier)
+        assert counters.disk_read_bytes == len(image.data)
+        with blob.open("r+b") as file:
+            file.seek(3 * UNIT_BYTES + 7)
+            file.write(b"not it")
+        with pytest.raises(CorruptImage, match=r"in the store: units 3$"):
+            await load(store, tier)
+        tier.close()
+
+    asyncio.run(scenario())
+    assert not folder.parent.exists()
