@@ -30,6 +30,7 @@ COMMANDS = {
     "gpu-time": ("cli.gpu_time", "What accelerators did with their time."),
     "prices": ("cli.prices", "Show and set prices."),
     "keys": ("cli.keys", "Make, list, limit and revoke API keys."),
+    "plan": ("cli.plan", "Show how a model would be given to many nodes, step by step."),
     "pack": ("cli.pack", "Pack a checkpoint into a model image, without deploying it."),
     "doctor": ("cli.doctor", "Check this machine and say how to mend what is missing."),
     "completion": ("cli.completion", "Print a shell's completion script."),

@@ -14,7 +14,7 @@ from rdmacast.transfers import Ints, Transfers
 
 MAX_NODES = 1 << 16
 MAX_BLOCKS = 1 << 16
-MAX_TRANSFERS = 1 << 27  # 2 GiB of arrays: a plan above this is a mistake
+MAX_TRANSFERS = 1 << 25  # half a GiB of arrays: a plan above this is a mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,125 @@
+"""`hypercast plan`."""
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.__main__ import cli
+from cli.errors import CliError
+from cli.plan import plan_command
+from rdmacast.planners.catalog import PLANNERS
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(plan_command, [*arguments])
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_json_holds_a_plan_that_anybody_can_check(planner: str) -> None:
+    answer = planned("--nodes", "13", "--sources", "3", "--blocks", "11", "--planner", planner)
+    assert list(answer) == ["planner", "nodes", "sources", "groups", "steps", "transfers", "pipelines"]
+    assert answer["planner"] == planner
+    assert answer["nodes"] == [f"n{node}" for node in range(13)]
+    assert answer["sources"] == ["n0", "n1", "n2"]
+    assert sorted(itertools.chain(*answer["groups"])) == sorted(answer["nodes"])
+    held = {(source, block): 0 for source in answer["sources"] for block in range(11)}
+    for transfer in answer["transfers"]:
+        assert held[transfer["source"], transfer["block"]] <= transfer["step"]
+        arrival = (transfer["target"], transfer["block"])
+        assert arrival not in held
+        held[arrival] = transfer["step"] + 1
+    assert len(held) == 13 * 11 and max(held.values()) == answer["steps"]
+    for pipeline in answer["pipelines"]:
+        for node, (first, last) in zip(pipeline["nodes"], pipeline["chunks"], strict=True):
+            assert all(held[node, block] <= pipeline["ready_step"] for block in range(first, last))
+
+
+def test_the_table_tells_steps_and_first_pipeline() -> None:
+    result = run("--nodes", "64", "--sources", "4", "--blocks", "64")
+    lines = dict(line.split("  ", 1) for line in result.stdout.splitlines()[:11])
+    found = {name: value.strip() for name, value in lines.items()}
+    assert found["planner"] == "binomial" and found["steps"] == "67"
+    assert found["bound"].startswith("67 ")
+    assert found["first pipeline"] == "after 19 steps" and found["first full"] == "after 67 steps"
+    assert run("--nodes", "1").exit_code == 0
+
+
+def test_csv_holds_the_transfers() -> None:
+    rows = list(csv.DictReader(io.StringIO(run("--nodes", "3", "--blocks", "2", "-o", "csv").stdout)))
+    assert rows[0] == {"step": "0", "source": "n0", "target": "n1", "block": "0"}
+    assert len(rows) == 4
+    assert run("--nodes", "1", "-o", "csv").stdout.split() == ["step,source,target,block"]
+
+
+def test_automatic_says_why_on_stderr() -> None:
+    result = run(
+        *("--nodes", "8", "--planner", "automatic", "--size", "128MiB", "--rate", "200mbit"),
+        *("--overhead", "200us", "--restart", "2ms", "-o", "json"),
+    )
+    assert json.loads(result.stdout)["planner"] == "chain"
+    assert result.stderr.startswith("chain, ") and result.stderr.count("\n") == 1
+
+
+def test_with_size_and_rate_it_tells_times() -> None:
+    result = run("--nodes", "8", "--blocks", "16", "--size", "16MB", "--rate", "1MB/s")
+    assert "simulated s     18" in result.stdout and "limit s         16" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "0"], "not in the range"),
+        (["--nodes", "65537"], "not in the range"),
+        (["--nodes", "4", "--blocks", "0"], "not in the range"),
+        (["--nodes", "4", "--planner", "magic"], "not one of"),
+        (["--nodes", "4", "--size", "1parsec"], "unknown unit"),
+        ([], "Missing option '--nodes'"),
+    ],
+)
+def test_bad_values_are_usage_errors(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and words in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "4", "--sources", "4"], "--sources must be below --nodes"),
+        (["--nodes", "1", "--sources", "2"], "--sources must be below --nodes"),
+        (["--nodes", "4", "--planner", "automatic"], "needs --size and --rate"),
+        (["--nodes", "4", "--size", "1GB"], "go together"),
+        (["--nodes", "4", "--size", "0", "--rate", "1gbit"], "above 0"),
+        (["--nodes", "65536", "--blocks", "65536"], "more than the"),
+    ],
+)
+def test_what_cannot_be_is_a_usage_error(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, CliError)
+    assert result.exception.exit_code == 2 and words in str(result.exception)
+
+
+def test_the_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "new" / "plan.png"
+    assert run("--nodes", "5", "--sources", "2", "--blocks", "4", "--plot", str(file)).exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert run("--nodes", "1", "--plot", str(file)).exit_code == 0
+
+
+def test_the_command_is_listed() -> None:
+    command = cli.get_command(click.Context(cli), "plan")
+    assert command is plan_command and "plan" in cli.list_commands(click.Context(cli))

@@ -1,0 +1,90 @@
+"""The automatic choice of planner and blocks."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacast.planners.automatic import LEAST_BLOCK_BYTES, Decision, LinkFacts, choose_planner
+from rdmacast.planners.topology import Site
+from rdmacast.simulate import Links, simulate
+
+MIB = 1 << 20
+# Kernel TCP at 200 Mbit/s: a change of partners begins with a small window.
+TCP = LinkFacts(bytes_per_s=25e6, latency_s=2e-4, overhead_s=2e-4, restart_s=2e-3)
+RDMA = LinkFacts(bytes_per_s=50e9, latency_s=5e-6, overhead_s=5e-6)
+
+
+def decide(nodes: int, facts: LinkFacts, blocks: int | None = None, nbytes: int = 128 * MIB) -> Decision:
+    return choose_planner(nodes=nodes, sources=1, nbytes=nbytes, facts=facts, blocks=blocks)
+
+
+def test_it_knows_which_case_it_is_in() -> None:
+    assert decide(8, TCP).planner == "chain"  # few nodes, fine blocks, plain TCP
+    assert decide(8, TCP, blocks=16).planner == "binomial"  # coarse blocks
+    assert decide(512, TCP).planner == "binomial"  # many nodes
+    far = LinkFacts(bytes_per_s=25e6, latency_s=0.05, overhead_s=2e-4, restart_s=2e-3)
+    assert decide(16, far).planner == "binomial"  # high latency
+    assert decide(8, RDMA).planner == decide(1024, RDMA).planner == "binomial"
+
+
+def test_its_reason_is_one_line_with_the_rival_in_it() -> None:
+    assert decide(16, TCP, blocks=16).reason == (
+        "binomial, 16 blocks: 6.42 s where the chain takes 10.1 s with 16 blocks: 4 hops, not 15"
+    )
+    assert "its change of partners costs 2 ms a block" in decide(8, TCP).reason
+    assert "all planners are alike" in decide(2, TCP).reason
+
+
+def test_nodes_of_different_rates_get_ordered_chains() -> None:
+    sites = tuple(Site(bytes_per_s=rate) for rate in (4e6, 1e6, 4e6, 2e6))
+    decision = choose_planner(
+        nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=sites
+    )
+    assert (decision.planner, "4.0-fold" in decision.reason) == ("multi-chain", True)
+    assert decision.plan(4, (0,)).groups == ((0, 2, 3, 1),)
+    alike = choose_planner(
+        nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=[Site()] * 4
+    )
+    assert alike.planner == "binomial"
+
+
+@given(
+    nodes=st.integers(1, 48),
+    sources=st.integers(1, 6),
+    nbytes=st.integers(1, 1 << 34),
+    latency_s=st.sampled_from([0.0, 1e-5, 1e-2]),
+    overhead_s=st.sampled_from([0.0, 1e-5, 1e-3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_decision_can_be_planned_and_foretells_its_simulation(
+    nodes: int, sources: int, nbytes: int, latency_s: float, overhead_s: float
+) -> None:
+    sources = min(sources, nodes)
+    facts = LinkFacts(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s)
+    decision = choose_planner(nodes=nodes, sources=sources, nbytes=nbytes, facts=facts)
+    assert decision.blocks == 1 or nbytes / decision.blocks >= LEAST_BLOCK_BYTES
+    if nodes > 12:
+        return
+    plan = decision.plan(nodes, tuple(range(sources)))
+    plan.validate()
+    links = Links(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s, in_flight=64)
+    taken_s = simulate(plan, links, nbytes / decision.blocks).seconds
+    assert decision.predicted_s / 2 <= taken_s <= 2 * decision.predicted_s or sources == nodes
+
+
+def test_more_overhead_a_block_makes_fewer_blocks() -> None:
+    counts = [
+        decide(64, LinkFacts(bytes_per_s=1e9, overhead_s=overhead_s)).blocks
+        for overhead_s in (0.0, 1e-5, 1e-4, 1e-3)
+    ]
+    assert counts == sorted(counts, reverse=True) and counts[0] == 512 and counts[-1] < 64
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for wrong in ({"bytes_per_s": 0.0}, {"bytes_per_s": 1.0, "latency_s": -1.0}):
+        with pytest.raises(ValueError):
+            LinkFacts(**wrong)
+    with pytest.raises(ValueError, match="1 to all nodes"):
+        choose_planner(nodes=2, sources=3, nbytes=1, facts=RDMA)
+    with pytest.raises(ValueError, match="at least 1 block"):
+        decide(2, RDMA, blocks=0)
