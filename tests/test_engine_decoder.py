@@ -48,6 +48,19 @@ def test_greedy_tokens_equal_the_full_forward(kind: str, path: LayerPath) -> Non
         assert output == _reference_logits(model, prompt, output).argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("pages", [200, 56])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_long_sequences_give_the_full_forwards_tokens_in_little_room_too(kind: str, pages: int) -> None:
+    spec, _, model = cached_image(kind)
+    page = kv_page_bytes(spec.manifest.architecture, spec.config, spec.dtype)
+    # In little room sequences give way, and others get pages that lie apart.
+    engine = make_decoder(kind, kv=pages * page, prefill_budget=100)
+    prompts = _prompts(8, 300, seed=3)
+    found = run_all(engine, [sequence(str(i), p, ignore_eos=True) for i, p in enumerate(prompts)])
+    for i, prompt in enumerate(prompts):
+        assert found[str(i)] == _reference_logits(model, prompt, found[str(i)]).argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_company_changes_no_token(kind: str) -> None:
     # Alone, in batches that are computed by columns, and in larger ones.

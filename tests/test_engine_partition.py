@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -130,17 +130,17 @@ def _run(stages: list[StageExecutor], steps: list[tuple[torch.Tensor, StepLayout
 
 @st.composite
 def step_sequences(draw: st.DrawFn) -> list[tuple[torch.Tensor, StepLayout]]:
-    """A few steps over up to three sequences, each in chunks of any length, on scattered pages."""
-    free = draw(st.permutations(range(PAGES)))
+    """A few steps over up to three sequences, each in chunks of any length, on pages side by side or not."""
+    free = draw(st.one_of(st.just(range(PAGES)), st.permutations(range(PAGES))))
     count = draw(st.integers(1, 3))
-    pages = [tuple(free[i::count])[:4] for i in range(count)]
+    pages = [tuple(free[6 * i : 6 * i + 6]) for i in range(count)]
     starts = [0] * count
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     steps = []
     for _ in range(draw(st.integers(1, 4))):
         chunks = []
         for i in range(count):
-            n = draw(st.sampled_from([0, 1, 1, 5, 17]))
+            n = draw(st.sampled_from([0, 1, 1, 5, 70]))
             n = min(n, len(pages[i]) * 16 - starts[i])
             if n:
                 last = draw(st.booleans())
@@ -171,6 +171,58 @@ def test_any_partition_gives_the_same_bits(
     for one, other in zip(whole, parts, strict=True):
         assert torch.isfinite(one).all()
         assert torch.equal(one, other)
+
+
+def _chunks(pages: Sequence[tuple[int, ...]], starts: Sequence[int], count: int) -> list[Chunk]:
+    return [
+        Chunk(request_id=str(i), start=start, count=count, pages=own, last=True)
+        for i, (own, start) in enumerate(zip(pages, starts, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
+def test_where_pages_lie_changes_nothing(kind: str, path: LayerPath) -> None:
+    # Short ones, a page more than is worth a copy, long ones; prompts in two chunks, then decoded together.
+    lengths = (1, 30, 63, 64, 90, 91)
+    side_by_side = [tuple(range(7 * i, 7 * i + 7)) for i in range(6)]
+    apart = [tuple(7 * i + 3 * k % 7 for k in range(7)) for i in range(6)]
+    mixed = [*side_by_side[:2], apart[2], side_by_side[3], side_by_side[4], apart[5]]
+    ids = torch.randint(0, VOCABULARY, (3, 6 * 91), generator=torch.Generator().manual_seed(5))
+    spec, region, _ = cached_image(kind)
+    bound = bind(spec, region, path)
+    geometry = bound.geometry
+    shape = KvShape(layers=LAYERS, heads=geometry.kv_heads, head_dim=geometry.head_dim, dtype=torch.float32)
+    found = []
+    for pages in (side_by_side, apart, mixed):
+        stage = StageExecutor(bound, KvPool(shape, torch.zeros(42 * shape.page_bytes, dtype=torch.uint8)))
+        steps = []
+        for i, length in enumerate(lengths):
+            for start, end in ((0, length // 2), (length // 2, length)):
+                if start < end:
+                    chunk = replace(_chunks(pages, lengths, 1)[i], start=start, count=end - start)
+                    layout = build_layout([chunk], torch.float32, torch.device("cpu"))
+                    steps.append((ids[0, 91 * i + start : 91 * i + end], layout))
+        for more in range(2):
+            chunks = _chunks(pages, [length + more for length in lengths], 1)
+            layout = build_layout(chunks, torch.float32, torch.device("cpu"))
+            steps.append((ids[1 + more, : layout.tokens], layout))
+        found.append(torch.cat(_run([stage], steps)))
+    assert torch.isfinite(found[0]).all()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_long_sequences_decode_over_their_keys_where_these_lie() -> None:
+    pages = [(4, 5, 6, 7, 8), (10, 11, 12, 13, 14, 15), (30, 29, 28, 27, 26, 25), (40, 41, 42, 43, 44, 45)]
+    chunks = _chunks(pages, (64, 95, 95, 95), 1)
+    layout = build_layout(chunks, torch.float32, torch.device("cpu"))
+    first, apart, last = layout.calls(None)
+    assert (first.first, first.last, first.runs) == (0, 2, ((64, 129), (160, 256)))
+    assert (apart.first, apart.last, apart.runs) == (2, 3, ())
+    assert apart.pages is not None and apart.pages.tolist() == list(pages[2])
+    assert (last.first, last.last, last.runs) == (3, 4, ((640, 736),))
+    windowed = layout.calls(70)
+    assert [run for call in windowed for run in call.runs] == [(64, 129), (186, 256), (666, 736)]
 
 
 @given(st.lists(st.integers(1, 300), max_size=20).map(sorted))

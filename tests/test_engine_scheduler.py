@@ -8,24 +8,60 @@ from invoker.engine.pages import OutOfPages, PageAllocator
 from invoker.engine.scheduler import Limits, Scheduler
 
 
-@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
-def test_allocator_never_loses_or_doubles_a_page(total: int, actions: list[tuple[bool, int]]) -> None:
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=60))
+def test_allocator_never_loses_or_doubles_a_page(total: int, actions: list[tuple[int, int]]) -> None:
     allocator = PageAllocator(total)
     held: list[tuple[int, ...]] = []
-    for take, number in actions:
-        if take:
-            before = allocator.free
-            try:
-                held.append(allocator.allocate(number))
-            except OutOfPages:
-                assert number > before == allocator.free
-        elif held:
-            allocator.release(held.pop(number % len(held)))
+    for kind, number in actions:
+        before = allocator.free
+        try:
+            if kind == 0:
+                held.append(allocator.allocate(number, 2 * number))
+            elif held and kind == 1:
+                index = number % len(held)
+                pages = held[index]
+                held[index] += allocator.grow(pages, number) if pages else allocator.allocate(number)
+            elif held:
+                allocator.release(held.pop(number % len(held)))
+        except OutOfPages:
+            assert number > before == allocator.free
         allocator.check_integrity()
-        assert allocator.used == sum(len(pages) for pages in held)
+        taken = [page for pages in held for page in pages]
+        assert len(taken) == len(set(taken)) == allocator.used
+        assert set(taken) <= set(range(total))
     for pages in held:
         allocator.release(pages)
+    allocator.check_integrity()
     assert allocator.free == total
+    # No claim is left behind: all pages are one run again.
+    assert allocator.allocate(total, total) == tuple(range(total))
+
+
+def _apart(pages: tuple[int, ...]) -> bool:
+    return pages != tuple(range(pages[0], pages[0] + len(pages)))
+
+
+def test_sequences_that_grow_in_turns_keep_their_pages_side_by_side() -> None:
+    allocator = PageAllocator(30)
+    held = [allocator.allocate(2, most) for most in (10, 12, 8)]
+    for _ in range(6):
+        held = [pages + allocator.grow(pages, 1) for pages in held]
+    assert not any(map(_apart, held)), held
+    # What is left of one that ended early goes to the next that fits.
+    allocator.release(held[1])
+    assert allocator.allocate(3, 12) == (10, 11, 12)
+
+
+def test_claims_make_nobody_wait() -> None:
+    allocator = PageAllocator(12)
+    first = allocator.allocate(2, 10)
+    second = allocator.allocate(6, 6)  # fits nowhere in one piece but behind the first
+    assert len(second) == 6 and not set(first) & set(second)
+    first += allocator.grow(first, 4)
+    assert allocator.free == 0 and sorted(first + second) == list(range(12))
+    allocator.release(second)
+    allocator.release(first)
+    assert allocator.allocate(12, 12) == tuple(range(12))
 
 
 def test_a_lone_sequence_gets_a_contiguous_run() -> None:

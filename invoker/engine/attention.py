@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
-from invoker.engine.kv_cache import KvPool
+from invoker.engine.kv_cache import PAGE_TOKENS, KvPool
 from invoker.engine.layout import AttentionCall, Step
 
 ATTENTION = "hypercast_paged"
@@ -43,7 +43,7 @@ def paged_attention(
     index = module.layer_idx
     assert isinstance(index, int)
     layer = index - run.first_layer
-    run.pool.write(layer, run.step.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    run.pool.write(layer, run.step.slots, torch.cat((key[0], value[0])).transpose(0, 1))
     outputs = [
         attend(call, query, key, value, run.pool.layers[layer], scaling)
         for call in run.step.calls(sliding_window)
@@ -61,18 +61,13 @@ def attend(
     scaling: float | None,
 ) -> torch.Tensor:
     """One call's output, `[rows, heads, head_dim]`; the step's tensors are `[1, heads, tokens, head_dim]`."""
-    heads, head_dim = query.shape[1], query.shape[3]
-    rows = call.last - call.first
     own = query[:, :, call.first : call.last]
+    if call.queries == 1:
+        return _attend_one_each(call, own, key.shape[1], cache, scaling)
     if call.fresh:
         keys, values = (x[:, :, call.first : call.last] for x in (key, value))
     else:
-        keys, values = (_gather(call, x) for x in cache)
-    if call.queries == 1:
-        # The query heads that share a key head take the place of queries: no key is repeated.
-        folded = own[0].transpose(0, 1).reshape(rows, keys.shape[1], -1, head_dim)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=call.mask, scale=scaling)
-        return out.reshape(rows, heads, head_dim)
+        keys, values = (_run(call.runs[0], x) if call.pages is None else _gather(call, x) for x in cache)
     out = F.scaled_dot_product_attention(
         own,
         keys,
@@ -80,16 +75,47 @@ def attend(
         attn_mask=call.mask,
         is_causal=call.mask is None,
         scale=scaling,
-        enable_gqa=keys.shape[1] != heads,
+        enable_gqa=keys.shape[1] != own.shape[1],
     )
     return out[0].transpose(0, 1)
 
 
+def _attend_one_each(
+    call: AttentionCall,
+    query: torch.Tensor,
+    kv_heads: int,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    scaling: float | None,
+) -> torch.Tensor:
+    """The output of a call in which each sequence has one query."""
+    _, heads, rows, head_dim = query.shape
+    # The query heads that share a key head take the place of queries: no key is repeated.
+    folded = query[0].transpose(0, 1).reshape(rows, kv_heads, -1, head_dim)
+    if call.pages is not None:
+        keys, values = (_gather(call, x) for x in cache)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=call.mask, scale=scaling)
+    else:
+        keys, values = cache
+        parts = [
+            F.scaled_dot_product_attention(one, _run(run, keys), _run(run, values), scale=scaling)
+            for one, run in zip(folded.split(1), call.runs, strict=True)
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out.reshape(rows, heads, head_dim)
+
+
+def _run(run: tuple[int, int], cache: torch.Tensor) -> torch.Tensor:
+    """The keys (or values) in the slots `[first, last)`, where they lie: `[1, heads, tokens, head_dim]`."""
+    return cache.narrow(2, run[0], run[1] - run[0])
+
+
 def _gather(call: AttentionCall, cache: torch.Tensor) -> torch.Tensor:
-    """The call's keys (or values), `[sequences, heads, tokens, head_dim]`."""
-    run = cache[call.page_first : call.page_last] if call.pages is None else cache.index_select(0, call.pages)
-    tokens = run.view(call.sequences, -1, cache.shape[2], cache.shape[3])
-    return tokens[:, call.key_first : call.key_last].transpose(1, 2)
+    """A copy of the keys (or values) on the call's pages, `[sequences, heads, tokens, head_dim]`."""
+    assert call.pages is not None
+    heads, head_dim = cache.shape[1], cache.shape[3]
+    copied = cache.view(heads, -1, PAGE_TOKENS * head_dim).index_select(1, call.pages)
+    tokens = copied.view(heads, call.sequences, -1, head_dim)
+    return tokens[:, :, call.key_first : call.key_last].transpose(0, 1)
 
 
 AttentionInterface.register(ATTENTION, paged_attention)

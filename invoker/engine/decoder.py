@@ -127,7 +127,9 @@ class DecoderEngine:
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops.update(sampling.eos_token_ids)
-        self._scheduler.add(sequence.request_id, len(tokens), sequence.flow)
+        left = sampling.max_tokens - len(sequence.generated_ids)
+        most = min(len(tokens) + left, self._max_tokens)
+        self._scheduler.add(sequence.request_id, len(tokens), sequence.flow, most)
         self._sequences[sequence.request_id] = _Sequence(
             sequence, tokens, len(sequence.generated_ids), frozenset(stops)
         )

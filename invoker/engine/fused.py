@@ -104,7 +104,7 @@ class FusedLayers:
                 part.copy_(rms_norm(part, weight, shape.norm_eps))
         rotate_(heads[:, :turned], cos, sin)
         keys, values = heads[:, shape.heads : turned], heads[:, turned:]
-        pool.write(index, step.slots, keys, values)
+        pool.write(index, step.slots, heads[:, shape.heads :])
         # Laid out as attention wants it: [1, heads, tokens, head_dim].
         q, k, v = (part.transpose(0, 1)[None] for part in (heads[:, : shape.heads], keys, values))
         outputs = [attend(call, q, k, v, pool.layers[index], None) for call in step.calls(layer.window)]

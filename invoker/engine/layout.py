@@ -1,7 +1,8 @@
 """The layout of one step: a ragged batch, flattened, and the index tensors that all layers share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -13,25 +14,26 @@ from invoker.engine.scheduler import Chunk
 # Sequences decode together, padded to the longest of their group: none is padded to more than twice
 # its length, except within this many pages, where another call costs more than the padding.
 _SMALL_PAGES = 16
+# On a CPU longer sequences decode one by one, over their keys where these lie: a group's are copied.
+_COPIED_PAGES_CPU = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
     """One attention call: rows `[first, last)` of the batch, `queries` tokens of each of `sequences`.
 
-    The keys are those of `pages` (a flat index, sequence by sequence) or, where the pages happen to
-    lie side by side, of the run `[page_first, page_last)`; of these the tokens `[key_first, key_last)`.
-    With `fresh` the queries' own keys are all there are, so the cache need not be read. `mask` is
-    added to the scores; with None and more than one query the call is causal.
+    The keys are in `runs` of slots, one `[first, last)` a sequence, or where these lie apart on `pages` (a
+    flat index, sequence by sequence), of which the tokens `[key_first, key_last)` count. With `fresh` the
+    queries' own keys are all there are, so the cache need not be read. `mask` is added to the scores; with
+    None and more than one query the call is causal.
     """
 
     first: int
     last: int
     sequences: int
     queries: int
+    runs: tuple[tuple[int, int], ...]
     pages: torch.Tensor | None
-    page_first: int
-    page_last: int
     key_first: int
     key_last: int
     fresh: bool
@@ -83,15 +85,19 @@ class StepLayout:
 def build_layout(chunks: Sequence[Chunk], dtype: torch.dtype, device: torch.device) -> StepLayout:
     """Lay the chunks out, and make the index tensors on `device`."""
     ordered = sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.start if chunk.count == 1 else 0))
-    positions = np.concatenate([np.arange(c.start, c.start + c.count) for c in ordered])
-    slots = np.concatenate([_slots(c) for c in ordered])
-    ends = np.cumsum([c.count for c in ordered]) - 1
+    counts = [c.count for c in ordered]
+    alone = counts.count(1)
+    positions = [np.array([c.start for c in ordered[:alone]], dtype=np.int64)]
+    slots = [np.array([_slot(c) for c in ordered[:alone]], dtype=np.int64)]
+    positions += [np.arange(c.start, c.start + c.count) for c in ordered[alone:]]
+    slots += [_slots(c) for c in ordered[alone:]]
+    ends = np.cumsum(counts) - 1
     sampled = [i for i, c in enumerate(ordered) if c.last]
     return StepLayout(
         chunks=tuple(ordered),
         sampled=tuple(ordered[i].request_id for i in sampled),
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
+        positions=torch.from_numpy(np.concatenate(positions)).to(device),
+        slots=torch.from_numpy(np.concatenate(slots)).to(device),
         logit_rows=torch.from_numpy(ends[sampled]).to(device),
         dtype=dtype,
     )
@@ -110,6 +116,11 @@ def group_by_length(pages: Sequence[int]) -> list[tuple[int, int]]:
     return groups
 
 
+def _slot(chunk: Chunk) -> int:
+    page, offset = divmod(chunk.start, PAGE_TOKENS)
+    return chunk.pages[page] * PAGE_TOKENS + offset
+
+
 def _slots(chunk: Chunk) -> np.ndarray:
     positions = np.arange(chunk.start, chunk.start + chunk.count)
     pages = np.asarray(chunk.pages, dtype=np.int64)
@@ -120,13 +131,34 @@ def _calls(layout: StepLayout, window: int | None) -> tuple[AttentionCall, ...]:
     decoding = [c for c in layout.chunks if c.count == 1]
     spans = [_page_span(c, window) for c in decoding]
     # With a window the spans do not ascend strictly with the length; order matters only for padding.
-    groups = group_by_length([last - first for first, last in spans])
+    lengths = [last - first for first, last in spans]
+    together = len(decoding)
+    if layout.positions.device.type == "cpu":
+        together = next((i for i, length in enumerate(lengths) if length > _COPIED_PAGES_CPU), together)
+    groups = group_by_length(lengths[:together])
     calls = [_decode_call(layout, decoding[a:b], spans[a:b], a, window) for a, b in groups]
+    calls += _lone_calls(layout, decoding[together:], together, window)
     row = len(decoding)
     for chunk in layout.chunks[len(decoding) :]:
         calls.append(_single_call(layout, chunk, row, window))
         row += chunk.count
     return tuple(calls)
+
+
+def _lone_calls(
+    layout: StepLayout, chunks: Sequence[Chunk], row: int, window: int | None
+) -> list[AttentionCall]:
+    """Calls for chunks of one token that are not worth a copy: neighbours on runs share one call."""
+    calls = [_single_call(layout, chunk, i, window) for i, chunk in enumerate(chunks, row)]
+    merged: list[AttentionCall] = []
+    for apart, neighbours in groupby(calls, key=lambda call: call.pages is not None):
+        group = list(neighbours)
+        if apart:
+            merged += group
+        else:
+            runs = tuple(run for call in group for run in call.runs)
+            merged.append(replace(group[0], last=group[-1].last, sequences=len(runs), runs=runs))
+    return merged
 
 
 def _page_span(chunk: Chunk, window: int | None) -> tuple[int, int]:
@@ -159,9 +191,8 @@ def _decode_call(
         last=row + len(chunks),
         sequences=len(chunks),
         queries=1,
+        runs=(),
         pages=torch.from_numpy(table.ravel()).to(layout.positions.device),
-        page_first=0,
-        page_last=0,
         key_first=0,
         key_last=width * PAGE_TOKENS,
         fresh=False,
@@ -174,7 +205,8 @@ def _single_call(layout: StepLayout, chunk: Chunk, row: int, window: int | None)
     end = chunk.start + chunk.count
     begin = 0 if window is None else max(0, chunk.start - window + 1)
     pages = chunk.pages[first:last]
-    contiguous = all(page == pages[0] + i for i, page in enumerate(pages))
+    apart = pages != tuple(range(pages[0], pages[0] + len(pages)))
+    offset = (pages[0] - first) * PAGE_TOKENS
     mask = None
     # One query sees all of [begin, end); a causal call starts where its keys start.
     if chunk.count > 1 and (chunk.start > 0 or (window is not None and end > window)):
@@ -185,9 +217,8 @@ def _single_call(layout: StepLayout, chunk: Chunk, row: int, window: int | None)
         last=row + chunk.count,
         sequences=1,
         queries=chunk.count,
-        pages=None if contiguous else torch.tensor(pages, device=layout.positions.device),
-        page_first=pages[0],
-        page_last=pages[0] + len(pages),
+        runs=() if apart else ((begin + offset, end + offset),),
+        pages=torch.tensor(pages, device=layout.positions.device) if apart else None,
         key_first=begin - first * PAGE_TOKENS,
         key_last=end - first * PAGE_TOKENS,
         fresh=chunk.start == 0,

@@ -1,7 +1,10 @@
 """The page allocator of the KV cache: pure bookkeeping, no memory."""
 
-import heapq
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
+
+_FREE, _CLAIMED, _USED = range(3)
 
 
 class OutOfPages(Exception):
@@ -9,43 +12,104 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    """Hands out the pages `[0, total)`, lowest first, so that a lone sequence gets a contiguous run."""
+    """Hands out the pages `[0, total)`, as far as it can so that those of a sequence lie side by side.
+
+    The pages behind a sequence's own that it may still need are *claimed* for it: others get them only
+    where there is nothing else left. So claims never make anybody wait, and pages lie apart only where the
+    cache is almost full.
+    """
 
     def __init__(self, total: int) -> None:
         if total < 1:
             raise ValueError(f"a KV cache needs at least one page, not {total}")
         self.total = total
-        self._free = list(range(total))
-        self._used: set[int] = set()
+        self._left = total
+        self._states = np.full(total, _FREE, dtype=np.int8)
+        self._claims: dict[int, int] = {}  # ends of claims, by the last page before them
 
     def __repr__(self) -> str:
-        return f"<PageAllocator {len(self._used)} of {self.total} used>"
+        return f"<PageAllocator {self.used} of {self.total} used>"
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return self._left
 
     @property
     def used(self) -> int:
-        return len(self._used)
+        return self.total - self._left
 
-    def allocate(self, count: int) -> tuple[int, ...]:
-        """Take `count` pages, or raise OutOfPages and take none."""
-        if count > len(self._free):
-            raise OutOfPages(f"{count} pages asked for, {len(self._free)} free")
-        pages = tuple(heapq.heappop(self._free) for _ in range(count))
-        self._used.update(pages)
-        return pages
+    def allocate(self, count: int, most: int = 0) -> tuple[int, ...]:
+        """Take `count` pages, which may grow to `most`, or raise OutOfPages and take none."""
+        self._check(count)
+        if not count:
+            return ()
+        runs = _runs(self._states == _FREE)
+        fitting = [run for run in runs if run[1] - run[0] >= max(count, most)]
+        if not fitting:
+            # The longest run is the likeliest to be long enough after all.
+            fitting = sorted(runs, key=lambda run: run[0] - run[1])[:1]
+        if not fitting or fitting[0][1] - fitting[0][0] < count:
+            return self._take(self._scattered(count))
+        first, end = fitting[0]
+        last, end = first + count - 1, min(end, first + most)
+        if last + 1 < end:
+            self._states[last + 1 : end] = _CLAIMED
+            self._claims[last] = end
+        return self._take(tuple(range(first, last + 1)))
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Give pages back. Releasing a page that is not in use is a bug of ours."""
-        for page in pages:
-            assert page in self._used, f"page {page} is not in use"
-            self._used.remove(page)
-            heapq.heappush(self._free, page)
+    def grow(self, pages: Sequence[int], count: int) -> tuple[int, ...]:
+        """Take `count` more pages for a sequence that has `pages`, or raise OutOfPages and take none."""
+        self._check(count)
+        if not count:
+            return ()
+        first = pages[-1] + 1
+        end = self._claims.pop(pages[-1], first)
+        if first + count > self.total or (self._states[first : first + count] == _USED).any():
+            self._unclaim(first, end)
+            return self._take(self._scattered(count))
+        if first + count < end:
+            self._claims[first + count - 1] = end
+        return self._take(tuple(range(first, first + count)))
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give a sequence's pages back. Releasing a page that is not in use is a bug of ours."""
+        if not pages:
+            return
+        taken = list(pages)
+        assert (self._states[taken] == _USED).all(), f"one of the pages {pages} is not in use"
+        assert len(set(taken)) == len(taken), f"a page is given back twice: {pages}"
+        self._unclaim(pages[-1] + 1, self._claims.pop(pages[-1], 0))
+        self._states[taken] = _FREE
+        self._left += len(taken)
 
     def check_integrity(self) -> None:
-        """Assert that every page is either free or used, and none is both."""
-        assert len(set(self._free)) == len(self._free), "a page is free twice"
-        assert self._used.isdisjoint(self._free), "a page is both free and used"
-        assert self._used.union(self._free) == set(range(self.total)), "a page is lost"
+        """Assert that the books agree."""
+        assert self._left == int((self._states != _USED).sum()), "a page is lost"
+        for last, end in self._claims.items():
+            assert self._states[last] == _USED, f"a claim behind page {last}, which nobody has"
+            assert last + 1 < end <= self.total, f"a claim of nothing behind page {last}"
+
+    def _check(self, count: int) -> None:
+        if count > self._left:
+            raise OutOfPages(f"{count} pages asked for, {self._left} free")
+
+    def _take(self, pages: tuple[int, ...]) -> tuple[int, ...]:
+        self._states[list(pages)] = _USED
+        self._left -= len(pages)
+        return pages
+
+    def _unclaim(self, first: int, end: int) -> None:
+        claim = self._states[first:end]
+        claim[claim == _CLAIMED] = _FREE
+
+    def _scattered(self, count: int) -> tuple[int, ...]:
+        """Pages of no claim, from the lowest, then claimed ones, from the highest."""
+        free = np.flatnonzero(self._states == _FREE)[:count]
+        claimed = np.flatnonzero(self._states == _CLAIMED)[::-1][: count - len(free)]
+        return tuple(np.concatenate((free, claimed)).tolist())
+
+
+def _runs(wanted: np.ndarray) -> list[tuple[int, int]]:
+    """The runs `[first, end)` of pages for which it holds, from the lowest."""
+    edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -89,6 +89,7 @@ class _Sequence:
     flow: _Flow
     arrival: int
     length: int  # known tokens
+    most: int  # tokens that it may grow to, as far as is known
     cached: int = 0  # tokens whose K and V lie in pages
     pages: tuple[int, ...] = ()
 
@@ -122,13 +123,14 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request_id: str, length: int, flow: str = "") -> None:
-        """Queue a sequence of `length` known tokens, which must be able to fit all pages together."""
+    def add(self, request_id: str, length: int, flow: str = "", most: int = 0) -> None:
+        """Queue a sequence of `length` known tokens, which must be able to fit all pages together. It may
+        grow to `most`: room for so many is kept side by side as long as nobody else needs it."""
         assert request_id not in self._sequences, f"{request_id} is there already"
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
         if flow not in self._flows:
             self._flows[flow] = _Flow(flow, self._ahead.pop(flow, 0))
-        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length)
+        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length, most)
         self._arrivals += 1
         self._sequences[request_id] = sequence
         sequence.flow.waiting.append(sequence)
@@ -210,7 +212,7 @@ class Scheduler:
             self._preempt(victim, preempted)
             if victim is sequence:
                 return ()
-        new = self._allocator.allocate(needed)
+        new = self._allocator.grow(sequence.pages, needed)
         sequence.pages += new
         return new
 
@@ -241,7 +243,7 @@ class Scheduler:
                 self._preempt(victim, preempted)
         sequence.flow.running.append(sequence.flow.waiting.popleft())
         self._running.append(sequence)
-        sequence.pages = self._allocator.allocate(needed)
+        sequence.pages = self._allocator.allocate(needed, pages_for(sequence.most))
         return True
 
     def _too_many(self, flow: _Flow, needed: int, prefill: Counter[str]) -> list[_Sequence]:
