@@ -646,3 +646,21 @@ class _Numbered:
     def __init__(self, ended: asyncio.subprocess.Process, pid: int) -> None:
         self.returncode = ended.returncode
         self.pid = pid
+
+
+def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(tmp_path: Path) -> None:
+    async def scenario(process: HandlerProcess) -> None:
+        first = process.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        calls = []
+        async with asyncio.timeout(PATIENCE_S):
+            while process.pid in (first, None):
+                calls.append(asyncio.create_task(call(process, 7)))
+                await asyncio.sleep(0.001)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [7] in answers
+        unlike = [one for one in answers if one != [7] and not isinstance(one, HandlerCrashed)]
+        assert not unlike, unlike[0]
+
+    run(tmp_path, "def handle(x): return x", scenario)

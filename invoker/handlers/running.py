@@ -118,7 +118,8 @@ class RunningHandler:
 
     @property
     def usable(self) -> bool:
-        return not self._retired and self._kill_reason is None and not self.ended.is_set()
+        dying = self._kill_reason is not None or self.ended.is_set() or self._writer.is_closing()
+        return not self._retired and not dying
 
     @classmethod
     async def spawn(
@@ -180,7 +181,8 @@ class RunningHandler:
             if overdue:
                 self._overdue.add(call.number)
                 self._settled.clear()
-            self._writer.write(encode(Cancel(call=call.number)))
+            if not self._writer.is_closing():  # else its process is gone
+                self._writer.write(encode(Cancel(call=call.number)))
 
     def kill(self, reason: HandlerError) -> None:
         """Kill the process and what it started; calls under way end with `reason`."""
