@@ -18,6 +18,7 @@ from cli import run_file
 from cli.announce import announce
 from cli.children import Child, Nodes, together
 from cli.errors import CliError, UsageError
+from cli.leftovers import cluster_of, remove_leftovers
 from cli.logtail import tail
 from cli.orphans import orphans_taken, reap_strays
 from cli.ports import usable_ports
@@ -79,6 +80,7 @@ class Supervisor:
         settings = self._settings
         secret_file = settings.data_dir / "cluster.secret"
         load_or_create_secret(secret_file)
+        await asyncio.to_thread(remove_leftovers, cluster_of(settings.data_dir))
         ports = await self._ports()
         redis_url = settings.redis_url
         if redis_url is not None:
