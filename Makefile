@@ -19,7 +19,7 @@ demo: install
 	@$(BIN)/python -m benchmarks.demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests
 
 lint: install
 	$(BIN)/ruff check .
