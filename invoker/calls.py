@@ -145,6 +145,9 @@ class Calls:
         for call in found.values():
             call.cancel()
         await self._all_over(found.values())
+        for call in found.values():
+            # Over before it is settled or not: what it goes on to use is in no record.
+            call.orphan = call.orphan or call.ended_s is None
         self._meter.tick()
         return {call_id: call.used_us for call_id, call in found.items()}
 

@@ -19,14 +19,16 @@ from invoker.meter_accounts import (
     called,
     due,
     entered,
+    interval_of,
     lost_call,
     split_time,
+    tell_parts,
 )
 from invoker.meter_events import Began, Cut, Event, Forgotten, Frame, Left, Lost, Paid
 from registry.instance import InstanceState
-from registry.usage import InstanceInterval
 
 MAX_DUE = 10_000  # records kept while the ledger does not answer
+MAX_PARTS = 500  # settled calls that one interval names; with more it ends early
 _LOADING = frozenset({InstanceState.STARTING, InstanceState.LOADING})
 
 log = logging.getLogger("invoker.meter")
@@ -117,7 +119,7 @@ class GpuMeter:
             if final:
                 self._end_step(account, ())
             events: list[Event] = []
-            self._cut(account, state, events)
+            self._cut(account, state, events, final=final)
             account.starting = state in _LOADING
             if final:
                 account.present = False
@@ -210,20 +212,25 @@ class GpuMeter:
             self._tell()
 
     def forget(self, calls: Iterable[MeteredCall]) -> None:
-        """These calls are in the ledger, or have been lost."""
+        """These calls are over, and in the ledger or lost."""
         events: list[Event] = []
+        cut = False
         with self._lock:
             for call in calls:
                 if self._calls.pop(call.number, None) is None:
                     continue
-                call.account.settled_us += call.used_us
                 if call.used_us and not call.declared:
                     call.declared = True
                     events.append(called(call))
                 if call.declared:
                     events.append(Forgotten(call.number))
+                if self._settle(call):
+                    self._cut(call.account, call.account.state, events)
+                    cut = True
             if events:
                 self._commit(events)
+        if cut:
+            self._tell()
 
     # Records for the ledger.
 
@@ -320,22 +327,23 @@ class GpuMeter:
         # Whose a step's time is shows at its end, so an interval ends before the step under way.
         return max(account.from_us, account.step_began_us) if account.stepping else self._at
 
-    def _cut(self, account: Account, state: str, events: list[Event]) -> None:
+    def _settle(self, call: MeteredCall) -> bool:
+        """Count what the call used to its account; says whether the interval names enough calls."""
+        account = call.account
+        account.settled_us += call.used_us
+        if not (call.used_us and account.present):
+            return False
+        account.parts.append(call.part(over=True))
+        return len(account.parts) >= MAX_PARTS and self._settled_until(account) > account.from_us
+
+    def _cut(self, account: Account, state: str, events: list[Event], *, final: bool = False) -> None:
         end_us = self._settled_until(account)
-        totals, base = (account.busy, account.loading, account.idle), account.base
-        interval = InstanceInterval(
-            instance_id=account.instance_id,
-            function=account.function,
-            version=account.version,
-            node=self._node,
-            state=account.state,
-            from_at=account.from_at,
-            to_at=self._wall(end_us),
-            gpu_count=1,
-            busy_us=totals[0] - base[0],
-            loading_us=totals[1] - base[1],
-            idle_us=totals[2] - base[2],
+        to_at = self._wall(end_us)
+        interval = interval_of(
+            self._node, self._epoch, account, self._calls.values(), to_at=to_at, final=final
         )
+        totals = account.busy, account.loading, account.idle
+        tell_parts(account, self._calls.values())
         account.state, account.base = state, totals
         account.from_us, account.from_at = end_us, self._wall(end_us)
         events.append(Cut(account.number, state, account.from_at, totals))
@@ -370,7 +378,7 @@ class GpuMeter:
     def _snapshot(self) -> Frame:
         calls = [call for call in self._calls.values() if call.declared]
         accounts = {**self._present, **{call.account.number: call.account for call in calls}}
-        events: list[Event] = [Began(self._node, self._epoch, self._origin_s)]
+        events: list[Event] = [Began(self._node, self._epoch, self._origin_s, itemised=True)]
         events += [entered(account) for account in accounts.values()]
         events += [called(call) for call in calls]
         events += [due(number, record) for number, record in self._dues.items()]

@@ -1,10 +1,10 @@
 """What the meter keeps of an instance and of a call, and how both are written down."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from invoker.meter_events import Called, Entered, IntervalDue, LostCallDue
-from registry.usage import InstanceInterval, LostCall
+from registry.usage import CallPart, InstanceInterval, LostCall
 
 Record = InstanceInterval | LostCall
 
@@ -31,6 +31,7 @@ class Account:
     step_began_us: int = 0
     step_us: int = 0  # of the step under way: nobody's yet
     working: list["MeteredCall"] = field(default_factory=list)  # hold the accelerator side by side
+    parts: list[CallPart] = field(default_factory=list)  # of this interval, from calls that are settled
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,43 @@ class MeteredCall:
     first_us: int | None = None
     declared: bool = False  # the journal knows it
     lost: bool = False
+    told_us: int = 0  # of it, in intervals that have ended
+
+    def part(self, *, over: bool = False) -> CallPart:
+        """What it used since the interval began."""
+        return CallPart(call_id=self.call_id, from_us=self.told_us, to_us=self.used_us, over=over)
+
+
+def interval_of(
+    node: str, epoch: int, account: Account, known: Iterable[MeteredCall], *, to_at: float, final: bool
+) -> InstanceInterval:
+    """The interval that an account is in, ending now; `known` are the calls that are not settled."""
+    busy, loading, idle = account.base
+    using = [call for call in known if call.account is account and call.used_us > call.told_us]
+    return InstanceInterval(
+        instance_id=account.instance_id,
+        function=account.function,
+        version=account.version,
+        node=node,
+        state=account.state,
+        from_at=account.from_at,
+        to_at=to_at,
+        gpu_count=1,
+        busy_us=account.busy - busy,
+        loading_us=account.loading - loading,
+        idle_us=account.idle - idle,
+        epoch=epoch,
+        final=final,
+        calls=(*account.parts, *(call.part() for call in using)),
+    )
+
+
+def tell_parts(account: Account, known: Iterable[MeteredCall]) -> None:
+    """A new interval begins: what the account's calls used so far is in those before."""
+    account.parts.clear()
+    for call in known:
+        if call.account is account:
+            call.told_us = call.used_us
 
 
 def split_time(total_us: int, tokens: Sequence[int]) -> list[int]:
@@ -88,12 +126,13 @@ def entered(account: Account) -> Entered:
         account.base,
         account.settled_us,
         account.present,
+        tuple(account.parts),
     )
 
 
 def called(call: MeteredCall) -> Called:
     """The event that says all of a call."""
-    return Called(call.number, call.call_id, call.account.number, call.used_us, call.lost)
+    return Called(call.number, call.call_id, call.account.number, call.used_us, call.lost, call.told_us)
 
 
 def due(number: int, record: Record) -> IntervalDue | LostCallDue:

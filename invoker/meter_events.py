@@ -2,7 +2,7 @@
 
 import msgspec
 
-from registry.usage import InstanceInterval, LostCall
+from registry.usage import CallPart, InstanceInterval, LostCall
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -10,11 +10,13 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Began(_Event, frozen=True):
-    """First of a journal. Unix time of a meter's moment `at` is `origin_s + at / 1e6`."""
+    """First of a journal. Unix time of a meter's moment `at` is `origin_s + at / 1e6`. `itemised`: it
+    says which calls used what in the interval that an account is in (earlier releases did not)."""
 
     node: str
     epoch: int
     origin_s: float
+    itemised: bool = False
 
 
 class Entered(_Event, frozen=True):
@@ -30,6 +32,7 @@ class Entered(_Event, frozen=True):
     base: tuple[int, int, int]
     settled_us: int  # what the calls used that are not known any more
     present: bool
+    parts: tuple[CallPart, ...] = ()  # of the interval that it is in, those of such calls
 
 
 class Cut(_Event, frozen=True):
@@ -55,6 +58,7 @@ class Called(_Event, frozen=True):
     account: int
     used_us: int
     lost: bool
+    told_us: int = 0  # of it, in intervals that have ended
 
 
 class Lost(_Event, frozen=True):

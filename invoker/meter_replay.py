@@ -7,7 +7,7 @@ from struct import Struct
 
 import msgspec
 
-from invoker.meter_accounts import Account, MeteredCall, Record, lost_call
+from invoker.meter_accounts import Account, MeteredCall, Record, interval_of, lost_call, tell_parts
 from invoker.meter_events import (
     Began,
     Called,
@@ -38,6 +38,7 @@ class Replayed:
     node: str = ""
     epoch: int = 0
     origin_s: float = 0.0
+    itemised: bool = False
     at: int = 0
     accounts: dict[int, Account] = field(default_factory=dict)
     calls: dict[int, MeteredCall] = field(default_factory=dict)
@@ -74,11 +75,13 @@ class Replayed:
         match event:
             case Began():
                 self.node, self.epoch, self.origin_s = event.node, event.epoch, event.origin_s
+                self.itemised = event.itemised
             case Entered():
                 self.accounts[event.account] = _account(event)
             case Cut():
                 account = self.accounts[event.account]
                 account.state, account.from_at, account.base = event.state, event.from_at, event.base
+                tell_parts(account, self.calls.values())
             case Left():
                 self.accounts[event.account].present = False
             case Called():
@@ -90,32 +93,23 @@ class Replayed:
                     used_us=event.used_us,
                     declared=True,
                     lost=event.lost,
+                    told_us=event.told_us,
                 )
             case Lost():
                 self.calls[event.call].lost = True
             case Forgotten():
                 call = self.calls.pop(event.call)
                 call.account.settled_us += call.used_us
+                if call.account.present and call.used_us:
+                    call.account.parts.append(call.part(over=True))
             case IntervalDue() | LostCallDue():
                 self.dues[event.due] = event.record
             case Paid():
                 self.dues.pop(event.due, None)
 
     def _interval(self, account: Account, ended_at: float) -> InstanceInterval:
-        busy, loading, idle = account.base
-        return InstanceInterval(
-            instance_id=account.instance_id,
-            function=account.function,
-            version=account.version,
-            node=self.node,
-            state=account.state,
-            from_at=account.from_at,
-            to_at=ended_at,
-            gpu_count=1,
-            busy_us=account.busy - busy,
-            loading_us=account.loading - loading,
-            idle_us=account.idle - idle,
-        )
+        epoch = self.epoch if self.itemised else 0
+        return interval_of(self.node, epoch, account, self.calls.values(), to_at=ended_at, final=True)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -162,4 +156,5 @@ def _account(event: Entered) -> Account:
         idle,
         event.base,
         event.settled_us,
+        parts=list(event.parts),
     )

@@ -59,12 +59,31 @@ def voided(record: RequestRecord) -> RequestRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallPart:
+    """`[from_us, to_us)` of the microseconds that a call uses on an instance from its first to its last.
+
+    `over`: nothing follows, and the ledger was told of all of it before (as a slice or a LostCall).
+    """
+
+    call_id: str
+    from_us: int
+    to_us: int
+    over: bool = False
+
+    @property
+    def used_us(self) -> int:
+        return self.to_us - self.from_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceInterval:
     """One interval `[from_at, to_at)` that an instance spent in a state (Unix seconds).
 
     Its accelerator's time, in microseconds, is `busy_us` (requests ran), `loading_us` and `idle_us`: of
     instances that share an accelerator each moment counts for one kind, and once. A long stay in a state
-    is written in several intervals that follow each other.
+    is written in several intervals that follow each other, each beginning just where one ends; `final` is
+    the last. `calls` says who used the busy time, and adds up to it. `epoch` is that of the node's
+    process, whose clock all its intervals go by (0: written before there were `calls`).
     """
 
     instance_id: str
@@ -78,6 +97,9 @@ class InstanceInterval:
     busy_us: int = 0
     loading_us: int = 0
     idle_us: int = 0
+    epoch: int = 0
+    final: bool = False
+    calls: tuple[CallPart, ...] = ()
 
     @property
     def allocated_us(self) -> int:

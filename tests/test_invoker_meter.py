@@ -2,13 +2,14 @@
 
 import os
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.meter import GpuMeter
+from invoker.meter import MAX_PARTS, GpuMeter
 from invoker.meter_accounts import Account, MeteredCall, Record, split_time
 from invoker.meter_events import Frame
 from invoker.meter_journal import MIN_ROTATION, MeterJournal, adopt, discard
@@ -53,6 +54,30 @@ class Books:
             busy[one.instance_id] = busy.get(one.instance_id, 0) + one.busy_us
         assert {k: v for k, v in busy.items() if v} == {k: v for k, v in billed.items() if v}
         assert sum(one.allocated_us for one in self.intervals.values()) == allocated_us
+        self.check_parts()
+
+    def check_parts(self) -> None:
+        """Intervals follow each other up to the final one, and say whose all busy time is."""
+        chains: dict[str, list[InstanceInterval]] = {}
+        for one in sorted(self.intervals.values(), key=lambda one: (one.from_at, one.to_at)):
+            chains.setdefault(one.instance_id, []).append(one)
+            assert sum(part.used_us for part in one.calls) == one.busy_us
+        lost = {call.call_id: call.used_us for call in self.lost.values()}
+        for chain in chains.values():
+            ends = Counter(one.from_at for one in chain)
+            ends.subtract(one.to_at for one in chain)
+            assert sorted(count for count in ends.values() if count) in ([], [-1, 1])
+            assert sum(one.final for one in chain) == 1
+            parts = [part for one in chain for part in one.calls]
+            told: dict[str, int] = {}
+            for part in sorted(parts, key=lambda part: (part.to_us, part.over)):
+                assert part.from_us == told.get(part.call_id, 0) and part.used_us >= 0
+                told[part.call_id] = part.to_us
+                if part.over:
+                    recorded = self.slices.get(part.call_id, ("", 0))[1]
+                    assert part.to_us == max(recorded, lost.get(part.call_id, 0))
+            overs = [part.call_id for part in parts if part.over]
+            assert len(set(overs)) == len(overs)
 
 
 class Tape:
@@ -107,7 +132,9 @@ class World:
                 if len(self.accounts) < 4:
                     self.accounts.append(self.meter.enter(self.name(), "f", 1, InstanceState.STARTING))
             case 1 if self.accounts:
-                self.meter.moved(self.accounts[which % len(self.accounts)], STATES[which % 3])
+                account = self.accounts[which % len(self.accounts)]
+                if account.state not in STATES[which % 3 :]:  # no life cycle goes back
+                    self.meter.moved(account, STATES[which % 3])
             case 2 if self.accounts:
                 account = self.accounts.pop(which % len(self.accounts))
                 for call in [one for one in self.working if one.account is account]:
@@ -275,6 +302,32 @@ def test_an_interval_ends_before_the_step_under_way() -> None:
         ("ready", 0.0, 1.0, 0),
         ("ready", 1.0, 1.0, 0),
         ("draining", 1.0, 3.0, 2_000_000),
+    ]
+
+
+def test_an_interval_that_names_many_calls_ends_early() -> None:
+    now = [0]
+    meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
+    account = meter.enter("i", "f", 1, InstanceState.READY)
+    told = []
+    meter.on_due(lambda: told.append(meter.first_due()))
+    for number in range(2 * MAX_PARTS + 1):
+        call = meter.call_began(account, f"r{number}/0")
+        meter.step_began(account)
+        now[0] += 10
+        meter.step_ended(account, [(call, 1)])
+        meter.forget([call])
+    assert len(told) == 2
+    meter.moved(account, InstanceState.STOPPED, final=True)
+    records: list[InstanceInterval] = []
+    while (due := meter.first_due()) is not None:
+        assert isinstance(due[1], InstanceInterval)
+        records.append(due[1])
+        meter.paid(due[0])
+    assert [(len(one.calls), one.busy_us, one.final) for one in records] == [
+        (MAX_PARTS, 10 * MAX_PARTS, False),
+        (MAX_PARTS, 10 * MAX_PARTS, False),
+        (1, 10, True),
     ]
 
 
