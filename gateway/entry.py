@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 from gateway.contract import CallUse
 from registry.errors import RegistryError, StateUnavailable
+from registry.gpu_shares import request_ids
 from registry.state import Ledger
 from registry.usage import RequestRecord, RequestStatus, voided
+
+
+def _other_id(record: RequestRecord) -> str:
+    """An id for a request whose own is taken; who knows one of its calls finds the record by it."""
+    own = request_ids(record.gpu[0].call_id)[1] if record.gpu else ""
+    return own if own.startswith(f"{record.request_id}~") else f"{record.request_id}~{secrets.token_hex(4)}"
 
 
 class Entry:
@@ -27,7 +34,7 @@ class Entry:
         if await ledger.add_request(self.record) or await self._is_there(ledger, self.record.request_id):
             return
         # The client used its request id before: this is another request, which gets an id of its own.
-        self._other_id = self._other_id or f"{self.record.request_id}~{secrets.token_hex(4)}"
+        self._other_id = self._other_id or _other_id(self.record)
         record = dataclasses.replace(self.record, request_id=self._other_id)
         if not await ledger.add_request(record):
             await self._is_there(ledger, self._other_id)

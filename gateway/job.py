@@ -74,7 +74,11 @@ class Job:
         return run
 
     def next_call_id(self) -> str:
-        return call_id(self.exchange.request_id, len(self.runs))
+        """Ids of one request's calls differ in their number alone, so that each leads to its record."""
+        if not self.runs:
+            return call_id(self.exchange.request_id, 0)
+        first = self.runs[0].call.work.request_id
+        return f"{self.exchange.request_id}/{len(self.runs)}-{first.rpartition('-')[2]}"
 
     def note_assigned(self, assigned: Assigned) -> bool:
         """Note that an instance took a call; says whether it was the request's first.

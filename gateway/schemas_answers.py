@@ -199,6 +199,7 @@ class InstanceChecked(msgspec.Struct, frozen=True, kw_only=True):
     lost_us: Count
     missing_us: int
     verdict: Verdict
+    why: str
 
 
 class UsageCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,8 +33,6 @@ from registry.tables import to_csv, to_parquet
 from registry.usage_report import COLUMNS
 
 _MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
-# Beyond its total deadline a request may take this long to be billed.
-_BILLING_S = 60.0
 
 Row = Mapping[str, Any]
 
@@ -72,11 +70,8 @@ class UsageRoutes:
         where, by = _where(request), GPU_BY.read(request)
         grouped_by = gpu_report.PROPERTIES if by is None else gpu_report.parse_by(by)
         step_s = gpu_report.RESOLUTIONS_S.get(RESOLUTION.read(request) or "", 0)
-        longest_s = self._services.settings.deadlines.total_s + _BILLING_S
         async with self._reading:
-            found = await usage_reader.gpu_time(
-                self._services.state, where, grouped_by, step_s=step_s, longest_s=longest_s
-            )
+            found = await usage_reader.gpu_time(self._services.state, where, grouped_by, step_s=step_s)
         columns = [
             name for name in gpu_report.COLUMNS if name in grouped_by or name not in gpu_report.PROPERTIES
         ]

@@ -1,27 +1,26 @@
 """GPU time over time: what was allocated, used by requests, spent on loading, idle. Pure.
 
-Everything is counted in whole microseconds. An amount that a span of time `[start, end)` used is spread
-over it evenly, cut at the edges of buckets cumulatively, so that its parts add up to it exactly, and
-what is too much for a bucket goes to the next (gpu_fit). In each row allocated = used + loading + idle:
+All of it is what nodes have written down in intervals, in whole microseconds. An amount of an interval
+`[start, end)` is spread over it evenly, cut at the edges of buckets cumulatively: its parts add up to it
+exactly, wherever it is cut. In each row allocated = used + loading + idle:
 
 - `attributed_ms` is what requests were billed: their slices, each request rounded up once.
 - `loading_ms` is as the nodes metered it. It and idle time belong to no tenant.
-- `idle_ms` is the rest of what was allocated, lost time and time of calls in flight included. (Where
-  requests used more than is metered, as an interval is not written yet, that counts as allocated.)
+- `idle_ms` is the rest of what was allocated, lost time and time of calls in flight included.
 - `lost_ms` is the part of it that calls used without a record.
 
-Times are split between instances and buckets before rows are made of them, so that a sum is the same by
-any grouping; and rounded to whole milliseconds cumulatively, so that the rows' sums are rounded once.
+What an interval adds depends on it and the records of its calls alone. So sums are the same by any
+grouping, at any resolution, and over any times that together make one up. Rows are rounded to whole
+milliseconds cumulatively, so that their sums are rounded once.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from registry.conservation import LostCalls, micros
+from registry.conservation import micros
 from registry.errors import InvalidRecord
-from registry.gpu_fit import Use, Uses, fit
-from registry.usage import InstanceInterval, LostCall, RequestRecord
+from registry.gpu_shares import Shares
+from registry.usage import InstanceInterval, LostCall
 
 PROPERTIES = ("function", "tenant", "node")
 RESOLUTIONS_S = {"1m": 60, "1h": 3600, "1d": 86_400}
@@ -35,9 +34,7 @@ COLUMNS = (
     "idle_ms",
     "lost_ms",
 )
-# Rows that an answer may have, and pieces of time that may be counted for it.
-MAX_ROWS = 20_000
-MAX_CELLS = 200_000
+MAX_ROWS = 20_000  # of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,121 +96,89 @@ class GpuRow:
 
 
 @dataclass(slots=True)
-class _Cell:
-    """What is metered of one instance in one bucket; `room_us` is for requests, or idle."""
+class GpuSums:
+    """The microseconds of one bucket and group."""
 
-    room_us: int = 0
-    loading_us: int = 0
-    lost_us: int = 0
-
-
-@dataclass(slots=True)
-class _Instance:
-    """One instance of a function on a node, by bucket; its uses by tenant too."""
-
-    cells: dict[int, _Cell] = field(default_factory=lambda: defaultdict(_Cell))
-    uses: dict[int, Uses] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Use)))
-
-
-@dataclass(slots=True)
-class _Sums:
     used_us: int = 0
     billed_us: int = 0
     loading_us: int = 0
     idle_us: int = 0
     lost_us: int = 0
 
+    @property
+    def allocated_us(self) -> int:
+        return self.used_us + self.loading_us + self.idle_us
 
-@dataclass(slots=True)
-class _Edges:
-    """The first and the last moment seen."""
 
-    first_us: int | None = None
-    last_us: int = 0
-
-    def note(self, start_us: int, end_us: int) -> None:
-        self.first_us = start_us if self.first_us is None else min(self.first_us, start_us)
-        self.last_us = max(self.last_us, end_us)
+Group = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class GpuTime:
-    """Adds GPU time up. Feed it the intervals, then each record, then ask for the rows.
+    """Adds GPU time up. Feed it each interval once, with whose its busy time is, then ask for the rows.
 
     With `tenant` there are only the rows of that tenant's requests, with `function` those of one function.
     """
 
     span: Span
     by: Sequence[str]
-    lost: LostCalls = field(default_factory=lambda: LostCalls(()))
     function: str | None = None
     tenant: str | None = None
-    _instances: dict[tuple[str, str, str], _Instance] = field(default_factory=lambda: defaultdict(_Instance))
-    _cells: int = 0
-    _edges: _Edges = field(default_factory=_Edges)
+    sums: dict[tuple[int, Group], GpuSums] = field(default_factory=dict)
+    _first_us: int | None = None
+    _last_us: int = 0
 
-    def add_intervals(self, intervals: Iterable[InstanceInterval]) -> None:
-        """Count what instances were allocated."""
-        for interval in intervals:
-            if self.function not in (None, interval.function):
-                continue
-            start_us, end_us = micros(interval.from_at), micros(interval.to_at)
-            self._edges.note(start_us, end_us)
-            instance = self._instances[interval.function, interval.node, interval.instance_id]
-            room_us = interval.busy_us + interval.idle_us
-            for bucket, part in self.span.parts(start_us, end_us, room_us):
-                self._cell(instance, bucket).room_us += part
-            for bucket, part in self.span.parts(start_us, end_us, interval.loading_us):
-                self._cell(instance, bucket).loading_us += part
-
-    def add(self, record: RequestRecord) -> None:
-        """Count what a request used."""
-        self.lost.add(record)
-        if self.function not in (None, record.function):
+    def add(self, interval: InstanceInterval, busy: Shares) -> None:
+        """Count an interval. Raises InvalidRecord where there would be too many rows."""
+        if self.function not in (None, interval.function):
             return
-        start_us, end_us = micros(record.started_at), micros(record.ended_at)
-        self._edges.note(start_us, end_us)
-        for node, instance_id, used_us, billed_us in _uses(record):
-            uses = self._instances[record.function, node, instance_id].uses
-            for bucket, part in self.span.parts(start_us, end_us, used_us):
-                uses[bucket][record.tenant].used_us += part
-            for bucket, part in self.span.parts(start_us, end_us, billed_us):
-                uses[bucket][record.tenant].billed_us += part
+        start_us, end_us = micros(interval.from_at), micros(interval.to_at)
+        self._first_us = start_us if self._first_us is None else min(self._first_us, start_us)
+        self._last_us = max(self._last_us, end_us)
+        for tenant, use in busy.tenants.items():
+            if self.tenant in (None, tenant):
+                for sums, us in self._parts(interval, tenant, use.used_us):
+                    sums.used_us += us
+                for sums, us in self._parts(interval, tenant, use.billed_us):
+                    sums.billed_us += us
+        if self.tenant is None:
+            for sums, us in self._parts(interval, "", interval.loading_us):
+                sums.loading_us += us
+            for sums, us in self._parts(interval, "", interval.idle_us + busy.open_us):
+                sums.idle_us += us
+            for sums, us in self._parts(interval, "", busy.lost_us):
+                sums.idle_us += us
+                sums.lost_us += us
 
     def rows(self) -> list[GpuRow]:
-        """The rows, by time and group; ask once. Raises InvalidRecord where there would be too many."""
-        self._add_lost()
-        groups: dict[tuple[int, tuple[str, ...]], _Sums] = defaultdict(_Sums)
-        for (function, node, _), instance in self._instances.items():
-            room_us = {bucket: cell.room_us for bucket, cell in instance.cells.items()}
-            uses = fit(room_us, instance.uses)
-            for bucket, of_bucket in uses.items():
-                for tenant, use in of_bucket.items():
-                    if self.tenant in (None, tenant):
-                        sums = groups[bucket, self._group(function, tenant, node)]
-                        sums.used_us += use.used_us
-                        sums.billed_us += use.billed_us
-            if self.tenant is None:
-                for bucket, cell in instance.cells.items():
-                    used_us = sum(use.used_us for use in uses.get(bucket, {}).values())
-                    sums = groups[bucket, self._group(function, "", node)]
-                    sums.loading_us += cell.loading_us
-                    sums.idle_us += max(0, cell.room_us - used_us)
-                    sums.lost_us += cell.lost_us
-        if len(groups) > MAX_ROWS:
-            raise InvalidRecord(f"more than {MAX_ROWS} rows: narrow the time, or take a coarser resolution")
-        return list(self._in_ms(groups))
+        """The rows, by time and group."""
+        return list(self._in_ms())
 
-    def _in_ms(self, groups: dict[tuple[int, tuple[str, ...]], _Sums]) -> Iterator[GpuRow]:
+    def _parts(
+        self, interval: InstanceInterval, tenant: str, amount_us: int
+    ) -> Iterator[tuple[GpuSums, int]]:
+        group = self._group(interval.function, tenant, interval.node)
+        start_us, end_us = micros(interval.from_at), micros(interval.to_at)
+        for bucket, part_us in self.span.parts(start_us, end_us, amount_us):
+            sums = self.sums.get((bucket, group))
+            if sums is None:
+                if len(self.sums) == MAX_ROWS:
+                    raise InvalidRecord(
+                        f"more than {MAX_ROWS} rows: narrow the time, or take a coarser resolution"
+                    )
+                sums = self.sums[bucket, group] = GpuSums()
+            yield sums, part_us
+
+    def _in_ms(self) -> Iterator[GpuRow]:
         names = ("used_us", "billed_us", "loading_us", "idle_us", "lost_us")
         totals = dict.fromkeys(names, 0)
-        for (bucket, group), sums in sorted(groups.items()):
+        for (bucket, group), sums in sorted(self.sums.items(), key=lambda item: item[0]):
             ms = {}
             for name in names:
                 before_ms = _ms(totals[name])
                 totals[name] += getattr(sums, name)
                 ms[name] = _ms(totals[name]) - before_ms
-            from_at, to_at = self.span.edges(bucket, self._edges.first_us or 0, self._edges.last_us)
+            from_at, to_at = self.span.edges(bucket, self._first_us or 0, self._last_us)
             values: dict[str, str | None] = dict.fromkeys(PROPERTIES)
             values |= dict(zip(self.by, group, strict=True))
             yield GpuRow(
@@ -229,28 +194,22 @@ class GpuTime:
                 lost_ms=ms["lost_us"],
             )
 
-    def _add_lost(self) -> None:
-        for call, lost_us in self.lost.unrecorded():
-            if lost_us and self.function in (None, call.function):
-                at_us = micros(call.ended_at)
-                instance = self._instances[call.function, call.node, call.instance_id]
-                for bucket, part in self.span.parts(at_us, at_us, lost_us):
-                    self._cell(instance, bucket).lost_us += part
-
-    def _group(self, function: str, tenant: str, node: str) -> tuple[str, ...]:
+    def _group(self, function: str, tenant: str, node: str) -> Group:
         values = {"function": function, "tenant": tenant, "node": node}
         return tuple(values[name] for name in self.by)
-
-    def _cell(self, instance: _Instance, bucket: int) -> _Cell:
-        if bucket not in instance.cells:
-            self._cells += 1
-            if self._cells > MAX_CELLS:
-                raise InvalidRecord("too much time at this resolution: narrow it, or take a coarser one")
-        return instance.cells[bucket]
 
 
 def _ms(total_us: int) -> int:
     return (total_us + 500) // 1000
+
+
+def lost_by_call(lost: Iterable[LostCall]) -> dict[tuple[str, str], int]:
+    """What calls used that their nodes thought lost, by call and instance."""
+    found: dict[tuple[str, str], int] = {}
+    for call in lost:
+        name = call.call_id, call.instance_id
+        found[name] = max(call.used_us, found.get(name, 0))
+    return found
 
 
 def parse_by(text: str) -> tuple[str, ...]:
@@ -262,35 +221,3 @@ def parse_by(text: str) -> tuple[str, ...]:
     if len(set(by)) < len(by):
         raise InvalidRecord("a property to group by is named twice")
     return by
-
-
-def gpu_time(
-    records: Iterable[RequestRecord],
-    intervals: Iterable[InstanceInterval],
-    lost: Iterable[LostCall] = (),
-    *,
-    by: Sequence[str] = (),
-    span: Span | None = None,
-) -> list[GpuRow]:
-    """The rows of a whole ledger; see `GpuTime`."""
-    time = GpuTime(span=span or Span(), by=by, lost=LostCalls(lost))
-    time.add_intervals(intervals)
-    for record in records:
-        time.add(record)
-    return time.rows()
-
-
-def _uses(record: RequestRecord) -> Iterator[tuple[str, str, int, int]]:
-    """(node, instance, microseconds used, microseconds billed) of each slice of a request."""
-    billed_us = record.billed_gpu_ms * 1000
-    used_us = sum(part.gpu_us for part in record.gpu)
-    if not used_us:  # a record of before slices were kept, or nothing was used
-        if billed_us:
-            yield record.node, "", billed_us, billed_us
-        return
-    done_us = done_billed_us = 0
-    for part in record.gpu:
-        done_us += part.gpu_us
-        share_us = billed_us * done_us // used_us - done_billed_us
-        done_billed_us += share_us
-        yield part.node, part.instance_id, part.gpu_us, share_us

@@ -1,18 +1,21 @@
 """All of a ledger's records of a kind, a page at a time: the loop goes on between pages."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 from registry.errors import InvalidRecord
+from registry.gpu_shares import recorded_us, request_ids
 from registry.state import Ledger, UsageFilter
-from registry.usage import InstanceInterval, RequestRecord
-from registry.usage_report import matches
+from registry.usage import InstanceInterval, LostCall, RequestRecord
+from registry.usage_report import matches, overlaps
 
 # A page is decoded and added up in one go: few enough for other requests not to notice.
 PAGE = 200
 MAX_RECORDS = 2_000_000
 MAX_INTERVALS = 1_000_000
+MAX_CALLS = 4_000_000
+MAX_LOST = 200_000
 
 
 async def each_request(
@@ -36,13 +39,76 @@ async def each_request(
 
 
 async def interval_pages(
-    ledger: Ledger, *, since: float | None = None, until: float | None = None, most: int = MAX_INTERVALS
+    ledger: Ledger,
+    *,
+    since: float | None = None,
+    until: float | None = None,
+    most: int = MAX_INTERVALS,
+    most_calls: int = MAX_CALLS,
 ) -> AsyncIterator[list[InstanceInterval]]:
-    """The intervals that overlap `[since, until)`, in no order. Raises InvalidRecord for more than `most`."""
-    count = 0
+    """The intervals that overlap `[since, until)`, in no order, a page of few calls at a time. Raises
+    InvalidRecord where more than `most` must be read for it, or more than `most_calls` are named."""
+    read = calls = 0
     async for page in ledger.interval_pages(since=since, until=until):
-        count += len(page)
-        if count > most:
+        read += len(page)
+        if read > most:
             raise InvalidRecord(f"more than {most} intervals: narrow the time with since and until")
-        yield page
+        found = [interval for interval in page if overlaps(interval, since, until)]
+        calls += sum(len(interval.calls) for interval in found)
+        if calls > most_calls:
+            raise InvalidRecord(f"more than {most_calls} calls: narrow the time with since and until")
+        for some in _of_few_calls(found):
+            yield some
+            await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+
+async def lost_calls(
+    ledger: Ledger, *, since: float | None = None, until: float | None = None, most: int = MAX_LOST
+) -> list[LostCall]:
+    """Those that ended in `[since, until)`. Raises InvalidRecord for more than `most`."""
+    found: list[LostCall] = []
+    async for page in ledger.lost_call_pages(since=since, until=until):
+        found += page
+        if len(found) > most:
+            raise InvalidRecord(f"more than {most} lost calls: narrow the time with since and until")
+        await asyncio.sleep(0)
+    return found
+
+
+async def records_of(
+    ledger: Ledger, intervals: Sequence[InstanceInterval]
+) -> dict[tuple[str, str], RequestRecord]:
+    """The records of the calls that intervals name, by call and instance; calls in flight have none."""
+    calls = {(part.call_id, interval.instance_id) for interval in intervals for part in interval.calls}
+    found: dict[tuple[str, str], RequestRecord] = {}
+    for choice in (0, 1):  # a request id that was taken already has something added
+        names = {call: request_ids(call[0])[choice] for call in calls if call not in found}
+        records = {one.request_id: one for one in await _by_id(ledger, sorted(set(names.values())))}
+        for call, name in names.items():
+            record = records.get(name)
+            if record is not None and recorded_us(record, *call):
+                found[call] = record
+    return found
+
+
+async def _by_id(ledger: Ledger, names: Sequence[str]) -> list[RequestRecord]:
+    found: list[RequestRecord] = []
+    for start in range(0, len(names), PAGE):
+        found += await ledger.requests_by_id(names[start : start + PAGE])
+        await asyncio.sleep(0)
+    return found
+
+
+def _of_few_calls(intervals: Sequence[InstanceInterval]) -> Iterator[list[InstanceInterval]]:
+    """The same intervals in groups that name about a page of calls, or one interval more."""
+    group: list[InstanceInterval] = []
+    calls = 0
+    for interval in intervals:
+        group.append(interval)
+        calls += len(interval.calls)
+        if calls >= PAGE:
+            yield group
+            group, calls = [], 0
+    if group:
+        yield group

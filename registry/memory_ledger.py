@@ -1,7 +1,7 @@
 """The usage ledger in one process: what the ledger in Redis does, by the plainest means."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.state import Ledger, UsageFilter, UsageRow
@@ -55,6 +55,9 @@ class MemoryLedger(Ledger):
         page = found[:limit]
         return page, page[-1].request_id if len(found) > limit else ""
 
+    async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
+        return [self._requests[name] for name in request_ids if name in self._requests]
+
     async def report(self, where: UsageFilter) -> list[UsageRow]:
         where = bounded(where)
         return total(row_of(record) for record in self._by_end if matches(where, record))
@@ -92,6 +95,13 @@ class MemoryLedger(Ledger):
             if (since is None or since <= lost.ended_at) and (until is None or lost.ended_at < until)
         ]
         return sorted(found, key=lambda lost: (lost.ended_at, lost.id))
+
+    async def lost_call_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[LostCall]]:
+        found = await self.lost_calls(since=since, until=until)
+        for start in range(0, len(found), INTERVALS_PAGE):
+            yield found[start : start + INTERVALS_PAGE]
 
     async def rates(self) -> list[Rate]:
         return sorted(self._rates.values(), key=lambda rate: rate.id)

@@ -1,6 +1,6 @@
 """The usage ledger in Redis: each record and its sums are added together, once."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
 from registry.codec import decode, encode
@@ -11,6 +11,7 @@ from registry.redis_store import RedisStore
 from registry.state import UsageFilter, UsageRow
 from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
 from registry.usage_report import (
+    LONGEST_INTERVAL_S,
     bounded,
     matches,
     overlaps,
@@ -81,6 +82,12 @@ class RedisLedger(RedisStore):
             found.append(record)
         return found, ""
 
+    async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
+        if not request_ids:
+            return []
+        raws = await self._redis.call("HMGET", keys.REQUESTS, *request_ids)
+        return [decode(RequestRecord, raw, keys.REQUESTS) for raw in raws if raw is not None]
+
     async def report(self, where: UsageFilter) -> list[UsageRow]:
         where = bounded(where)
         split = split_days(where.since, where.until)
@@ -109,7 +116,12 @@ class RedisLedger(RedisStore):
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[InstanceInterval]:
-        found = [one async for page in self.interval_pages(since=since, until=until) for one in page]
+        found = [
+            one
+            async for page in self.interval_pages(since=since, until=until)
+            for one in page
+            if overlaps(one, since, until)
+        ]
         return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
 
     async def interval_pages(
@@ -118,7 +130,9 @@ class RedisLedger(RedisStore):
         cursor: str | bytes = ""
         while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, INTERVALS_PAGE):
             page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
-            yield [interval for interval in page if overlaps(interval, since, until)]
+            yield page
+            if until is not None and page[-1].to_at >= until + LONGEST_INTERVAL_S:
+                return
             cursor = _identity(page[-1])
 
     async def add_lost_call(self, lost: LostCall) -> bool:
@@ -130,16 +144,18 @@ class RedisLedger(RedisStore):
         return bool(added)
 
     async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
-        found: list[LostCall] = []
+        return [one async for page in self.lost_call_pages(since=since, until=until) for one in page]
+
+    async def lost_call_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[LostCall]]:
         cursor = ""
         while raws := await self._page(keys.LOST_CALLS, keys.LOST_CALLS_BY_END, cursor, since, PAGE):
-            for raw in raws:
-                lost = decode(LostCall, raw, keys.LOST_CALLS)
-                if until is not None and lost.ended_at >= until:
-                    return found
-                found.append(lost)
-            cursor = found[-1].id
-        return found
+            page = [decode(LostCall, raw, keys.LOST_CALLS) for raw in raws]
+            yield [lost for lost in page if until is None or lost.ended_at < until]
+            if until is not None and page[-1].ended_at >= until:
+                return
+            cursor = page[-1].id
 
     async def rates(self) -> list[Rate]:
         raws = await self._redis.call("HVALS", keys.RATES)

@@ -188,6 +188,10 @@ class Ledger(Protocol):
         """Records in order of `ended_at`, and the cursor of the next page ("" at the end)."""
         ...
 
+    async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
+        """Those of these records that there are, in no order."""
+        ...
+
     async def report(self, where: UsageFilter) -> list[UsageRow]:
         """Sums by function and tenant, ordered by both."""
         ...
@@ -205,7 +209,7 @@ class Ledger(Protocol):
     def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
-        """The same in no order, some at a time: also empty pages come, where much is passed over."""
+        """All that was read to find the same, some at a time and in no order: others are among them."""
         ...
 
     async def add_lost_call(self, lost: LostCall) -> bool:
@@ -214,6 +218,12 @@ class Ledger(Protocol):
 
     async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
         """Those that ended in `[since, until)`, in order of `ended_at`."""
+        ...
+
+    def lost_call_pages(
+        self, *, since: float | None = None, until: float | None = None
+    ) -> AsyncIterator[list[LostCall]]:
+        """The same, some at a time."""
         ...
 
     async def rates(self) -> list[Rate]: ...

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from registry.conservation import Balances, Conservation, LostCalls, micros
-from registry.errors import NotFound
-from registry.gpu_report import GpuRow, GpuTime, Span
-from registry.ledger_pages import each_request, interval_pages
+from registry.conservation import Balances, Conservation, Verdict, micros
+from registry.gpu_report import GpuRow, GpuTime, Span, lost_by_call
+from registry.gpu_shares import shares
+from registry.ledger_pages import each_request, interval_pages, lost_calls, records_of
 from registry.state import Ledger, UsageFilter
 from registry.usage_groups import GroupedSums, GroupRow, Summary, SummaryRow
+from registry.usage_report import LONGEST_INTERVAL_S
 
 
 async def grouped(
@@ -31,26 +31,29 @@ async def summary(ledger: Ledger, where: UsageFilter) -> list[SummaryRow]:
     return found.rows()
 
 
-async def gpu_time(
-    ledger: Ledger, where: UsageFilter, by: Sequence[str], *, step_s: int = 0, longest_s: float
-) -> list[GpuRow]:
-    """GPU time in `[since, until)`. No request lasts longer than `longest_s`. Raises InvalidRecord."""
+async def gpu_time(ledger: Ledger, where: UsageFilter, by: Sequence[str], *, step_s: int = 0) -> list[GpuRow]:
+    """GPU time in `[since, until)`, as far as nodes have written it down. Raises InvalidRecord."""
+    return await asyncio.to_thread((await gpu_sums(ledger, where, by, step_s=step_s)).rows)
+
+
+async def gpu_sums(ledger: Ledger, where: UsageFilter, by: Sequence[str], *, step_s: int = 0) -> GpuTime:
+    """The same, to the microsecond. Raises InvalidRecord."""
     span = Span(
         since_us=None if where.since is None else micros(where.since),
         until_us=None if where.until is None else micros(where.until),
         step_us=step_s * 1_000_000,
     )
-    lost = LostCalls(await ledger.lost_calls(since=where.since, until=where.until))
-    time = GpuTime(span=span, by=by, lost=lost, function=where.function, tenant=where.tenant)
+    time = GpuTime(span=span, by=by, function=where.function, tenant=where.tenant)
+    # A call is lost after the interval that names it began, and before long: no request lasts for days.
+    since = None if where.since is None else where.since - LONGEST_INTERVAL_S
+    until = None if where.until is None else where.until + LONGEST_INTERVAL_S
+    lost = lost_by_call(await lost_calls(ledger, since=since, until=until))
     async for page in interval_pages(ledger, since=where.since, until=where.until):
-        time.add_intervals(page)
-    # A request that ends after the span may have begun within it.
-    until = None if where.until is None else where.until + longest_s
-    reaching = replace(where, until=until, function=None, tenant=None)
-    async for record in each_request(ledger, reaching):
-        time.add(record)
-    await _look_up(ledger, lost)
-    return await asyncio.to_thread(time.rows)
+        wanted = [one for one in page if where.function in (None, one.function)]
+        records = await records_of(ledger, wanted)
+        for interval in wanted:
+            time.add(interval, shares(interval, records, lost))
+    return time
 
 
 async def balance(ledger: Ledger, live: Callable[[], Mapping[str, str]]) -> Conservation:
@@ -58,21 +61,24 @@ async def balance(ledger: Ledger, live: Callable[[], Mapping[str, str]]) -> Cons
 
     Raises InvalidRecord.
     """
+    found = await _balance(ledger, live)
+    if found.verdict is Verdict.WRONG:
+        # What a node that died has left comes with times of before, maybe where was read already.
+        found = await _balance(ledger, live)
+    return found
+
+
+async def _balance(ledger: Ledger, live: Callable[[], Mapping[str, str]]) -> Conservation:
     before = live()
-    # Records come last: one that is written meanwhile is then merely ahead of its interval.
+    # In this order: what is written meanwhile is then merely ahead of its interval.
     balances = Balances()
     async for page in interval_pages(ledger):
         balances.add_intervals(page)
-    balances.add_lost(await ledger.lost_calls())
+        settled = [(one, part) for one in page for part in one.calls if part.over]
+        records = await records_of(ledger, page)
+        for one, part in settled:
+            balances.add_settled(one.instance_id, part, records.get((part.call_id, one.instance_id)))
+    balances.add_lost(await lost_calls(ledger))
     async for record in each_request(ledger, UsageFilter()):
         balances.add(record)
     return await asyncio.to_thread(balances.result, live={**before, **live()})
-
-
-async def _look_up(ledger: Ledger, lost: LostCalls) -> None:
-    """Show the records of lost calls that ended outside of the span."""
-    for request_id in lost.unseen():
-        try:
-            lost.add(await ledger.request(request_id))
-        except NotFound:
-            continue

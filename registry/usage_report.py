@@ -8,6 +8,8 @@ from registry.state import UsageFilter, UsageRow
 from registry.usage import InstanceInterval, RequestRecord
 
 DAY_S = 86_400
+# A node ends an interval at least every day (--meter-interval), as soon as it is not at a step.
+LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
 
 

@@ -74,7 +74,7 @@ def test_gpu_time_is_printed_and_written(tmp_path: Path) -> None:
         (row,) = json.loads(hypercast("gpu-time", "--by", "", "-o", "json").stdout)
         assert row["allocated_ms"] == row["attributed_ms"] + row["loading_ms"] + row["idle_ms"] - 1
         table = hypercast("gpu-time", "--by", "tenant", "--resolution", "1m").stdout.splitlines()
-        assert table[0].split()[:3] == ["from", "to", "tenant"] and len(table) == 2 + 4
+        assert table[0].split()[:3] == ["from", "to", "tenant"] and len(table) == 2 + 6
         assert table[2].startswith("2023-11-14T22:13:")
         to = tmp_path / "gpu.parquet"
         assert hypercast("gpu-time", "-o", "parquet", "--file", str(to)).exit_code == 0

@@ -10,7 +10,7 @@ from registry.instance import InstanceState
 from registry.usage import LostCall
 from tests.gateway_http_fixture import Gateway, gateway
 from tests.registry_records import instance, node
-from tests.test_registry_usage_reports import done, interval, used
+from tests.test_registry_usage_reports import done, interval, part, used
 
 
 async def fill(gw: Gateway) -> None:
@@ -20,7 +20,8 @@ async def fill(gw: Gateway) -> None:
         done("b", used(2_000_400, "b/0"), tenant="other", start=20, end=30),
     ):
         await gw.state.add_request(record)
-    await gw.state.add_interval(interval(busy_us=7_000_400, loading_us=1_000_000))
+    calls = part("a/0", 0, 4_000_000), part("b/0", 0, 2_000_400), part("c/0", 0, 1_000_000)
+    await gw.state.add_interval(interval(calls=calls, loading_us=1_000_000))
     await gw.state.add_lost_call(
         LostCall(
             id="l",

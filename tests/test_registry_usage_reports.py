@@ -1,10 +1,10 @@
 """Reports over the ledger: any grouping adds up to the rows, GPU time adds up to what was allocated."""
 
 import asyncio
-import copy
 import csv
 import io
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from registry import gpu_report, usage_groups, usage_reader
 from registry.conservation import Verdict, conservation, presence_us
 from registry.errors import InvalidRecord
-from registry.gpu_fit import Use, fit
-from registry.gpu_report import GpuTime, Span, gpu_time
-from registry.ledger_pages import each_request, interval_pages
+from registry.gpu_report import GpuRow, GpuTime, Span, lost_by_call
+from registry.gpu_shares import shares
+from registry.ledger_pages import each_request, interval_pages, lost_calls
 from registry.memory_state import MemoryState
 from registry.moments import parse_moment
 from registry.state import UsageFilter
 from registry.tables import to_csv, to_parquet
-from registry.usage import GpuSlice, InstanceInterval, LostCall, Rate, RequestRecord, RequestStatus
+from registry.usage import CallPart, GpuSlice, InstanceInterval, LostCall, Rate, RequestRecord, RequestStatus
 from registry.usage_groups import GroupedSums, Summary, percentile
 from registry.usage_report import COLUMNS
 from tests.registry_records import request
@@ -30,7 +30,9 @@ NOW = 1_700_000_000.0
 
 
 def interval(name: str = "i0", start: float = 0.0, end: float = 60.0, **changes: object) -> InstanceInterval:
-    """Idle for all of its time unless told otherwise."""
+    """Idle for all of its time unless told otherwise; with `calls` it was busy for these."""
+    if "calls" in changes:
+        changes = {"busy_us": sum(one.used_us for one in changes["calls"]), "epoch": 1} | changes  # type: ignore[attr-defined]
     times = {key: int(changes.pop(key, 0)) for key in ("busy_us", "loading_us")}  # type: ignore[call-overload]
     idle_us = round((end - start) * 1e6) - sum(times.values())
     record = InstanceInterval(
@@ -46,6 +48,14 @@ def interval(name: str = "i0", start: float = 0.0, end: float = 60.0, **changes:
         **times,
     )
     return replace(record, **changes)
+
+
+def part(call: str, start_us: int, end_us: int, *, over: bool = False) -> CallPart:
+    return CallPart(call_id=call, from_us=start_us, to_us=end_us, over=over)
+
+
+def us(at: float) -> int:
+    return round((NOW + at) * 1e6)
 
 
 def used(gpu_us: int, call: str = "r0/0", name: str = "i0", node: str = "n0") -> GpuSlice:
@@ -194,11 +204,17 @@ def test_parts_of_an_amount_add_up_to_it_wherever_it_is_cut(start, length, amoun
 
 def ledger() -> tuple[list[RequestRecord], list[InstanceInterval], list[LostCall]]:
     """Two instances that share a node for a minute, and one elsewhere; every microsecond accounted for."""
+    ends = tuple(
+        part(call, 0, end_us, over=True)
+        for call, end_us in (("b/0", 4_000_103), ("c/0", 2_000_020), ("e/0", 1_000_000))
+    )
     intervals = [
-        interval("i0", 0, 30, busy_us=0, loading_us=2_000_000, idle_us=13_000_000),
-        interval("i1", 0, 30, busy_us=5_000_000, loading_us=0, idle_us=10_000_000, function="big"),
-        interval("i0", 30, 90, busy_us=7_000_123),
-        interval("i2", 0, 60, busy_us=1_000_001, node="n1"),
+        interval("i0", 0, 30, busy_us=0, loading_us=2_000_000, idle_us=13_000_000, epoch=1),
+        interval(
+            "i1", 0, 30, calls=(part("a/0", 0, 5_000_000),), idle_us=10_000_000, function="big", final=True
+        ),
+        interval("i0", 30, 90, calls=ends, final=True),
+        interval("i2", 0, 60, calls=(part("b/0+1", 0, 1_000_001),), node="n1", final=True),
     ]
     requests = [
         done("a", used(5_000_000, "a/0", "i1"), function="big", start=5, end=15),
@@ -213,7 +229,7 @@ def ledger() -> tuple[list[RequestRecord], list[InstanceInterval], list[LostCall
 def test_gpu_time_adds_up_within_a_millisecond_a_record():
     requests, intervals, calls = ledger()
     assert conservation(requests, intervals, calls).verdict is Verdict.EXACT
-    (row,) = gpu_time(requests, intervals, calls)
+    (row,) = gpu_rows(requests, intervals, calls)
     assert row.attributed_ms == sum(record.billed_gpu_ms for record in requests)
     assert row.allocated_ms == 150_000
     assert row.loading_ms == 2_000
@@ -224,24 +240,31 @@ def test_gpu_time_adds_up_within_a_millisecond_a_record():
     assert (row.from_at, row.to_at) == (NOW, NOW + 90)
 
 
+def gpu_rows(
+    requests: list[RequestRecord],
+    intervals: list[InstanceInterval],
+    lost: Sequence[LostCall] = (),
+    *,
+    by: Sequence[str] = (),
+    span: Span | None = None,
+    **only: str,
+) -> list[GpuRow]:
+    time = GpuTime(span=span or Span(), by=by, **only)
+    records = {(one.call_id, one.instance_id): record for record in requests for one in record.gpu}
+    for one in intervals:
+        time.add(one, shares(one, records, lost_by_call(lost)))
+    return time.rows()
+
+
 NAMES = ("allocated_ms", "attributed_ms", "loading_ms", "idle_ms", "lost_ms")
-
-
-def test_requests_that_ran_together_are_not_given_more_than_there_was():
-    # The first half of the time was the long request's alone, by its start and end both had half of it.
-    requests = [done("a", used(90_000_000, "a/0"), end=120), done("b", used(30_000_000, "b/0"), end=60)]
-    intervals = [interval(end=60, busy_us=60_000_000), interval(start=60, end=120, busy_us=60_000_000)]
-    rows = gpu_time(requests, intervals, span=Span(step_us=20_000_000))
-    assert [row.allocated_ms for row in rows] == [20_000] * 6
-    assert sum(row.attributed_ms for row in rows) == 120_000
 
 
 @pytest.mark.parametrize("step_s", [0, 1, 7, 60, 3600])
 @pytest.mark.parametrize("by", [("function",), ("tenant", "node"), ("node",), gpu_report.PROPERTIES])
 def test_gpu_time_is_the_same_by_any_grouping_and_resolution(by, step_s):
     requests, intervals, calls = ledger()
-    (total,) = gpu_time(requests, intervals, calls)
-    rows = gpu_time(requests, intervals, calls, by=by, span=Span(step_us=step_s * 1_000_000))
+    (total,) = gpu_rows(requests, intervals, calls)
+    rows = gpu_rows(requests, intervals, calls, by=by, span=Span(step_us=step_s * 1_000_000))
     for name in NAMES:
         parts = sum(getattr(row, name) for row in rows)
         assert abs(parts - getattr(total, name)) <= 3, name
@@ -249,52 +272,54 @@ def test_gpu_time_is_the_same_by_any_grouping_and_resolution(by, step_s):
     assert all(min(getattr(row, name) for name in NAMES) >= 0 for row in rows)
 
 
-@unhurried
-@given(
-    room=st.dictionaries(st.integers(0, 6), st.integers(0, 100)),
-    uses=st.dictionaries(
-        st.integers(-1, 7),
-        st.dictionaries(st.sampled_from("ab"), st.builds(Use, st.integers(0, 90), st.integers(0, 90))),
-    ),
-)
-def test_use_is_fitted_where_there_is_room(room, uses):
-    placed = fit(room, copy.deepcopy(uses))
-    for name in ("used_us", "billed_us"):
-        for tenant in "ab":
-            before = sum(getattr(of.get(tenant, Use()), name) for of in uses.values())
-            assert sum(getattr(of.get(tenant, Use()), name) for of in placed.values()) == before
-    assert all(min(use.used_us, use.billed_us) >= 0 for of in placed.values() for use in of.values())
-    if room:
-        inside = range(min(room), max(room) + 1)
-        wanted = sum(use.used_us for bucket in inside for use in uses.get(bucket, {}).values())
-        over = {
-            bucket: sum(use.used_us for use in placed.get(bucket, {}).values()) - room.get(bucket, 0)
-            for bucket in inside
-        }
-        assert max(over[bucket] for bucket in inside) <= max(0, wanted - sum(room.values()))
-
-
 def test_rows_of_a_tenant_hold_its_own_time_only():
     requests, intervals, _ = ledger()
-    time = GpuTime(span=Span(), by=("tenant",), tenant="other")
-    time.add_intervals(intervals)
-    for record in requests:
-        time.add(record)
-    (row,) = time.rows()
+    (row,) = gpu_rows(requests, intervals, by=("tenant",), tenant="other")
     assert (row.tenant, row.allocated_ms, row.attributed_ms, row.idle_ms) == ("other", 2000, 2001, 0)
 
 
-def test_what_is_used_before_its_interval_is_written_counts_as_allocated():
-    (row,) = gpu_time([done("a", used(3_000_000, "a/0"))], [])
-    assert (row.allocated_ms, row.attributed_ms, row.idle_ms) == (3000, 3000, 0)
-    (row,) = gpu_time([done("a", used(3_000_000, "a/0"))], [interval(end=20)])
-    assert (row.allocated_ms, row.attributed_ms, row.idle_ms) == (20_000, 3000, 17_000)
+def test_calls_without_a_record_are_idle_and_what_is_lost_of_them_is_told():
+    (row,) = gpu_rows([], [interval(end=20, busy_us=3_000_000)])
+    assert (row.allocated_ms, row.attributed_ms, row.idle_ms, row.lost_ms) == (20_000, 0, 20_000, 0)
+    one = interval(end=20, calls=(part("a/0", 0, 3_000_000),))
+    (row,) = gpu_rows([done("a", used(1_000_000, "a/0"))], [one], [lost("a/0", 2_500_000)])
+    assert (row.allocated_ms, row.attributed_ms, row.idle_ms, row.lost_ms) == (20_000, 1000, 19_000, 1500)
+
+
+def test_a_request_that_went_on_elsewhere_uses_time_where_its_instances_were():
+    requests = [
+        done("a", used(9_000_000, "a/0"), used(50_000_000, "a/0+1", "i1", "n1"), start=0, end=110),
+    ]
+    intervals = [
+        interval(end=10, calls=(part("a/0", 0, 9_000_000),)),
+        interval("i1", 50, 110, node="n1", calls=(part("a/0+1", 0, 50_000_000),)),
+    ]
+    spans = [Span(step_us=60_000_000)]
+    spans += [Span(since_us=us(at), until_us=us(at + 10)) for at in range(0, 110, 10)]
+    rows = [gpu_rows(requests, intervals, span=span) for span in spans]
+    assert sum(row.allocated_ms for row in rows[0]) == 70_000
+    assert sum(row.allocated_ms for of in rows[1:] for row in of) == 70_000
+    assert [sum(row.attributed_ms for row in of) for of in rows[1:6]] == [9000, 0, 0, 0, 0]
+
+
+def test_the_record_of_a_request_id_that_was_used_before_is_found():
+    async def main() -> None:
+        state = MemoryState()
+        await state.add_request(done("a", used(1000, "a/0-11111111")))
+        await state.add_request(done("a~22222222", used(2000, "a/0-22222222"), tenant="other"))
+        both = (part("a/0-11111111", 0, 1000), part("a/0-22222222", 0, 2000))
+        await state.add_interval(interval(calls=both))
+        rows = await usage_reader.gpu_time(state, UsageFilter(), ("tenant",))
+        assert {row.tenant: row.attributed_ms for row in rows} == {"acme": 1, "other": 2, "": 0}
+        assert (await usage_reader.balance(state, dict)).verdict is Verdict.EXACT
+
+    asyncio.run(main())
 
 
 def test_too_fine_a_resolution_is_refused():
     year = interval(end=366 * 86_400)
     with pytest.raises(InvalidRecord, match="coarser"):
-        gpu_time([], [year], span=Span(step_us=60_000_000))
+        gpu_rows([], [year], span=Span(step_us=60_000_000))
 
 
 def test_gpu_time_of_a_span_counts_what_reaches_into_it():
@@ -308,14 +333,12 @@ def test_gpu_time_of_a_span_counts_what_reaches_into_it():
         for call in calls:
             await state.add_lost_call(call)
         where = UsageFilter(since=NOW, until=NOW + 10)
-        (row,) = await usage_reader.gpu_time(state, where, (), longest_s=60)
+        (row,) = await usage_reader.gpu_time(state, where, ())
         assert (row.from_at, row.to_at) == (NOW, NOW + 10)
-        assert (row.allocated_ms, row.attributed_ms, row.lost_ms) == (20_000, 2_500, 0)
-        # b's record lies outside of it, and is looked up for the call that its node thought lost.
-        where = UsageFilter(since=NOW + 50, until=NOW + 56)
-        (row,) = await usage_reader.gpu_time(state, where, (), longest_s=0)
-        assert row.lost_ms == 0
-        (row,) = await usage_reader.gpu_time(state, UsageFilter(), (), longest_s=60)
+        assert (row.allocated_ms, row.attributed_ms, row.lost_ms) == (20_000, 1_833, 0)
+        (row,) = await usage_reader.gpu_time(state, replace(where, function="big"), ())
+        assert (row.allocated_ms, row.attributed_ms) == (5000, 1667)
+        (row,) = await usage_reader.gpu_time(state, UsageFilter(), ())
         assert row.attributed_ms == sum(record.billed_gpu_ms for record in requests)
         found = await usage_reader.balance(state, dict)
         assert (found.verdict, found.requests) == (Verdict.EXACT, 4)
@@ -335,13 +358,37 @@ def test_an_instance_that_does_not_add_up_is_named():
     (wrong,) = [one for one in found.instances if one.verdict is not Verdict.EXACT]
     assert (wrong.instance_id, wrong.missing_us) == ("i0", 1_000_020 - 20)
     assert "i0 on n0 is wrong" in str(found)
-    # Calls may be in flight where the instance lives; more than was metered cannot have been used.
-    assert conservation(requests, intervals, calls[1:], live={"i0": "n0"}).verdict is Verdict.OPEN
+    # The node knows that the call is settled: so it is wrong even while the instance lives.
+    assert conservation(requests, intervals, calls[1:], live={"i0": "n0"}).verdict is Verdict.WRONG
     twice = [*requests, done("f", used(1_000_000, "f/0"), end=20)]
-    assert conservation(twice, intervals, calls, live={"i1": "n0"}).verdict is Verdict.WRONG
+    assert conservation(twice, intervals, calls).verdict is Verdict.WRONG
     assert conservation(twice, intervals, calls, live={"i0": "n0"}).verdict is Verdict.OPEN
-    much = [*requests, done("f", used(9_000_000, "f/0"), end=20)]
-    assert conservation(much, intervals, calls, live={"i0": "n0"}).verdict is Verdict.WRONG
+    stolen = [*requests[1:], replace(requests[0], request_id="f")]
+    assert conservation(stolen, intervals, calls, live={"i1": "n0"}).verdict is Verdict.WRONG
+
+
+def test_nothing_is_wrong_without_a_proof():
+    whole = interval(end=20, calls=(part("r0/0", 0, 500),))
+    record = done("r0", used(500))
+    more = done("r1", used(700, "r1/0"))
+    for known, live in [([], {"i0": "n0"}), ([record, more], {"i0": "n0"}), ([record, more], {})]:
+        assert conservation(known, [whole], [], live=live).verdict is Verdict.OPEN
+    # Its node is dead, and all of its time is written.
+    last = replace(whole, final=True)
+    assert conservation([record, more], [last], []).verdict is Verdict.WRONG
+    assert conservation([], [last], []).verdict is Verdict.OPEN  # the record of its last call is on its way
+    # These can be told of any instance.
+    after = interval(start=20, end=30)
+    for wrong in (
+        [replace(whole, busy_us=501, idle_us=whole.idle_us - 1)],
+        [whole, replace(after, epoch=1, from_at=NOW + 25)],
+        [replace(whole, calls=(part("r0/0", 0, 400, over=True), part("r2/0", 0, 100)))],
+    ):
+        assert conservation([record], wrong, [], live={"i0": "n0"}).verdict is Verdict.WRONG
+    # Clocks of another process of the node, or of a gateway, prove nothing.
+    earlier = interval("i1", 10, 20, epoch=2)
+    late = replace(record, started_at=NOW - 1e6, ended_at=NOW - 1e6)
+    assert conservation([late], [last, earlier], []).verdict is Verdict.EXACT
 
 
 def test_a_call_that_was_recorded_after_all_is_not_lost():
@@ -355,7 +402,7 @@ def test_a_call_that_was_recorded_after_all_is_not_lost():
 def test_a_node_was_allocated_while_it_held_an_instance():
     shared = [interval("i0", 0, 10, idle_us=5_000_000), interval("i1", 0, 10, idle_us=5_000_000)]
     apart = interval("i2", 20, 30)
-    assert presence_us([*shared, apart]) == 20_000_000
+    assert presence_us([(us(0), us(10), 0), (us(0), us(10), 0), (us(20), us(30), 0)]) == 20_000_000
     assert conservation([], [*shared, apart], []).verdict is Verdict.EXACT
     found = conservation([], [*shared, replace(apart, idle_us=9_000_000)], [])
     assert found.verdict is Verdict.WRONG and "node n0 is wrong" in str(found)
@@ -412,7 +459,7 @@ def test_reports_give_way_to_others_between_pages_of_what_they_read():
         task = asyncio.create_task(others())
         await asyncio.sleep(0)
         before = turns
-        await usage_reader.gpu_time(state, UsageFilter(), ("node",), longest_s=60)
+        await usage_reader.gpu_time(state, UsageFilter(), ("node",))
         between = turns
         await usage_reader.balance(state, dict)
         assert between - before >= 10 and turns - between >= 10
@@ -426,7 +473,8 @@ def test_what_a_report_must_read_is_bounded_whomever_it_is_of():
         state = MemoryState()
         for number in range(4):
             await state.add_request(done(f"r{number}"))
-            await state.add_interval(interval("i0", number, number + 1))
+            await state.add_interval(interval("i0", number, number + 1, calls=(part(f"r{number}/0", 0, 5),)))
+            await state.add_lost_call(lost(f"r{number}/0", 5))
         nobody = UsageFilter(tenant="nobody")
         assert [one async for one in each_request(state, nobody, most=4)] == []
         with pytest.raises(InvalidRecord, match="narrow"):
@@ -434,5 +482,10 @@ def test_what_a_report_must_read_is_bounded_whomever_it_is_of():
         assert [len(page) async for page in interval_pages(state, until=NOW + 2, most=2)] == [2]
         with pytest.raises(InvalidRecord, match="narrow"):
             [page async for page in interval_pages(state, most=3)]
+        with pytest.raises(InvalidRecord, match="narrow"):
+            [page async for page in interval_pages(state, most_calls=3)]
+        assert len(await lost_calls(state, most=4)) == 4
+        with pytest.raises(InvalidRecord, match="narrow"):
+            await lost_calls(state, most=3)
 
     asyncio.run(main())
