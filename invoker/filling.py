@@ -28,11 +28,18 @@ class Filling:
         self._fd = part.fd
         self._mapping: mmap.mmap | None = part.mapping
         self._ready_bytes = part.ready_bytes
-        self._view = memoryview(part.mapping)[:nbytes]
+        self._view = memoryview(b"")
         self._ended = ended
 
     def __repr__(self) -> str:
         return f"<Filling {self.digest[:12]} {'closed' if self._fd < 0 else 'open'}>"
+
+    def fit(self) -> None:
+        """Cut the file and its mapping to the image's size, or grow them; before anything else."""
+        assert self._mapping is not None
+        if 0 < self.nbytes != len(self._mapping):
+            self._mapping.resize(self.nbytes)  # the file too
+        self._view = memoryview(self._mapping)[: self.nbytes]
 
     @property
     def view(self) -> memoryview:

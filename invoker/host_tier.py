@@ -8,6 +8,7 @@ import fcntl
 import logging
 import mmap
 import os
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from invoker.tier_folder import (
     unlink,
 )
 
+LATEST = 4  # images loaded, of which the largest says how much memory the next one may want
 SPARE_SHARE = 4  # a spare takes at most one part in so many of the memory that is free
 
 log = logging.getLogger("invoker.host_tier")
@@ -54,6 +56,7 @@ class HostTier:
         self._spare_bytes = spare_bytes
         self._spare: Spare | None = None
         self._loads = 0
+        self._latest_bytes: deque[int] = deque(maxlen=LATEST)  # of images loaded
         self._folder = TierFolder(directory)
         self._keep_spare()
 
@@ -138,7 +141,14 @@ class HostTier:
             if self.used_bytes() + self._folder.spare_bytes() > self.limit_bytes:
                 self._folder.discard_spares()
             self._loads += 1
-        return Filling(self._folder, digest, opened, nbytes, self._load_ended)
+            self._latest_bytes.append(nbytes)
+        filling = Filling(self._folder, digest, opened, nbytes, self._load_ended)
+        try:
+            filling.fit()
+        except BaseException:
+            filling.abandon()
+            raise
+        return filling
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:
@@ -185,9 +195,10 @@ class HostTier:
         with self._folder.locked():
             if self._loads or (self._spare is not None and self._spare.is_there):
                 return
+            wanted = min(self._spare_bytes, max(self._latest_bytes, default=self._spare_bytes))
             room = self.limit_bytes - self.used_bytes() - self._folder.spare_bytes()
             most = min(available_bytes(), self._folder.free_bytes()) // SPARE_SHARE
-            nbytes = min(self._spare_bytes, room, most)
+            nbytes = min(wanted + -wanted % mmap.PAGESIZE, room, most)
             nbytes -= nbytes % mmap.PAGESIZE
             if nbytes < LEAST_BYTES:
                 return

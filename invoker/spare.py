@@ -18,8 +18,8 @@ from pathlib import Path
 from invoker.memory import advise_huge, populate_idly
 from invoker.tier_folder import TierFolder, cut_and_remove
 
-LEAST_BYTES = 16 << 20  # less is not worth a file
-LARGEST_SHARE = 8  # an image of less than one part in so many takes fresh memory and leaves the spare
+LEAST_BYTES = 1 << 20  # less is not worth a file
+LARGEST_SHARE = 2  # an image of less than one part in so many takes fresh memory and leaves the spare
 _STOP_S = 0.02  # for the few pages that are being taken; the thread may not get the processor
 
 log = logging.getLogger("invoker.spare")
@@ -68,18 +68,18 @@ class Spare:
         return self.is_there and nbytes * LARGEST_SHARE >= self.nbytes
 
     def take(self, part: Path, nbytes: int) -> OpenPart | None:
-        """Make it the file of an image of any size; this spare is gone then. None if it cannot be had."""
+        """Make it the file of an image; this spare is gone then. None if it cannot be had.
+
+        What there is too much of it, the caller cuts off, when the folder is no longer locked: that is as
+        much work as reading a third as much. Raises OSError where the file system refuses.
+        """
         self._stop.set()
         self._thread.join(_STOP_S)
         if self._thread.is_alive() or not self.is_there:
             self.discard()
             return None
-        try:
-            self._mapping.resize(nbytes)  # the file too
-        except OSError as error:
-            log.warning("cannot make %d spare bytes an image of %d: %s", self.nbytes, nbytes, error)
-            self.discard()
-            return None
+        if nbytes > self.nbytes:
+            os.ftruncate(self._fd, nbytes)
         self._path.rename(part)
         fd, self._fd = self._fd, -1
         return OpenPart(fd, self._mapping, min(self.ready_bytes, nbytes))
