@@ -1,0 +1,141 @@
+"""What a node knows of the others in its cast: what they hold, how fast they are, who failed (pure)."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from rdmacast.have_map import HaveMap
+
+SAMPLES = 15  # the latest pulls from anybody, whose median is what is usual
+LEAST_SAMPLES = 5
+SLOW = 2.0  # a pull that takes more than so many times the usual: under half of the median rate
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One other node.
+
+    `unheard`: it has not told what it holds since somebody was lost. `stalled`: a pull from it took too
+    long, and none has come since. `stuck`: what it is to pass on does not come to it.
+    """
+
+    epoch: int = -1
+    held: int = 0
+    coming: int = 0
+    alive: bool = True
+    unheard: bool = True
+    stalled: bool = False
+    stuck: bool = False
+    failures: int = 0  # in a row
+    tries: dict[int, int] = field(default_factory=dict)  # by block: pulls that failed or brought damage
+    pulls_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+
+
+class Peers:
+    """All that may give us blocks. Nodes that are not named at first may turn up later."""
+
+    def __init__(self, nodes: Iterable[int], max_tries: int, max_failures: int) -> None:
+        self._peers = {node: _Peer() for node in nodes}
+        self._max_tries = max_tries
+        self._max_failures = max_failures
+        self._pulls_s: deque[float] = deque(maxlen=SAMPLES)
+
+    def __repr__(self) -> str:
+        return f"Peers({len(list(self.alive))} of {len(self._peers)} alive)"
+
+    @property
+    def alive(self) -> Iterator[int]:
+        return (node for node, peer in self._peers.items() if peer.alive)
+
+    @property
+    def unheard(self) -> list[int]:
+        return [node for node, peer in self._peers.items() if peer.alive and peer.unheard]
+
+    def is_newer(self, node: int, epoch: int) -> bool:
+        """Whether the node was heard of after that epoch."""
+        return node in self._peers and self._peers[node].epoch > epoch
+
+    def heard(self, node: int, told: HaveMap, *, is_answer: bool) -> None:
+        """Maps of an older epoch are stale, and so are those that a lost node sent before it was lost."""
+        peer = self._peers.setdefault(node, _Peer())
+        if told.epoch < peer.epoch or (not peer.alive and told.epoch <= peer.epoch):
+            return
+        if told.epoch > peer.epoch:
+            peer.tries.clear()
+            peer.failures, peer.held = 0, 0
+        if told.held & ~peer.held:
+            peer.stuck = False
+        peer.epoch, peer.alive, peer.unheard = told.epoch, True, peer.unheard and not is_answer
+        peer.held |= told.held
+        peer.coming = told.coming & ~peer.held
+
+    def lost(self, node: int) -> None:
+        """Nothing is expected of it any more; the others must tell anew what is left."""
+        self._peers.setdefault(node, _Peer()).alive = False
+        for peer in self._peers.values():
+            peer.unheard = True
+
+    def succeeded(self, node: int, seconds: float) -> None:
+        peer = self._peers[node]
+        peer.failures, peer.stalled = 0, False
+        peer.pulls_s.append(seconds)
+        self._pulls_s.append(seconds)
+
+    def failed(self, node: int, block: int, *, whole_peer: bool) -> bool:
+        """A pull ended badly; with `whole_peer` it tells of the node, not of the block alone.
+
+        Whether the node has failed so often that it should be taken for lost.
+        """
+        peer = self._peers[node]
+        peer.tries[block] = peer.tries.get(block, 0) + 1
+        peer.failures += whole_peer
+        return peer.alive and peer.failures >= self._max_failures
+
+    def gives(self, node: int, block: int) -> bool:
+        """Whether the node holds the block and may be asked for it."""
+        peer = self._peers.get(node)
+        return (
+            peer is not None
+            and peer.alive
+            and bool(peer.held >> block & 1)
+            and peer.tries.get(block, 0) < self._max_tries
+        )
+
+    def givers(self, block: int) -> list[int]:
+        """Who may be asked for the block, the quick first, then those of which fewer pulls ended badly."""
+        nodes = [node for node in self._peers if self.gives(node, block)]
+        return sorted(nodes, key=lambda node: (self.is_slow(node), self._peers[node].tries.get(block, 0)))
+
+    def reachable(self) -> int:
+        """The blocks, as bits, that somebody holds or is about to hold and could give."""
+        bits = 0
+        for peer in self._peers.values():
+            if peer.alive:
+                spent = sum(1 << block for block, tries in peer.tries.items() if tries >= self._max_tries)
+                bits |= (peer.held | peer.coming) & ~spent
+        return bits
+
+    @property
+    def slow_s(self) -> float | None:
+        """How long a pull may take before its source counts as slow; None while too little is known."""
+        return SLOW * median(self._pulls_s) if len(self._pulls_s) >= LEAST_SAMPLES else None
+
+    def is_slow(self, node: int) -> bool:
+        """Whether the latest pulls from the node came at under half of the median rate, or did not come."""
+        peer, slow_s = self._peers[node], self.slow_s
+        return peer.stalled or (slow_s is not None and bool(peer.pulls_s) and fmean(peer.pulls_s) > slow_s)
+
+    def stalled(self, node: int) -> None:
+        self._peers[node].stalled = True
+
+    def stuck(self, node: int) -> None:
+        if node in self._peers:
+            self._peers[node].stuck = True
+
+    def is_expected(self, node: int, block: int) -> bool:
+        """Whether to wait for the node to get the block and pass it on."""
+        peer = self._peers.get(node)
+        if peer is None or not peer.alive or peer.stuck or peer.tries.get(block, 0):
+            return False
+        return not peer.held >> block & 1 or not self.is_slow(node)

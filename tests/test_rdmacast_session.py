@@ -1,0 +1,264 @@
+"""One node's part in a cast."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacast.errors import ProtocolError
+from rdmacast.have_map import MAX_BLOCKS, HaveMap, bits_of, blocks_in
+from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.planners.catalog import PLANNERS
+from rdmacast.session import Ask, Drop, Publish, Pull, Session, SessionSettings, SessionState
+from tests.session_network import Network
+
+
+def plan_of(name: str, nodes: int, blocks: int, sources: int = 1) -> TransferPlan:
+    return PLANNERS[name].plan(CastShape(nodes=nodes, sources=tuple(range(sources)), blocks=blocks))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> TransferPlan:
+    nodes = draw(st.integers(2, 9))
+    sources = draw(st.integers(1, min(3, nodes - 1)))
+    return plan_of(draw(st.sampled_from(list(PLANNERS))), nodes, draw(st.integers(1, 12)), sources)
+
+
+@given(plan=plans(), seed=st.integers(0, 1 << 30), loss=st.sampled_from([0.0, 0.3]))
+@settings(max_examples=60, deadline=None)
+def test_in_any_order_of_messages_all_complete_and_each_block_is_read_once(
+    plan: TransferPlan, seed: int, loss: float
+) -> None:
+    network = Network(plan, Random(seed), loss=loss)
+    network.run()
+    assert network.states() == {SessionState.COMPLETE}
+    assert network.pulled == len(plan.transfers)
+
+
+@given(
+    plan=plans(),
+    seed=st.integers(0, 1 << 30),
+    deaths=st.integers(0, 4),
+    loss=st.sampled_from([0.0, 0.3]),
+    damage=st.sampled_from([0.0, 0.2]),
+    failure=st.sampled_from([0.0, 0.2]),
+    return_one=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_with_losses_and_deaths_all_complete_or_name_what_nobody_holds(
+    plan: TransferPlan,
+    seed: int,
+    deaths: int,
+    loss: float,
+    damage: float,
+    failure: float,
+    return_one: bool,
+) -> None:
+    returned = return_one and deaths > 0
+    random = Random(seed)
+    limits = SessionSettings(max_failures=1000)
+    network = Network(plan, random, loss=loss, damage=damage, failure=failure, settings=limits)
+    for _ in range(min(deaths, plan.shape.nodes - 1)):
+        for _ in range(random.randrange(40 * plan.shape.nodes)):
+            network.step()
+        dead = random.choice(network.alive)
+        network.kill(dead)
+        if return_one:
+            network.begin(dead, epoch=network.lives[dead])
+            return_one = False
+    network.run()
+    held = set().union(*(set(range(plan.shape.blocks)) - set(s.missing) for s in network.sessions.values()))
+    for session in network.sessions.values():
+        assert session.state in (SessionState.FAILED, SessionState.COMPLETE)
+        # Of one that came back the others may hear only after they had to give up.
+        if session.state is SessionState.FAILED and not returned:
+            assert session.unreachable and not held & set(session.unreachable)
+    if len(held) == plan.shape.blocks and not returned:
+        assert network.states() == {SessionState.COMPLETE}
+
+
+def test_silent_nodes_are_planned_around() -> None:
+    plan = plan_of("chain", 6, 8)
+    network = Network(plan, Random(1), stuck={2})
+    network.run(5000)
+    states = {node: session.state for node, session in network.sessions.items()}
+    assert {states[node] for node in (0, 1, 3, 4, 5)} == {SessionState.COMPLETE}
+    assert states[2] is SessionState.FAILED
+    assert network.sessions[2].unreachable == tuple(range(8))
+
+
+def told(held: int, blocks: int = 4, epoch: int = 0, coming: int = 0) -> HaveMap:
+    return HaveMap(blocks=blocks, epoch=epoch, held=held, coming=coming)
+
+
+def session_of(order: list[tuple[int, int]], blocks: int = 4, peers: int = 4, **limits: float) -> Session:
+    session = Session(
+        blocks=blocks,
+        peers=range(1, peers + 1),
+        order=order,
+        settings=SessionSettings(**limits),  # type: ignore[arg-type]
+    )
+    session.start(0.0)
+    return session
+
+
+def pulls(actions: object) -> list[tuple[int, int]]:
+    assert isinstance(actions, list)
+    return [(action.source, action.block) for action in actions if isinstance(action, Pull)]
+
+
+ORDER = [(1, 0), (2, 1), (1, 2), (2, 3)]
+
+
+def test_blocks_are_pulled_in_the_plans_order_as_their_sources_get_them() -> None:
+    session = session_of(ORDER, window=2)
+    assert pulls(session.heard(3, told(0b1111), 0.0)) == []  # not the planned source
+    assert pulls(session.heard(1, told(0b0101), 0.0)) == [(1, 0), (1, 2)]
+    assert session.have_map == told(0, coming=0b0101)
+    assert pulls(session.heard(2, told(0b0010), 0.0)) == []  # the window is full
+    actions = session.arrived(1, 1.0)
+    assert pulls(actions) == [(2, 1)] and Publish() in actions
+    assert repr(session) == "Session(running: 1 of 4 blocks, 2 under way, epoch 0)"
+
+
+def test_what_was_kept_is_not_pulled_again() -> None:
+    session = Session(blocks=4, peers=[1, 2], order=ORDER, held=[0, 1, 2])
+    assert session.start(0.0)[0] == Ask(1, 1)
+    assert session.missing == (3,)
+    assert pulls(session.heard(2, told(0b1111), 0.0)) == [(2, 3)]
+    session.arrived(1, 1.0)
+    assert session.state is SessionState.COMPLETE and session.deadline_s is None
+    done = Session(blocks=4, peers=[1], order=[], held=range(4))
+    assert done.start(0.0) == [] and done.state is SessionState.COMPLETE
+
+
+def test_after_a_loss_the_rarest_block_is_pulled_first_from_whoever_holds_it() -> None:
+    session = session_of([(1, 0), (1, 1), (1, 2), (1, 3)], window=1)
+    session.heard(2, told(0b1111), 0.0)
+    session.heard(3, told(0b0111), 0.0)
+    session.heard(4, told(0b0011), 0.0)
+    assert pulls(session.lost(1, 1.0)) == [(2, 3)]
+    assert pulls(session.arrived(1, 2.0)) == [(2, 2)]
+
+
+def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:
+    session = session_of([(1, 0)], blocks=1, peers=2, max_tries=2)
+    session.heard(2, told(1, blocks=1), 0.0, answers=2)
+    assert pulls(session.heard(1, told(1, blocks=1), 0.0, answers=1)) == [(1, 0)]
+    assert pulls(session.damaged(1, 1.0)) == [(2, 0)]
+    sources = []
+    while session.state is SessionState.RUNNING:
+        last = len(sources) + 2
+        sources += [source for source, _ in pulls(session.damaged(last, 2.0))]
+    assert sorted(sources) == [1, 2]
+    assert session.state is SessionState.FAILED and session.unreachable == (0,)
+
+
+def test_a_cast_fails_only_once_everybody_has_told_what_is_left() -> None:
+    session = session_of([(1, 0)], blocks=1, peers=3)
+    session.lost(1, 0.0)
+    asked = [action for action in session.lost(2, 0.0) if isinstance(action, Ask)]
+    assert [ask.peer for ask in asked] == [3]
+    # Of before the loss; then one is coming there; then it did not come.
+    session.heard(3, told(0, blocks=1), 0.1, answers=asked[0].number - 1)
+    assert session.state is SessionState.RUNNING
+    session.heard(3, told(0, blocks=1, coming=1), 0.1, answers=asked[0].number)
+    assert session.state is SessionState.RUNNING
+    session.heard(3, told(0, blocks=1), 0.2)
+    assert session.state is SessionState.FAILED and session.unreachable == (0,)
+
+
+def test_a_source_under_half_of_the_median_rate_is_planned_around() -> None:
+    blocks = 12
+    order = [(1 + block % 2, block) for block in range(blocks)]
+    session = session_of(order, blocks=blocks, peers=4, window=1)
+    full = (1 << blocks) - 1
+    actions = session.heard(1, told(full, blocks), 0.0)
+    session.heard(2, told(full, blocks), 0.0)
+    session.heard(3, told(full, blocks), 0.0)
+    for peer, question in ((1, 1), (2, 2), (3, 3)):
+        session.heard(peer, told(full, blocks), 0.0, answers=question)
+    session.heard(4, told(0, blocks), 0.0, answers=4)
+    number, now_s = 1, 0.0
+    for _ in range(6):
+        assert pulls(actions)[0][0] in (1, 2)
+        now_s += 1.0
+        actions = session.arrived(number, now_s)
+        number += 1
+    assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 2.0
+    assert session.passed(now_s + 1.9) == []
+    dropped = session.passed(now_s + 2.0)
+    # Its block is left alone until the read has ended; the next is the plan's from the other source.
+    assert dropped[0] == Drop(number, "no block after 2 s") and pulls(dropped) == [(2, 7)]
+    session.arrived(number + 1, now_s + 3.0)
+    again = session.failed(number, now_s + 3.0)
+    sources = {source for source, _ in pulls(again)}
+    assert 1 not in sources
+    assert session.have_map.coming.bit_count() == 1
+
+
+def test_a_returning_node_is_asked_again_and_stale_maps_are_not_believed() -> None:
+    session = session_of([(1, 0)], blocks=1, peers=2)
+    session.heard(1, told(0, blocks=1), 0.0)
+    session.lost(1, 1.0)
+    assert pulls(session.heard(1, told(1, blocks=1, epoch=0), 2.0)) == []
+    assert pulls(session.heard(1, told(1, blocks=1, epoch=1), 3.0)) == [(1, 0)]
+    assert session.lost(1, 4.0, epoch=0) == []  # its life before
+    assert session.heard(2, told(3, blocks=2), 3.0) == []  # of another cast
+
+
+def test_a_new_plan_keeps_what_is_here_and_an_old_one_is_ignored() -> None:
+    session = session_of(ORDER, window=1)
+    session.heard(1, told(0b1111), 0.0)
+    session.heard(3, told(0b1111), 0.0)
+    session.arrived(1, 1.0)
+    assert session.replan(0, [(3, 1)], 1.0) == []
+    session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
+    assert session.have_map.epoch == 1
+    assert pulls(session.arrived(2, 2.0)) == [(3, 3)]
+
+
+def test_cancelling_drops_everything_and_nothing_follows() -> None:
+    session = session_of(ORDER)
+    session.heard(1, told(0b1111), 0.0)
+    assert [type(action) for action in session.cancel()] == [Drop, Drop]
+    assert session.cancel() == [] and session.deadline_s is None
+    assert session.arrived(1, 1.0) == [] and session.failed(2, 1.0) == []
+    assert session.heard(2, told(0b1111), 1.0) == [] and session.passed(99.0) == []
+    assert session.state is SessionState.CANCELLED
+
+
+def test_a_pull_that_never_ends_is_dropped_but_not_pulled_twice_at_once() -> None:
+    session = session_of([(1, 0)], blocks=1, peers=2, pull_timeout_s=5.0)
+    session.heard(1, told(1, blocks=1), 0.0, answers=1)
+    session.heard(2, told(1, blocks=1), 0.0, answers=2)
+    actions = session.passed(5.0)
+    assert [type(action) for action in actions if not isinstance(action, Ask)] == [Drop]
+    assert session.have_map.coming == 0
+    assert pulls(session.failed(1, 6.0)) == [(2, 0)]
+    # A block that came although its pull was dropped counts.
+    session.passed(11.0)
+    session.arrived(2, 11.5)
+    assert session.state is SessionState.COMPLETE
+
+
+@given(st.integers(1, 300), st.integers(0, 1 << 40), st.data())
+@settings(max_examples=50)
+def test_have_maps_travel_and_bad_ones_are_refused(blocks: int, epoch: int, data: st.DataObject) -> None:
+    bits = st.integers(0, (1 << blocks) - 1)
+    have = HaveMap(blocks=blocks, epoch=epoch, held=data.draw(bits), coming=data.draw(bits))
+    wire = have.encode()
+    assert HaveMap.decode(wire) == have and len(wire) == 16 + 2 * -(-blocks // 8)
+    assert bits_of(blocks_in(have.held)) == have.held
+    for bad in (wire[:-1], wire + b"\0", b"\x02" + wire[1:], wire[:15], b""):
+        with pytest.raises(ProtocolError):
+            HaveMap.decode(bad)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_make_a_have_map_fail_otherwise(data: bytes) -> None:
+    try:
+        assert 1 <= HaveMap.decode(data).blocks <= MAX_BLOCKS
+    except ProtocolError:
+        pass
