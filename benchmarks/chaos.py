@@ -1,4 +1,4 @@
-"""Random kills under load: gateways, nodes and Redis, and what clients, the ledger and the meters say.
+"""Random kills of every kind of process under load, and what clients, the ledger and the meters say.
 
 `python -m benchmarks.chaos --kills 300 --json FILE` starts a platform of its own (2 gateways, 3 nodes on
 3 hosts), keeps up a mixed load of several tenants, and kills random processes with SIGKILL, at times two

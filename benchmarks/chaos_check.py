@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.chaos_cluster import Kind, Part
-from benchmarks.chaos_load import ECHO, Asked, Fate
+from benchmarks.chaos_load import MODEL, Asked, Fate
 from registry.conservation import Conservation, conservation
 from registry.ledger_pages import each_request
 from registry.state import Ledger, UsageFilter
@@ -55,19 +55,24 @@ def wrong_answers(asked: Iterable[Asked], outages: Sequence[Outage], gateways: S
     away: dict[Part, list[Outage]] = defaultdict(list)
     for outage in outages:
         away[outage.part].append(outage)
-    of_redis = [outage for outage in outages if outage.part.kind is Kind.REDIS]
+    of_kind = {kind: [one for one in outages if one.part.kind is kind] for kind in Kind}
+    of_all, of_redis = of_kind[Kind.SUPERVISOR], of_kind[Kind.REDIS]
     failed = []
     for one in asked:
         match one.fate:
             case Fate.ACKNOWLEDGED | Fate.LEFT:
                 continue
             case Fate.CUT | Fate.UNREACHED:
-                excuses = away[gateways[one.gateway]]
+                excuses = [*of_all, *away[gateways[one.gateway]]]
             case Fate.REFUSED:
                 # A gateway that has just started does not know the cluster yet.
-                excuses = [*of_redis, *away[gateways[one.gateway]]]
-            case Fate.FAILED:
-                excuses = of_redis if one.code in ("billing_failed", "state_unavailable") else []
+                excuses = [*of_all, *of_redis, *away[gateways[one.gateway]]]
+            case Fate.FAILED if one.code in ("billing_failed", "state_unavailable"):
+                excuses = [*of_all, *of_redis]
+            case Fate.FAILED if one.code == "function_error":
+                excuses = of_kind[Kind.HANDLER]
+            case Fate.FAILED | Fate.HUNG:
+                excuses = of_all  # gateways hold requests for the seconds before there are nodes
             case _:
                 excuses = []
         if not any(outage.overlaps(one) for outage in excuses):
@@ -105,7 +110,7 @@ def _difference(asked: Asked, row: RequestRecord) -> str:
     """What a row says otherwise than the client."""
     told = (asked.tenant, asked.function, asked.prompt_tokens, asked.completion_tokens, RequestStatus.OK)
     has = (row.tenant, row.function, row.prompt_tokens, row.completion_tokens, row.status)
-    if told != has and not (asked.function == ECHO and told[:2] == has[:2] and told[4] == has[4]):
+    if told != has and not (asked.function != MODEL and told[:2] == has[:2] and told[4] == has[4]):
         return f"the ledger has {has}, not {told}"
     if row.billed_gpu_ms != -(-sum(part.gpu_us for part in row.gpu) // 1000):
         return f"billed {row.billed_gpu_ms} ms for {row.gpu}"

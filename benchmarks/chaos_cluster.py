@@ -1,8 +1,11 @@
 """A platform of its own, of whose processes any can be killed and watched."""
 
 import asyncio
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +31,9 @@ class Kind(StrEnum):
     GATEWAY = "gateway"
     NODE = "node"
     REDIS = "redis"
+    HANDLER = "handler"  # a process of a function's own code
+    ZYGOTE = "zygote"
+    SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,9 @@ class Cluster:
         self.gateways = [Part(Kind.GATEWAY, f"gateway-{n}" if n else "gateway") for n in range(gateways)]
         self.nodes = [Part(Kind.NODE, f"node-{n}") for n in range(nodes)]
         self.redis = Part(Kind.REDIS, "redis")
+        self.others = [Part(kind, kind) for kind in (Kind.HANDLER, Kind.ZYGOTE, Kind.SUPERVISOR)]
         self.urls: Sequence[str] = ()
+        self._up: Sequence[str] = ()
         self.admin_key = ""
         self._supervisor: psutil.Process | None = None
 
@@ -55,15 +63,20 @@ class Cluster:
 
     @property
     def parts(self) -> list[Part]:
-        return [*self.gateways, *self.nodes, self.redis]
+        return [*self.gateways, *self.nodes, self.redis, *self.others]
 
     def up(self, *flags: str) -> None:
         """Start everything. Raises RuntimeError with what the command said."""
-        nodes = str(len(self.nodes))
-        self.command(
-            *("up", "--detach", "--port", "0", "--data-dir", str(self.data), "--nodes", nodes),
+        nodes, port = str(len(self.nodes)), str(free_port(len(self.gateways)))
+        self._up = (
+            *("up", "--detach", "--port", port, "--data-dir", str(self.data), "--nodes", nodes),
             *("--hosts", nodes, "--gateways", str(len(self.gateways)), *flags),
         )
+        self.up_again()
+
+    def up_again(self) -> None:
+        """Start everything as it was started before. Raises RuntimeError with what the command said."""
+        self.command(*self._up)
         run = json.loads((self.data / "up.json").read_text())
         self.urls = tuple(run["urls"])
         self.admin_key = (self.data / "admin.key").read_text().strip()
@@ -106,9 +119,14 @@ class Cluster:
         return self._supervisor
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Every process of the platform by the name of its log, the supervisor and the zygote included."""
+        """Every process of the platform by the name of its log, the supervisor and the zygote included.
+
+        Nodes are the zygote's children, and the supervisor's once their zygote has died.
+        """
+        if not self.supervisor.is_running():
+            return {}
         found = {"supervisor": self.supervisor}
-        for child in self.supervisor.children():
+        for child in _children(self.supervisor):
             name = self._log_of(child)
             if name == "zygote":
                 found |= {
@@ -117,6 +135,12 @@ class Cluster:
             if name:
                 found[name] = child
         return found
+
+    def handlers(self) -> list[psutil.Process]:
+        """The processes of handlers: nodes start no others."""
+        processes = self.processes()
+        nodes = [processes[part.name] for part in self.nodes if part.name in processes]
+        return [handler for node in nodes for handler in _children(node)]
 
     def strays(self) -> list[psutil.Process]:
         """Processes that write to the platform's logs but are no part of it."""
@@ -132,7 +156,10 @@ class Cluster:
 
     def kill(self, part: Part) -> psutil.Process | None:
         """Kill it with SIGKILL; None if it is not there just now."""
-        process = self.processes().get(part.name)
+        if part.kind is Kind.HANDLER:
+            process = next(iter(self.handlers()), None)
+        else:
+            process = self.processes().get(part.name)
         if process is None:
             return None
         try:
@@ -142,7 +169,17 @@ class Cluster:
         return process
 
     async def restarted(self, part: Part, before: psutil.Process, timeout_s: float) -> float | None:
-        """When (`time.monotonic`) its successor was started; None if there was none in time."""
+        """When (`time.monotonic`) its successor was started; None if there was none in time.
+
+        The supervisor is started again by hand: that counts from when `up` says that all is there. A
+        handler's process is started again by its next call.
+        """
+        if part.kind is Kind.HANDLER:
+            return time.monotonic()
+        if part.kind is Kind.SUPERVISOR:
+            before.wait(timeout_s)
+            await asyncio.to_thread(self.up_again)
+            return time.monotonic()
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             process = self.processes().get(part.name)
@@ -153,6 +190,16 @@ class Cluster:
                     pass  # it died at once
             await asyncio.sleep(_POLL_S)
         return None
+
+
+def free_port(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on, below those that clients get."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for number in range(port, port + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port
 
 
 def started_s(pid: int) -> float:

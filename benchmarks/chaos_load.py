@@ -1,4 +1,4 @@
-"""Mixed load whose clients note what they were told: streams, whole answers, echoes, clients that leave."""
+"""Mixed load whose clients note what they were told: streams, whole answers, handlers, clients that leave."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-MODEL, ECHO = "coder", "echo"
+MODEL, ECHO, HANDLER = "coder", "echo", "counter"
 _PROMPTS = ("def add(a, b):", "class Tree:", "import os\n", "for i in range(", "# Sort a list", "x = [")
 _LEAVE_AT = 3  # events
 _PAUSE_S = 0.08  # at most, between two requests of a client
@@ -27,7 +27,7 @@ class Fate(StrEnum):
     ACKNOWLEDGED = "acknowledged"  # its last byte arrived
     LEFT = "left"  # the client went, as it meant to
     REFUSED = "refused"  # 503 with Retry-After
-    FAILED = "failed"  # an error after the first byte
+    FAILED = "failed"  # an error after the first byte, or of the function itself
     CUT = "cut"  # the connection broke
     UNREACHED = "unreached"  # there was none
     HUNG = "hung"  # nothing for too long
@@ -81,7 +81,7 @@ class Asked:
 
 
 def catalogue(tokens: int) -> list[Work]:
-    """Greedy and seeded streams, whole answers, clients that leave, and echoes."""
+    """Greedy and seeded streams, whole answers, clients that leave, echoes, and a handler of one's own."""
     works = []
     for index, prompt in enumerate(_PROMPTS):
         base = {"model": MODEL, "prompt": prompt, "ignore_eos": True, "return_token_ids": True}
@@ -105,6 +105,8 @@ def catalogue(tokens: int) -> list[Work]:
         answer = Answer(text=echo, token_ids=(), prompt_tokens=0, completion_tokens=0)
         path = f"/functions/{ECHO}/invoke"
         works.append(Work(name="echo", function=ECHO, path=path, body=echo.encode(), answer=answer))
+        path = f"/functions/{HANDLER}/invoke"
+        works.append(Work(name="handler", function=HANDLER, path=path, body=echo.encode()))
     return works
 
 
@@ -217,6 +219,8 @@ def _judge(asked: Asked, work: Work, reply: _Reply) -> Answer | None:
             asked.fate = Fate.CUT
         elif reply.status == 503 and reply.headers.get("retry-after", "").isdecimal():
             asked.fate = Fate.REFUSED
+        elif asked.code == "function_error":
+            asked.fate, asked.detail = Fate.FAILED, body[:200].decode(errors="replace")
         else:
             asked.detail = body[:200].decode(errors="replace")
         return None
@@ -275,7 +279,7 @@ def _streamed(asked: Asked, body: bytes) -> Answer | None:
 
 def _whole(work: Work, body: bytes) -> Answer:
     answer = json.loads(body)
-    if work.function == ECHO:
+    if work.function != MODEL:
         return Answer(text=json.dumps(answer), token_ids=(), prompt_tokens=0, completion_tokens=0)
     (choice,) = answer["choices"]
     return _answer(choice["text"], choice["token_ids"], answer["usage"])
@@ -348,9 +352,9 @@ class Load:
         else:
             self._flowing.set()
 
-    async def probe(self, gateway: int) -> bool:
-        """Whether a short completion through this gateway is good."""
-        work = next(work for work in self._works if work.name == "whole")
+    async def probe(self, gateway: int, name: str = "whole") -> bool:
+        """Whether a short completion, or another work, through this gateway is good."""
+        work = next(work for work in self._works if work.name == name)
         client = self._clients[gateway][0]
         return (await self._ask(client, f"probe-{next(self._numbers)}", work)).fate is Fate.ACKNOWLEDGED
 

@@ -24,7 +24,7 @@ from benchmarks.chaos_check import (
     wrong_sums,
 )
 from benchmarks.chaos_cluster import Cluster, Kind, Part
-from benchmarks.chaos_load import ECHO, MODEL, Fate, Load
+from benchmarks.chaos_load import ECHO, HANDLER, MODEL, Fate, Load
 from benchmarks.machine import ROOT
 from registry.conservation import Verdict
 from registry.errors import NotFound, StateUnavailable
@@ -32,7 +32,11 @@ from registry.redis_state import RedisState
 
 _GIVE_UP_S = 60.0
 _JUDGE_EVERY = 10  # kills
-_WEIGHTS = {Kind.GATEWAY: 3, Kind.NODE: 4, Kind.REDIS: 3}
+# Of so many kills in a row, how many are of each kind: what dies rarely is killed rarely, but in each run.
+_DECK = Counter(
+    {Kind.GATEWAY: 6, Kind.NODE: 7, Kind.REDIS: 6, Kind.HANDLER: 3, Kind.ZYGOTE: 2, Kind.SUPERVISOR: 1}
+)
+_PLAIN = (Kind.GATEWAY, Kind.NODE, Kind.REDIS)  # of which two die at once at times
 _TWO_AT_ONCE = 0.1
 _QUIET_S = 90.0
 _TENANTS = ("acme", "bolt", "cube")
@@ -52,8 +56,10 @@ class Kill:
 class Storm:
     """What a run does: so many kills, or kills for so many seconds.
 
-    The pause before one is drawn evenly from `pause_s`; `spared` are never killed. `limit_s` is how long
-    a client waits, `recovery_s` how long the first good answer may take from the restart of a process.
+    The kinds in `first` are killed first and those in `last` at the end, whoever is spared; between them
+    `deck` is shuffled again and again, and `spared` are not killed. The pause before a kill is drawn evenly
+    from `pause_s`. `limit_s` is how long a client waits, `recovery_s` how long the first good answer may
+    take from the restart of a process.
     """
 
     seed: int
@@ -63,6 +69,9 @@ class Storm:
     tokens: int = 96
     pause_s: tuple[float, float] = (0.0, 0.6)
     spared: frozenset[Part] = frozenset()
+    deck: Counter[Kind] = field(default_factory=_DECK.copy)
+    first: tuple[Kind, ...] = ()
+    last: tuple[Kind, ...] = ()
     limit_s: float = 15.0
     recovery_s: float = 5.0
 
@@ -80,24 +89,40 @@ class Chaos:
     outages: list[Outage] = field(default_factory=list)
     judged: int = 0
     judgements: int = 0
+    cards: list[Kind] = field(default_factory=list)
 
-    async def strike(self) -> None:
+    async def strike(self, kind: Kind | None = None) -> None:
         """Kill one part, or two, and wait until the service answers through every gateway."""
         await asyncio.sleep(self.chance.uniform(*self.storm.pause_s))
-        victims = self._victims()
+        if kind is None:
+            victims = self._victims()
+        else:
+            victims = [self.chance.choice([part for part in self.cluster.parts if part.kind is kind])]
         async with asyncio.TaskGroup() as group:
             for part in victims:
                 group.create_task(self._kill(part))
 
     def _victims(self) -> list[Part]:
         parts = [part for part in self.cluster.parts if part not in self.storm.spared]
-        kinds = Counter(part.kind for part in parts)
-        weights = [_WEIGHTS[part.kind] / kinds[part.kind] for part in parts]
-        first = self.chance.choices(parts, weights)[0]
-        second = self.chance.choices(parts, weights)[0]
-        return [first, second] if second != first and self.chance.random() < _TWO_AT_ONCE else [first]
+        kind = self._draw(parts)
+        first = self.chance.choice([part for part in parts if part.kind is kind])
+        others = [part for part in parts if part.kind in _PLAIN and part != first]
+        two = first.kind in _PLAIN and self.chance.random() < _TWO_AT_ONCE
+        return [first, self.chance.choice(others)] if two and others else [first]
+
+    def _draw(self, parts: Sequence[Part]) -> Kind:
+        """The kind of the next kill: of each one at first, so that short runs have them all."""
+        if not self.cards:
+            each = [kind for kind in self.storm.deck if any(part.kind is kind for part in parts)]
+            more = [kind for kind in (self.storm.deck - Counter(each)).elements() if kind in each]
+            self.chance.shuffle(each)
+            self.chance.shuffle(more)
+            self.cards = [*more, *each]
+        return self.cards.pop()
 
     async def _kill(self, part: Part) -> None:
+        if part.kind is Kind.HANDLER:
+            await self._good(0, "handler")  # so that there is one
         at_s = time.monotonic()
         before = self.cluster.kill(part)
         if before is None:
@@ -107,7 +132,8 @@ class Chaos:
             self.findings.add([f"{part.name} was not started again within {_GIVE_UP_S:g} s"])
             return
         through = [self.cluster.gateways.index(part)] if part.kind is Kind.GATEWAY else None
-        recovery_s = await self._answering(restart_s, through)
+        work = "handler" if part.kind is Kind.HANDLER else "whole"
+        recovery_s = await self._answering(restart_s, through, work)
         if recovery_s is None:
             self.findings.add([f"no good answer within {_GIVE_UP_S:g} s of the restart of {part.name}"])
         elif recovery_s > self.storm.recovery_s:
@@ -117,20 +143,20 @@ class Chaos:
             Kill(part=part, at_s=at_s, restart_s=restart_s - at_s, recovery_s=recovery_s or _GIVE_UP_S)
         )
 
-    async def _answering(self, since_s: float, through: Sequence[int] | None) -> float | None:
-        """Seconds until a completion was good through each of these gateways (all)."""
+    async def _answering(self, since_s: float, through: Sequence[int] | None, work: str) -> float | None:
+        """Seconds until an answer was good through each of these gateways (all)."""
         async with asyncio.TaskGroup() as group:
             asking = [
-                group.create_task(self._good(index))
+                group.create_task(self._good(index, work))
                 for index in (range(len(self.cluster.gateways)) if through is None else through)
             ]
         ends = [task.result() for task in asking]
         return None if None in ends else max(0.0, max(end for end in ends if end is not None) - since_s)
 
-    async def _good(self, gateway: int) -> float | None:
+    async def _good(self, gateway: int, work: str) -> float | None:
         deadline_s = time.monotonic() + _GIVE_UP_S
         while time.monotonic() < deadline_s:
-            if await self.load.probe(gateway):
+            if await self.load.probe(gateway, work):
                 return time.monotonic()
             await asyncio.sleep(0.05)
         return None
@@ -163,12 +189,16 @@ async def rage(cluster: Cluster, findings: Findings, storm: Storm, *, told: bool
     until_s = time.monotonic() + storm.seconds
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(storm.clients))
+        for kind in storm.first:
+            await chaos.strike(kind)
         while (len(chaos.kills) < storm.kills or time.monotonic() < until_s) and not findings.hopeless:
             await chaos.strike()
             if len(chaos.kills) // _JUDGE_EVERY > chaos.judgements:
                 await chaos.judge()
                 if told:
                     print(chaos.progress(), file=sys.stderr, flush=True)
+        for kind in storm.last:
+            await chaos.strike(kind)
         load.stop()
     return chaos
 
@@ -208,6 +238,8 @@ def deploy(cluster: Cluster) -> None:
     scaling = ("--target-concurrency", "4", "--keep-alive", "3s")
     cluster.command("deploy", coder, "--name", MODEL, "--max-instances", "3", *scaling)
     cluster.command("deploy", "builtin:echo", "--name", ECHO, *scaling)
+    own = str(ROOT / "benchmarks" / "chaos_handler")
+    cluster.command("deploy", own, "--name", HANDLER, *scaling)
 
 
 async def all_asleep(cluster: Cluster) -> None:
@@ -218,7 +250,7 @@ async def all_asleep(cluster: Cluster) -> None:
             whole = len(nodes) == len(cluster.nodes) and all(node["state"] == "ready" for node in nodes)
             if whole and not any(node["instances"] for node in nodes):
                 return
-            for function in (MODEL, ECHO) if whole else ():
+            for function in (MODEL, ECHO, HANDLER) if whole else ():
                 await asyncio.to_thread(cluster.command, "scale", function, "--instances", "0")
             await asyncio.sleep(0.2)
 
@@ -249,7 +281,7 @@ async def close_books(chaos: Chaos) -> dict[str, Any]:
     for url in cluster.urls:
         report = await asyncio.to_thread(cluster.command, "usage", "report", "-o", "json", url=url)
         findings.add(wrong_sums(json.loads(report), books.records))
-    expected = {part.name for part in cluster.parts} | {"supervisor", "zygote"}
+    expected = {part.name for part in cluster.parts if part.kind is not Kind.HANDLER}
     if missing := expected - set(cluster.processes()):
         findings.add([f"not there at the end: {', '.join(sorted(missing))}"])
     findings.add([f"an orphan: {stray}" for stray in cluster.strays()])
@@ -271,7 +303,8 @@ def platform(folder: Path | None, findings: Findings, **size: int) -> Iterator[C
     """A cluster that is up; what it leaves behind after `down` is found wrong. Its folder stays if given."""
     data = folder or Path(tempfile.mkdtemp(prefix="hypercast-chaos-"))
     cluster = Cluster(data, **size)
-    cluster.up("--meter-interval", "5s", "--gpu-memory", "512MiB", "--host-memory", "512MiB")
+    memory = ("--gpu-memory", "512MiB", "--host-memory", "512MiB")
+    cluster.up("--allow-handlers", "--meter-interval", "5s", *memory)
     try:
         yield cluster
     finally:
