@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
+from enum import Enum
 
 from gateway.callrun import CallRun
-from gateway.contract import Settled
+from gateway.contract import CallUse, Settled
 from gateway.entry import Entry
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.outlast import outlast
+from gateway.outlast import see_out
 from gateway.pulse import Pulse
 from gateway.spool import Spool
 from registry.clock import Clock
@@ -67,19 +69,20 @@ def make_record(
     exchange: Exchange,
     version: FunctionVersion,
     runs: Sequence[CallRun],
+    uses: Sequence[CallUse],
     status: RequestStatus,
     ended_at: float,
     pulse: Pulse,
 ) -> RequestRecord | None:
-    """The record of a request that ends now; None if no instance ever took it. A failed request costs
-    nothing, but the accelerator time that it took is in its record."""
+    """The record of a request that ends now and whose runs had these `uses`; None if no instance ever took
+    it. A failed request costs nothing, but the accelerator time that it took is in its record."""
     assigned = [run.assigned for run in runs if run.assigned is not None]
     if not assigned:
         return None
     first = assigned[0]
     # Counted from the end: how long the request took before its calls began is known nowhere else.
     ago_s = max([run.assigned_ago_s for run in runs if run.assigned is not None])
-    slices = tuple([use.gpu for run in runs for use in run.used if use.gpu.gpu_us])
+    slices = tuple([use.gpu for use in uses if use.gpu.gpu_us])
     # Requests that share a step share its time; it is rounded up once, for the whole request.
     gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
@@ -127,6 +130,15 @@ def _rate(gpu_type: str, pulse: Pulse) -> Rate:
         )
 
 
+class _Tried(Enum):
+    """What came of a first try to write a record."""
+
+    WRITTEN = "written"
+    TAKEN = "taken"  # a record of that id is there: this one, by a write whose answer was lost, or another
+    FAILED = "failed"  # the ledger could not take it
+    SILENT = "silent"  # the time was up before it said so
+
+
 class Biller:
     """Writes records to the ledger, surely: a client that leaves does not stop the write. `settled` hears
     of the calls whose record is written."""
@@ -138,7 +150,15 @@ class Biller:
         self._settled = settled
         self.pauses_s: Sequence[float] = _PAUSES_S  # between the tries to write a record
         self.spool = Spool(ledger, settled)
-        self._writes: set[asyncio.Task[None]] = set()
+        self._settling = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        # First tries under way, each with the time at which it is given up: one timer for all of them.
+        self._writes: deque[tuple[float, asyncio.Future[bool]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Biller {self._settling} settling, {self.spool!r}>"
 
     async def settle(
         self,
@@ -149,31 +169,82 @@ class Biller:
     ) -> None:
         """Write the request's record; returns once the ledger has it. Raises BillingFailed; then it is
         written later, and costs nothing if it was to be a good one."""
+        uses = [use for run in runs for use in run.used]
         record = make_record(
             exchange=exchange,
             version=version,
             runs=runs,
+            uses=uses,
             status=status,
             ended_at=max(self._clock.wall_s(), exchange.received_at),
             pulse=self._pulse,
         )
         if record is None:
             return
-        entry = Entry(record, [use for run in runs for use in run.used])
-        write = asyncio.create_task(self._write(entry))
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        await outlast(write)
-
-    async def _write(self, entry: Entry) -> None:
+        self._settling += 1
+        self._quiet.clear()
         try:
-            async with asyncio.timeout(_WRITE_S):
+            await self._bill(Entry(record, uses))
+        finally:
+            self._settling -= 1
+            if not self._settling:
+                self._quiet.set()
+
+    async def _bill(self, entry: Entry) -> None:
+        until_s = asyncio.get_running_loop().time() + _WRITE_S
+        write = asyncio.ensure_future(self._ledger.add_request(entry.record))
+        self._give_up_at(until_s, write)
+        cancelled = await see_out(write)
+        first = self._outcome(write)
+        if first is _Tried.WRITTEN:
+            self._settled(entry.uses)
+        else:
+            insist = asyncio.create_task(self._insist(entry, first, until_s))
+            cancelled = await see_out(insist) or cancelled
+            failure = insist.exception()
+            if failure is not None and cancelled is None:
+                raise failure
+        if cancelled is not None:
+            raise cancelled
+
+    def _outcome(self, write: asyncio.Future[bool]) -> "_Tried":
+        if write.cancelled():
+            return _Tried.SILENT
+        try:
+            new = write.result()
+        except StateUnavailable as error:
+            self._pulse.note(alive=False, reason=str(error))
+            return _Tried.FAILED
+        self._pulse.note(alive=True)
+        return _Tried.WRITTEN if new else _Tried.TAKEN
+
+    def _give_up_at(self, until_s: float, write: asyncio.Future[bool]) -> None:
+        while self._writes and self._writes[0][1].done():
+            self._writes.popleft()
+        self._writes.append((until_s, write))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(until_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._writes and (self._writes[0][1].done() or self._writes[0][0] <= loop.time()):
+            self._writes.popleft()[1].cancel()  # nothing happens to one that is done
+        if self._writes:
+            self._timer = loop.call_at(self._writes[0][0], self._time_is_up)
+
+    async def _insist(self, entry: Entry, first: "_Tried", until_s: float) -> None:
+        """Try on after a first try that brought no new record. Raises BillingFailed."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                if first is _Tried.SILENT:
+                    raise TimeoutError
+                if first is _Tried.TAKEN and await self._try(entry):
+                    return
                 for pause_s in self.pauses_s:
+                    await asyncio.sleep(pause_s)
                     if await self._try(entry):
                         return
-                    await asyncio.sleep(pause_s)
-                if await self._try(entry):
-                    return
         except TimeoutError:
             self._pulse.note(alive=False, reason=f"no answer in {_WRITE_S:g} s")
         _log.error("not billed now, the ledger does not answer: %s", entry.record.request_id)
@@ -193,5 +264,7 @@ class Biller:
 
     async def aclose(self) -> None:
         """Wait for the writes under way, and try once more those that the ledger did not take."""
-        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._quiet.wait()
+        if self._timer is not None:
+            self._timer.cancel()
         await self.spool.aclose()

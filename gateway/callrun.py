@@ -16,8 +16,9 @@ from gateway.contract import (
     OpenCall,
     Stage,
 )
-from gateway.eager import Begun, Limit, begin
+from gateway.eager import Begun, begin
 from registry.messages import Tokens, Usage
+from registry.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class CallRun:
     async def _in_time(self, begun: Begun[T]) -> T:
         """Wait for the rest of it. Raises DispatchError if its time runs out."""
         try:
-            with Limit(self._left_s()):
+            with TimeLimit(self._left_s()):
                 return await begun
         except TimeoutError:
             raise self._timed_out() from None

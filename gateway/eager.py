@@ -1,10 +1,10 @@
 """Coroutines that are run up to their first wait at once: a time limit costs nothing where there is nothing
 to wait for."""
 
-import asyncio
 from collections.abc import Awaitable, Coroutine, Generator
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
+
+from registry.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -42,38 +42,10 @@ def begin(work: Awaitable[T]) -> T | Begun[T]:
     return Begun(coroutine, waited_for)
 
 
-class Limit:
-    """`with Limit(seconds): await …`: as asyncio.timeout, for less."""
-
-    __slots__ = ("_cancelling", "_rang", "_task", "_timer")
-
-    def __init__(self, seconds: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._rang = False
-        self._timer = task.get_loop().call_later(seconds, self._ring)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._rang and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
-
-    def _ring(self) -> None:
-        self._rang = True
-        self._task.cancel()
-
-
 async def within(seconds: float, work: Awaitable[T]) -> T:
     """The outcome of a coroutine, or TimeoutError. A timer is set only if it has to wait at all."""
     begun = begin(work)
     if not isinstance(begun, Begun):
         return begun
-    with Limit(seconds):
+    with TimeLimit(seconds):
         return await begun

@@ -6,9 +6,10 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from gateway.eager import Begun, Limit, begin, within
+from gateway.eager import Begun, begin, within
 from gateway.errors import ApiError, BadRequest, from_validation
 from gateway.settings import JsonBounds, RequestLimits
+from registry.time_limit import TimeLimit
 
 _PLAIN = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -45,7 +46,7 @@ async def next_chunk(receive: Receive, idle_s: float) -> Message:
     if not isinstance(begun, Begun):
         return begun
     try:
-        with Limit(idle_s):
+        with TimeLimit(idle_s):
             return await begun
     except TimeoutError:
         raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None

@@ -8,12 +8,13 @@ from gateway import exchange as exchanges
 from gateway.access_log import AccessLog
 from gateway.auth import authorize, is_open
 from gateway.drain import Gate
-from gateway.eager import Begun, Limit, begin
+from gateway.eager import Begun, begin
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
 from gateway.limits import ClientGone
 from gateway.services import Services
+from registry.time_limit import TimeLimit
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -195,7 +196,7 @@ class _Reply:
         if not isinstance(begun, Begun):
             return
         try:
-            with Limit(self._write_timeout_s):
+            with TimeLimit(self._write_timeout_s):
                 await begun
         except TimeoutError:
             raise ClientGone("the client takes nothing") from None

@@ -14,7 +14,7 @@ from gateway.pulse import Pulse
 from gateway.quotas import Quotas
 from gateway.settings import GatewaySettings
 from registry.clock import Clock
-from registry.state import State
+from registry.state import Ledger, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,12 @@ def make_services(
     clock: Clock,
     settled: Settled,
     metrics: Metrics | None = None,
+    ledger: Ledger | None = None,
 ) -> Services:
-    """Build the parts that the gateway's HTTP side owns around those that it is given."""
+    """Build the parts that the gateway's HTTP side owns around those that it is given. Requests are billed
+    to `ledger`, by default the state's own."""
     pulse, places = Pulse(state), Places(state, clock)
-    biller = Biller(state, pulse, clock, settled)
+    biller = Biller(ledger or state, pulse, clock, settled)
     metrics = metrics or Metrics(cluster.view)
     metrics.spooled.set_function(lambda: len(biller.spool))
     return Services(

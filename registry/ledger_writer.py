@@ -17,7 +17,8 @@ from registry.usage_report import COLUMNS, day_of, row_of
 # Add each record whose id is new, then count it: a repetition changes nothing. A key's tokens are
 # counted while it has a limit of them (registry/redis_quota.py keeps the field), its cost always. A sum
 # that has no room left stays at its greatest: an error would leave a record that is in no sum.
-# KEYS records by-end days; ARGV a msgpack array a record (see _packed). Returns 1 for each that was new.
+# KEYS records by-end days; ARGV a msgpack array a record (see _packed). Returns a digit a record, 1 if it
+# was new: a list would cost its reader much more.
 _ADD_REQUESTS = Script(
     """
 local function add(key, field, amount)
@@ -40,7 +41,7 @@ for i = 1, #ARGV do
     for j = 1, #r[11], 2 do add(r[10], r[11][j], r[11][j + 1]) end
   end
 end
-return added
+return redis.status_reply(table.concat(added))
 """
 )
 # Put ARGV[3] in the place of the record ARGV[2] and take its cost out of the sums.
@@ -54,7 +55,9 @@ redis.call('HINCRBY', KEYS[3], ARGV[5], ARGV[4])
 return 1
 """
 )
+_PERIODS = tuple(SpendPeriod)
 _KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS)
+_NEW = ord("1")
 MOST_AT_ONCE = 64
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -77,14 +80,14 @@ class LedgerWriter:
     def __repr__(self) -> str:
         return f"<LedgerWriter {len(self._waiting)} waiting>"
 
-    async def add(self, record: RequestRecord) -> bool:
-        """Whether the record was new. Raises StateUnavailable. If the caller leaves, a write under way goes
+    def add(self, record: RequestRecord) -> asyncio.Future[bool]:
+        """Whether the record was new; or StateUnavailable. If the caller cancels it, a write under way goes
         on, and one that waits is none."""
         one = _Waiting(_packed(record), asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="ledger writer")
-        return await one.added
+        return one.added
 
     async def void(self, record: RequestRecord) -> bool:
         """Whether the ledger held just this record; now it holds a failed one. Raises StateUnavailable."""
@@ -118,8 +121,8 @@ class LedgerWriter:
                     for one in batch:
                         _settle(one.added, error)
                 else:
-                    for one, new in zip(batch, added, strict=True):
-                        _settle(one.added, bool(new))
+                    for one, digit in zip(batch, added, strict=True):
+                        _settle(one.added, digit == _NEW)
         finally:
             self._writing = None
             for one in (*batch, *self._waiting):  # only if this task was cancelled
@@ -137,11 +140,8 @@ def _settle(added: asyncio.Future[bool], outcome: bool | Exception) -> None:
 
 def _packed(record: RequestRecord) -> bytes:
     # Amounts as text: a script's numbers are floats.
-    row = row_of(record)
     day = day_of(record.ended_at)
-    amounts: list[str] = []
-    for column, field in zip(COLUMNS, _sum_fields(record.function, record.tenant), strict=True):
-        amounts += (field, str(getattr(row, column)))
+    cost = str(record.cost_nanos)
     return _pack(
         (
             record.request_id,
@@ -151,12 +151,22 @@ def _packed(record: RequestRecord) -> bytes:
             keys.bucket(record.key_id),
             str(UNITS * (record.prompt_tokens + record.completion_tokens)),
             keys.spend(record.key_id),
-            [spend_field(period, record.ended_at) for period in SpendPeriod],
-            str(record.cost_nanos),
+            [spend_field(period, record.ended_at) for period in _PERIODS] if record.cost_nanos else (),
+            cost,
             keys.usage(day),
-            amounts,
+            _amounts(record),
         )
     )
+
+
+def _amounts(record: RequestRecord) -> list[str]:
+    """The sums that a record adds to, each with what it adds; nothing is as good as no sum."""
+    row = row_of(record)
+    amounts: list[str] = []
+    for column, field in zip(COLUMNS, _sum_fields(record.function, record.tenant), strict=True):
+        if amount := getattr(row, column):
+            amounts += (field, str(amount))
+    return amounts
 
 
 @lru_cache(1024)

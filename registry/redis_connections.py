@@ -29,6 +29,7 @@ from redis.exceptions import (
 )
 
 from registry.errors import InvalidRecord, StateUnavailable
+from registry.time_limit import TimeLimit
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
@@ -62,8 +63,12 @@ class Exchange:
 
     async def run(self, *commands: Command, blocking_s: float = 0.0) -> list[Any]:
         """The reply of each command; it may be a ResponseError. `blocking_s`: what they wait in Redis."""
-        async with _deadline(self._timeout_s + blocking_s):
-            return await _exchange(self._connection, commands)
+        timeout_s = self._timeout_s + blocking_s
+        try:
+            with TimeLimit(timeout_s):
+                return await _exchange(self._connection, commands)
+        except TimeoutError as error:
+            raise _silent(timeout_s) from error
 
 
 class Connections:
@@ -131,18 +136,25 @@ class Connections:
 
     async def _once(self, commands: Sequence[Command]) -> list[Any]:
         self._check_open()
-        async with _deadline(self._timeout_s), self._slots:
-            connection = self._idle.pop() if self._idle else self._make()
-            intact = False
-            try:
-                replies = await _exchange(connection, commands)
-                intact = True
-                return replies
-            finally:
-                if intact and not self._closed:
-                    self._idle.append(connection)
-                else:
-                    await connection.disconnect(nowait=True)
+        try:
+            with TimeLimit(self._timeout_s):
+                async with self._slots:
+                    return await self._lent(commands)
+        except TimeoutError as error:
+            raise _silent(self._timeout_s) from error
+
+    async def _lent(self, commands: Sequence[Command]) -> list[Any]:
+        connection = self._idle.pop() if self._idle else self._make()
+        intact = False
+        try:
+            replies = await _exchange(connection, commands)
+            intact = True
+            return replies
+        finally:
+            if intact and not self._closed:
+                self._idle.append(connection)
+            else:
+                await connection.disconnect(nowait=True)
 
     async def _retrying(self, exchange: Callable[[], Awaitable[Any]]) -> Any:
         for pause_s in RETRY_PAUSES_S:
@@ -174,9 +186,22 @@ class Connections:
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    await connection.connect()
-    await connection.send_packed_command(connection.pack_commands(commands))
+    if not connection.is_connected:
+        await connection.connect()
+    await connection.send_packed_command(_packed(commands))
     return [await _read(connection) for _ in commands]
+
+
+def _packed(commands: Sequence[Command]) -> list[bytes]:
+    """The commands as Redis reads them; what redis-py does, for a third of the price."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d" % len(command))
+        for argument in command:
+            raw = argument if isinstance(argument, bytes) else str(argument).encode()
+            parts += (b"$%d" % len(raw), raw)
+    parts.append(b"")
+    return [b"\r\n".join(parts)]
 
 
 async def _read(connection: AbstractConnection) -> Any:
@@ -187,13 +212,8 @@ async def _read(connection: AbstractConnection) -> Any:
         return error
 
 
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise StateUnavailable(f"Redis did not answer within {seconds:g} s") from error
+def _silent(seconds: float) -> StateUnavailable:
+    return StateUnavailable(f"Redis did not answer within {seconds:g} s")
 
 
 def _maker(url: str, timeout_s: float) -> Callable[[], AbstractConnection]:

@@ -1,5 +1,6 @@
 """The usage ledger in Redis: each record and its sums are added together, once."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
@@ -60,8 +61,8 @@ class RedisLedger(RedisStore):
         super().__init__(connections, feed_length=feed_length)
         self._writer = LedgerWriter(connections)
 
-    async def add_request(self, record: RequestRecord) -> bool:
-        return await self._writer.add(record)
+    def add_request(self, record: RequestRecord) -> asyncio.Future[bool]:
+        return self._writer.add(record)
 
     async def void_request(self, record: RequestRecord) -> bool:
         return await self._writer.void(record)

@@ -6,7 +6,7 @@ caller may simply try again, since every write is idempotent. A cancelled call l
 connection behind.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -170,7 +170,7 @@ class QuotaState(Protocol):
 class Ledger(Protocol):
     """The usage ledger: append-only (but for `void_request`), idempotent by id."""
 
-    async def add_request(self, record: RequestRecord) -> bool:
+    def add_request(self, record: RequestRecord) -> Awaitable[bool]:
         """Add the record and its sums, those of its key among them, and take its tokens off the key's
         rate, atomically. False if that request_id is there already."""
         ...

@@ -24,6 +24,7 @@ from registry.function import FunctionVersion, Scaling, Task
 from registry.memory_state import MemoryState
 from registry.prices import ensure_default_rates
 from registry.secrets import new_api_key
+from registry.state import Ledger
 
 EOS = "<|end|>"
 
@@ -125,8 +126,10 @@ async def gateway(
     expect_nodes: int = 0,
     state: MemoryState | None = None,
     control: Control | None = None,
+    ledger: Ledger | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A real uvicorn server on a free port of loopback; its calls go to `control` if one is given."""
+    """A real uvicorn server on a free port of loopback; its calls go to `control` if one is given, its bills
+    to `ledger`."""
     clock, state, blobs = SystemClock(), state or MemoryState(), MemoryBlobs()
     settings = GatewaySettings(
         port=0,
@@ -151,6 +154,7 @@ async def gateway(
         cluster=cluster,
         clock=clock,
         settled=settled.extend if control is None else control.settlement.note,
+        ledger=ledger,
     )
     keeper = BlobKeeper(blobs, state, clock, holder="test", grace_s=3600)
     await services.pulse.beat(rates=True)

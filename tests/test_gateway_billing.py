@@ -25,7 +25,7 @@ from registry.clock import SystemClock
 from registry.errors import StateUnavailable
 from registry.function import Scaling, Task
 from registry.instance import InstanceState
-from registry.memory_state import MemoryState
+from registry.memory_ledger import MemoryLedger
 from registry.messages import Compute, Generate, InvokeHandler, SettleCalls, Tokens
 from registry.secrets import new_api_key
 from registry.state import UsageFilter
@@ -328,29 +328,30 @@ def test_sampled_text_goes_on_with_the_same_draws_though_no_seed_was_given() -> 
     asyncio.run(main())
 
 
-class Redis:
+class Redis(MemoryLedger):
     """A ledger that can be away; while it is `deaf` what is written arrives, but no answer comes."""
 
-    def __init__(self, ledger: MemoryState) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.away = self.deaf = False
-        self._ledger = ledger
 
     async def add_request(self, record: RequestRecord) -> bool:
         if self.deaf:
-            await self._ledger.add_request(record)
-        if self.away or self.deaf:
-            raise StateUnavailable("connection refused")
-        return await self._ledger.add_request(record)
+            await super().add_request(record)
+        self._check()
+        return await super().add_request(record)
 
     async def request(self, request_id: str) -> RequestRecord:
-        if self.away or self.deaf:
-            raise StateUnavailable("connection refused")
-        return await self._ledger.request(request_id)
+        self._check()
+        return await super().request(request_id)
 
     async def void_request(self, record: RequestRecord) -> bool:
+        self._check()
+        return await super().void_request(record)
+
+    def _check(self) -> None:
         if self.away or self.deaf:
             raise StateUnavailable("connection refused")
-        return await self._ledger.void_request(record)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -358,11 +359,9 @@ def test_a_bill_that_cannot_be_written_fails_the_request_and_is_written_later(
     stream: bool,
 ) -> None:
     async def main() -> None:
-        async with gateway() as gw:
+        ledger = Redis()
+        async with gateway(ledger=ledger) as gw:
             await gw.add_function("coder", tokenizer=byte_tokenizer())
-            ledger = Redis(gw.state)
-            gw.services.biller._ledger = ledger  # type: ignore[assignment]
-            gw.services.biller.spool._ledger = ledger  # type: ignore[assignment]
             gw.services.biller.pauses_s = (0.0, 0.0)
             ledger.away = True
             client = gw.openai()
@@ -384,7 +383,7 @@ def test_a_bill_that_cannot_be_written_fails_the_request_and_is_written_later(
             assert "hypercast_spooled_records 1.0" in gw.services.metrics.render().decode()
             ledger.away = False
             assert await gw.services.biller.spool.drain()
-            record = await gw.state.request("mine")
+            record = await ledger.request("mine")
             assert (record.status, record.cost_nanos) == (RequestStatus.FAILED, 0)
             assert (record.billed_gpu_ms, record.completion_tokens) == (1, 2)
             assert [use.gpu for use in gw.settled] == list(record.gpu)
@@ -410,6 +409,7 @@ def test_a_request_starts_when_an_instance_takes_it_however_long_its_body_took()
                 exchange=exchange,
                 version=version,
                 runs=[run],
+                uses=run.used,
                 status=RequestStatus.OK,
                 ended_at=clock.wall_s(),
                 pulse=pulse,
@@ -421,43 +421,43 @@ def test_a_request_starts_when_an_instance_takes_it_however_long_its_body_took()
 
 def test_the_spool_writes_each_record_once_and_is_bounded() -> None:
     async def main() -> None:
-        ledger = Redis(MemoryState())
+        ledger = Redis()
         settled: list[CallUse] = []
-        spool = Spool(ledger, settled.extend, most=3)  # type: ignore[arg-type]
+        spool = Spool(ledger, settled.extend, most=3)
         running = asyncio.create_task(spool.run())
         ledger.deaf = True
         entries = [Entry(request(f"r{i}"), ()) for i in range(4)]
         for entry in entries:
             with pytest.raises(StateUnavailable):
-                await entry.write(ledger)  # type: ignore[arg-type]
+                await entry.write(ledger)
             entry.unacknowledged()
             spool.put(entry)
         assert len(spool) == 3
         ledger.deaf = False
         assert await spool.drain()
         running.cancel()
-        records, _ = await ledger._ledger.requests(UsageFilter())
+        records, _ = await ledger.requests(UsageFilter())
         assert sorted(record.request_id for record in records) == ["r0", "r1", "r2", "r3"]
         # All were there as good ones already; that of r0 was dropped before it could be made a failed one.
         assert [record.request_id for record in records if record.status is RequestStatus.OK] == ["r0"]
-        assert (await ledger._ledger.report(UsageFilter()))[0].cost_nanos == records[0].cost_nanos
+        assert (await ledger.report(UsageFilter()))[0].cost_nanos == records[0].cost_nanos
 
     asyncio.run(main())
 
 
 def test_a_request_id_used_twice_is_billed_twice_even_while_the_ledger_falters() -> None:
     async def main() -> None:
-        ledger = Redis(MemoryState())
+        ledger = Redis()
         first = Entry(request("mine"), ())
         second = Entry(replace(request("mine"), received_at=1.5), ())
-        await first.write(ledger)  # type: ignore[arg-type]
+        await first.write(ledger)
         for deaf in (True, True, False):
             ledger.deaf = deaf
             try:
-                await second.write(ledger)  # type: ignore[arg-type]
+                await second.write(ledger)
             except StateUnavailable:
                 continue
-        records, _ = await ledger._ledger.requests(UsageFilter())
+        records, _ = await ledger.requests(UsageFilter())
         assert len(records) == 2 and {r.request_id.split("~")[0] for r in records} == {"mine"}
 
     asyncio.run(main())

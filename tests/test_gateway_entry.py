@@ -109,10 +109,10 @@ def test_a_write_that_waits_ends_with_its_caller(tmp_path: Path) -> None:
     async def main() -> None:
         async with RedisServer(tmp_path) as server, RedisState.connect(server.url) as state:
             server.pause()
-            first = asyncio.create_task(state.add_request(request("first")))
-            second = asyncio.create_task(state.add_request(request("second")))
+            first = asyncio.ensure_future(state.add_request(request("first")))
+            second = asyncio.ensure_future(state.add_request(request("second")))
             await asyncio.sleep(0)
-            late = asyncio.create_task(state.add_request(request("late")))
+            late = asyncio.ensure_future(state.add_request(request("late")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)  # now it waits behind the write of the other two
             late.cancel()

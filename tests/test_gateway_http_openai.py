@@ -12,9 +12,10 @@ from gateway.fakes import HOT, repeat_prompt
 from gateway.settings import StreamSettings
 from registry.errors import StateUnavailable
 from registry.function import Task
+from registry.memory_ledger import MemoryLedger
 from registry.messages import Array, Arrays, Compute, Generate, TokenLogprob, Tokens, Usage
 from registry.state import UsageFilter
-from registry.usage import RequestStatus
+from registry.usage import RequestRecord, RequestStatus
 from tests.gateway_http_fixture import EOS, byte_tokenizer, gateway, tokenizer_with_bos
 from tests.patience import PATIENCE_S
 
@@ -521,34 +522,31 @@ def test_client_request_ids_are_kept_and_each_use_is_billed() -> None:
     asyncio.run(main())
 
 
-class DeafLedger:
-    """A ledger that does not answer the first writes; `lost` of them reach it nevertheless."""
+class DeafLedger(MemoryLedger):
+    """A ledger that does not answer the first writes; if `lost`, they reach it nevertheless."""
 
-    def __init__(self, ledger: object, refusals: int, *, lost: bool) -> None:
-        self._ledger = ledger
+    def __init__(self, refusals: int, *, lost: bool) -> None:
+        super().__init__()
         self._refusals = refusals
-        self._lost = lost
+        self._arrive = lost
 
-    async def add_request(self, record: object) -> bool:
+    async def add_request(self, record: RequestRecord) -> bool:
         if self._refusals:
             self._refusals -= 1
-            if self._lost:
-                await self._ledger.add_request(record)  # type: ignore[attr-defined]
+            if self._arrive:
+                await super().add_request(record)
             raise StateUnavailable("connection reset")
-        return await self._ledger.add_request(record)  # type: ignore[attr-defined, no-any-return]
-
-    async def request(self, request_id: str) -> object:
-        return await self._ledger.request(request_id)  # type: ignore[attr-defined]
+        return await super().add_request(record)
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_ledger_that_falters_bills_once(lost: bool) -> None:
     async def main() -> None:
-        async with gateway() as gw:
+        ledger = DeafLedger(2, lost=lost)
+        async with gateway(ledger=ledger) as gw:
             await gw.add_function("coder", tokenizer=byte_tokenizer())
-            gw.services.biller._ledger = DeafLedger(gw.state, 2, lost=lost)  # type: ignore[assignment]
             await gw.openai().completions.create(model="coder", prompt="x", max_tokens=1)
-            assert (await gw.state.report(UsageFilter()))[0].requests == 1
+            assert (await ledger.report(UsageFilter()))[0].requests == 1
 
     asyncio.run(main())
 
