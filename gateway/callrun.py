@@ -16,7 +16,7 @@ from gateway.contract import (
     OpenCall,
     Stage,
 )
-from gateway.eager import Begun, begin
+from registry.eager import Begun, begin
 from registry.messages import Tokens, Usage
 from registry.time_limit import TimeLimit
 

@@ -6,11 +6,16 @@ import math
 import socket
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import unquote
 
+import httptools
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.corked import CorkedTransport
 from gateway.errors import ApiError
+from gateway.http_cycle import HttpCycle
 from gateway.ids import new_request_id
 
 MAX_HEAD_BYTES = 64 << 10
@@ -40,6 +45,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._fields_bytes = 0
         self._without_progress = 0
         self._refused = False
+        self._in_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, CorkedTransport(transport)))
@@ -57,32 +63,88 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._without_progress > MAX_HEAD_BYTES:
             self._refuse_size()
+        if self._in_head:
+            self._await_head()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._fields_bytes = 0
-        self._await_head()
+        self._in_head = True
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
+        self.url += url
         self._count_fields(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
         self._count_fields(len(name) + len(value) + _FIELD_BYTES)
 
     def on_headers_complete(self) -> None:
         self._without_progress = 0
-        self._head_came()
-        super().on_headers_complete()
+        self._in_head = False
+        if self._timer is not None:
+            self._head_came()
+        parser, before = self.parser, self.cycle
+        version = parser.get_http_version()
+        self.cycle = HttpCycle(
+            self._scope(version),
+            self.transport,
+            self.flow,
+            self.on_response_complete,
+            expects_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # the answers of a pipeline go out in order
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         self._without_progress = 0
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._without_progress = 0
-        super().on_message_complete()
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    def _scope(self, version: str) -> Scope:
+        url = self.url
+        if url.startswith(b"/") and b"?" not in url and b"#" not in url:
+            raw_path, query = url, b""
+        else:
+            parsed = httptools.parse_url(url)
+            raw_path, query = parsed.path, parsed.query or b""
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": {},
+        }
 
     def send_400_response(self, msg: str) -> None:
         if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS:

@@ -6,9 +6,9 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from gateway.eager import Begun, begin, within
 from gateway.errors import ApiError, BadRequest, from_validation
 from gateway.settings import JsonBounds, RequestLimits
+from registry.eager import Begun, begin, within
 from registry.time_limit import TimeLimit
 
 _PLAIN = bytes(sorted(set(range(256)) - set(b'"[]{},')))

@@ -8,12 +8,12 @@ from gateway import exchange as exchanges
 from gateway.access_log import AccessLog
 from gateway.auth import authorize, is_open
 from gateway.drain import Gate
-from gateway.eager import Begun, begin
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
 from gateway.limits import ClientGone
 from gateway.services import Services
+from registry.eager import Begun, begin
 from registry.time_limit import TimeLimit
 
 _log = logging.getLogger("hypercast.gateway")

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from starlette.types import Send
 
-from gateway.eager import within
 from gateway.limits import ClientGone
+from registry.eager import within
 
 DONE = b"data: [DONE]\n\n"
 Headers = Iterable[tuple[str, str]]

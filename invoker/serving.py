@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing
 
 import numpy as np
 
@@ -101,9 +101,12 @@ async def invoke_handler(
         outputs: AsyncIterator[HandlerOutput] = handler.invoke(
             request.request_id, request.body, request.timeout_s, held.close
         )
-        async with _closing(outputs):
+        try:
             async for output in outputs:
                 yield HandlerChunk(data=output.data, stream=output.stream)
+        finally:  # leaves the call, which cancels it if it is not over
+            if isinstance(outputs, AsyncGenerator):
+                await outputs.aclose()
     total_us = round((clock.monotonic_s() - began_s) * 1e6)
     yield Usage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, queue_us=0, exec_us=total_us)
 
@@ -160,16 +163,6 @@ async def _next(outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
     async for output in outputs:
         return output
     return None
-
-
-@asynccontextmanager
-async def _closing(outputs: AsyncIterator[HandlerOutput]) -> AsyncIterator[None]:
-    """Leave the call when the block ends, which cancels it if it is not over."""
-    try:
-        yield
-    finally:
-        if isinstance(outputs, AsyncGenerator):
-            await outputs.aclose()
 
 
 def _runner(instance: Instance) -> EngineRunner:

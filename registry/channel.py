@@ -31,6 +31,10 @@ from registry.messages import Reply, Request
 
 __all__ = ["Call", "Channel", "ChannelServer", "ChannelSettings", "Handler"]
 
+_DATA, _LAST, _END, _ERROR = map(int, (Kind.DATA, Kind.LAST, Kind.END, Kind.ERROR))
+_REPLIES = frozenset({_DATA, _LAST})
+_FROM_SERVER = _REPLIES | {_END, _ERROR}
+_encode = msgspec.msgpack.Encoder().encode
 _CLOSE_S = 1.0  # for the last frames to go out
 
 
@@ -58,7 +62,11 @@ class Call:
         return f"Call({self._id} {type(self._request).__name__}, {len(self._replies)} waiting, {state})"
 
     async def __aenter__(self) -> "Call":
-        self._id = await self._channel.open(self, self._request)
+        channel = self._channel
+        body = channel.encode(self._request)
+        if not channel.is_writable:
+            await channel.writable()
+        self._id = channel.open(self, body)
         return self
 
     async def __aexit__(
@@ -119,23 +127,24 @@ class _ClientConnection(ChannelConnection):
         self.calls: dict[int, Call] = {}
 
     def frame_received(self, kind: int, call: int, body: memoryview) -> None:
-        if kind not in (Kind.DATA, Kind.END, Kind.ERROR):
+        if kind not in _FROM_SERVER:
             raise ChannelError(f"{Kind(kind).name} came from a server")
         waiting = self.calls.get(call)
         if waiting is None:
             return  # its caller has left
-        if kind == Kind.DATA:
+        if kind in _REPLIES:
             try:
                 reply = self._decoder.decode(body)
             except MALFORMED as error:
                 raise ChannelError(f"a reply is malformed: {error}") from None
             waiting.deliver(reply, len(body))
-            return
-        if kind == Kind.END:
-            end: Exception = StopAsyncIteration()
-        else:
+            if kind == _DATA:
+                return
+        if kind == _ERROR:
             failure = unpack_failure(body)
-            end = RemoteError(failure.code, failure.message)
+            end: Exception = RemoteError(failure.code, failure.message)
+        else:
+            end = StopAsyncIteration()
         del self.calls[call]
         waiting.finish(end)
 
@@ -215,15 +224,27 @@ class Channel:
 
     # What calls use.
 
-    async def open(self, call: Call, request: Request) -> int:
-        """Send a call's request; returns its id. Raises ChannelClosed, ChannelError."""
-        body = msgspec.msgpack.encode(request)
+    def encode(self, request: Request) -> bytes:
+        """A call's request as it is sent. Raises ChannelError if it is too large."""
+        body = _encode(request)
         if len(body) > self._settings.max_frame_bytes:
             raise ChannelError(
                 f"a {type(request).__name__} of {len(body)} bytes is over the bound of "
                 f"{self._settings.max_frame_bytes}"
             )
+        return body
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `writable` would neither wait nor raise."""
+        return self._connection.reason is None and not self._connection.is_congested
+
+    async def writable(self) -> None:
+        """Return once the server takes more. Raises ChannelClosed."""
         await self._connection.writable()
+
+    def open(self, call: Call, body: bytes) -> int:
+        """Send a call's request; returns its id."""
         id_ = self._next_id
         self._next_id = id_ % 0xFFFFFFFF + 1
         self._connection.calls[id_] = call

@@ -12,7 +12,8 @@ from registry.errors import ChannelClosed, ChannelError
 
 logger = logging.getLogger(__name__)
 
-SERVICE = Service("channel", 1)
+SERVICE = Service("channel", 2)
+_PING, _PONG = int(Kind.PING), int(Kind.PONG)
 _HIGH_WATER_BYTES = 256 * 1024
 
 
@@ -133,9 +134,9 @@ class ChannelConnection(asyncio.Protocol):
         self._keepalive.heard(self._loop.time())
         try:
             for kind, call, body in self._splitter.split(data):
-                if kind == Kind.PING:
+                if kind == _PING:
                     self.write(pack(Kind.PONG, 0))
-                elif kind != Kind.PONG:
+                elif kind != _PONG:
                     self.frame_received(kind, call, body)
                 if self.reason is not None:
                     return

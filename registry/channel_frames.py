@@ -8,6 +8,7 @@ grants more as it consumes them. The last body may exceed the credit, so that an
 |---|---|---|
 | OPEN | client | the request; it grants the initial credit |
 | DATA | server | a reply |
+| LAST | server | a reply, the call's last: as DATA and END |
 | END | server | |
 | ERROR | server | code and message |
 | CANCEL | client | |
@@ -41,6 +42,7 @@ class Kind(IntEnum):
     CREDIT = 6
     PING = 7
     PONG = 8
+    LAST = 9
 
 
 _FIXED_BODIES: dict[int, int] = {

@@ -19,6 +19,7 @@ from registry.channel_frames import (
     pack_failure,
     unpack_credit,
 )
+from registry.eager import Begun, begin
 from registry.errors import ChannelClosed, ChannelError
 from registry.messages import Reply, Request
 
@@ -119,15 +120,7 @@ class _ServerConnection(ChannelConnection):
         caller.set(self.peer)
         try:
             replies = self._handler(request)
-            async for reply in replies:
-                body = self._encoder.encode(reply)
-                if call.credit <= 0:
-                    await call.granted()
-                if self.is_congested:
-                    await self.writable()
-                call.credit -= len(body) + FRAME_COST
-                self.write(pack(Kind.DATA, id_, body))
-            self.write(pack(Kind.END, id_))
+            await self._pass_on(id_, call, replies)
         except asyncio.CancelledError:
             # A call that its caller or the connection ended has left the table: this came from within.
             if self._calls.get(id_) is call:
@@ -145,6 +138,37 @@ class _ServerConnection(ChannelConnection):
                 del self._calls[id_]
             if isinstance(replies, AsyncGenerator):
                 await replies.aclose()
+
+    async def _pass_on(self, id_: int, call: _ServerCall, replies: AsyncIterator[Reply]) -> None:
+        """Send the replies, each at once; but one after which the handler ends without a wait goes out
+        together with the end."""
+        held: bytes | None = None
+        try:
+            while True:
+                begun = begin(replies.__anext__())
+                if isinstance(begun, Begun):
+                    if held is not None:
+                        self.write(pack(Kind.DATA, id_, held))
+                        held = None
+                    reply = await begun
+                else:
+                    reply = begun
+                    if held is not None:
+                        self.write(pack(Kind.DATA, id_, held))
+                        held = None
+                body = self._encoder.encode(reply)
+                if call.credit <= 0:
+                    await call.granted()
+                if self.is_congested:
+                    await self.writable()
+                call.credit -= len(body) + FRAME_COST
+                held = body
+        except StopAsyncIteration:
+            self.write(pack(Kind.END, id_) if held is None else pack(Kind.LAST, id_, held))
+            held = None
+        finally:
+            if held is not None and self._calls.get(id_) is call:
+                self.write(pack(Kind.DATA, id_, held))  # the handler failed after it
 
 
 class ChannelServer:
