@@ -22,7 +22,7 @@ from registry.instance import InstanceRecord, InstanceState
 # How long calls wait for a start while the shared state is away, and no start can be made.
 _CUT_OFF_S = 3.0
 # How soon the controller hears of calls that come and go without waiting.
-_LOAD_DELAY_S = 0.02
+_LOAD_DELAY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

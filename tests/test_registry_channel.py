@@ -296,6 +296,9 @@ class _Scripted(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
 
+    def close(self) -> None:
+        self._transport.close()
+
 
 @pytest.mark.parametrize(
     ("script", "why"),
@@ -304,6 +307,7 @@ class _Scripted(asyncio.Protocol):
         (b"\xff" * 64, "unknown frame kind"),
         (pack(Kind.OPEN, 1), "OPEN came from a server"),
         (pack(Kind.DATA, 1, b"\xc1"), "a reply is malformed"),
+        (pack(Kind.LAST, 1, b"\xc1"), "a reply is malformed"),
         (pack(Kind.ERROR, 1, b"\xc1"), "an ERROR frame is malformed"),
         (pack(Kind.DATA, 1, msgspec.msgpack.encode(LogLines(lines=("x" * 1000,)))) * 400, "credit"),
     ],
@@ -331,6 +335,30 @@ def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) ->
         listener.close()
 
     asyncio.run(main())
+
+
+def test_the_last_reply_brings_the_end_and_no_other_waits_for_what_follows(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        asked = [GetStatus(), tail("hang"), tail("count", 2)]
+        opens = [pack(Kind.OPEN, id_, msgspec.msgpack.encode(one)) for id_, one in enumerate(asked)]
+        peer = _Scripted(b"".join(opens))
+        await dial(
+            rig.server.url, secret=SECRET, service=SERVICE, make_protocol=lambda: peer, timeout_s=PATIENCE_S
+        )
+        kinds: dict[int, list[Kind]] = {}
+        while sum(map(len, kinds.values())) < 4:
+            peer.heard.clear()
+            await peer.heard.wait()
+            kinds = {}
+            for kind, call, _ in FrameSplitter(1 << 20).split(bytes(peer.received)):
+                if kind not in (Kind.PING, Kind.PONG):
+                    kinds.setdefault(call, []).append(Kind(kind))
+        assert kinds == {0: [Kind.LAST], 1: [Kind.DATA], 2: [Kind.DATA, Kind.LAST]}
+        peer.close()
+        await peer.lost.wait()
+        await rig.node.cancelled.wait()
+
+    run(body)
 
 
 def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:

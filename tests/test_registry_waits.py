@@ -1,0 +1,144 @@
+"""Time limits, coroutines begun at once, and work that outlasts a cancellation."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gateway.outlast import outlast, see_out
+from registry.eager import Begun, begin, within
+from registry.time_limit import TimeLimit
+
+
+async def settle_in() -> None:
+    """Let the tasks that were made run up to their first wait."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_a_time_limit_ends_a_wait_and_leaves_the_task_as_it_was() -> None:
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                with TimeLimit(0):
+                    await asyncio.Event().wait()
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling()
+        with TimeLimit(60):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_goes_through_a_time_limit() -> None:
+    async def main() -> None:
+        async def work() -> None:
+            with TimeLimit(60):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await settle_in()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_an_inner_limit_is_not_taken_for_the_outer_one() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            with pytest.raises(TimeoutError):
+                with TimeLimit(0):
+                    await asyncio.Event().wait()
+        with pytest.raises(TimeoutError):
+            with TimeLimit(0):
+                with TimeLimit(60):
+                    await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+def test_what_need_not_wait_is_over_when_it_was_begun() -> None:
+    async def at_once() -> int:
+        return 1
+
+    async def fails() -> int:
+        raise ValueError
+
+    async def main() -> None:
+        assert begin(at_once()) == 1
+        with pytest.raises(ValueError):
+            begin(fails())
+
+        gone_on = asyncio.Event()
+
+        async def later() -> int:
+            await gone_on.wait()
+            await asyncio.sleep(0)
+            return 2
+
+        rest = begin(later())
+        assert isinstance(rest, Begun)
+        gone_on.set()
+        assert await rest == 2
+        with pytest.raises(TimeoutError):
+            await within(0, asyncio.Event().wait())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("cancels", [0, 1, 3])
+def test_work_that_outlasts_is_done_when_its_caller_hears_of_the_cancellation(cancels: int) -> None:
+    async def main() -> None:
+        may_end = asyncio.Event()
+        done: list[str] = []
+
+        async def work() -> str:
+            await may_end.wait()
+            done.append("work")
+            return "result"
+
+        async def caller() -> str:
+            try:
+                return await outlast(work())
+            finally:
+                done.append("caller")
+
+        task = asyncio.create_task(caller())
+        await settle_in()
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not done
+        may_end.set()
+        if cancels:
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert await task == "result"
+        assert done == ["work", "caller"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda work: work.set_result(None),
+        lambda work: work.set_exception(ValueError()),
+        lambda work: work.cancel(),
+    ],
+)
+def test_seeing_out_raises_nothing(end: Callable[[asyncio.Future[None]], None]) -> None:
+    async def main() -> None:
+        work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(see_out(work))
+        await settle_in()
+        end(work)
+        assert await task is None
+        assert await see_out(work) is None
+        if not work.cancelled():
+            work.exception()
+
+    asyncio.run(main())
