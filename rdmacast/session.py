@@ -179,6 +179,7 @@ class Session:
         if self._state is SessionState.CANCELLED:
             return []
         self._held |= 1 << under_way.pull.block
+        self._order.pop(under_way.pull.block, None)
         self._peers.succeeded(under_way.pull.source, now_s - under_way.started_s)
         return [Publish(), *self._go_on(now_s)]
 
@@ -243,21 +244,19 @@ class Session:
         return bits_of(pull.pull.block for pull in self._under_way.values())
 
     def _ordered(self, order: Sequence[tuple[int, int]]) -> dict[int, int | None]:
-        """The planned source of each block, in the order to pull; blocks without one come last."""
+        """The planned source of each missing block, in the order to pull; blocks without one come last."""
         planned: dict[int, int | None] = {
             block: source for source, block in order if 0 <= block < self._blocks
         }
         planned.update((block, None) for block in range(self._blocks) if block not in planned)
-        return planned
+        return {block: source for block, source in planned.items() if not self._held >> block & 1}
 
     def _limit_s(self, under_way: _UnderWay) -> float:
         """When a pull has taken too long: twice the usual where a quicker node could give the block."""
         pull, slow_s = under_way.pull, self._peers.slow_s
         limit_s = self._settings.pull_timeout_s
-        if slow_s is not None and slow_s < limit_s:
-            others = (node for node in self._peers.givers(pull.block) if node != pull.source)
-            if any(not self._peers.is_slow(node) for node in others):
-                limit_s = slow_s
+        if slow_s is not None and slow_s < limit_s and self._peers.has_quick_giver(pull.block, pull.source):
+            limit_s = slow_s
         return under_way.started_s + limit_s
 
     def _stalled(self, number: int, under_way: _UnderWay, now_s: float) -> list[Action]:
@@ -325,10 +324,12 @@ class Session:
             self._state = SessionState.COMPLETE
             self._asked.clear()
             return self._drop_all("the block is here")
-        unheard = self._peers.unheard
-        actions: list[Action] = [self._ask(peer, now_s) for peer in unheard if peer not in self._asked]
-        lacking = self._all & ~self._held & ~self._busy & ~self._peers.reachable()
-        if lacking and not unheard:
+        lost = self._ungiven()
+        unheard = self._peers.unheard if lost else []
+        curious = unheard or self._planned_unheard()
+        actions: list[Action] = [self._ask(peer, now_s) for peer in curious if peer not in self._asked]
+        lacking = 0 if unheard else lost & ~self._peers.reachable()
+        if lacking:
             self._state, self._unreachable = SessionState.FAILED, lacking
             self._asked.clear()
             return [*actions, *self._drop_all("the cast has failed"), Publish()]
@@ -338,6 +339,22 @@ class Session:
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
         return [*actions, *started]
+
+    def _ungiven(self) -> int:
+        """Missing blocks, as bits, that are not to be expected and that nobody is known to hold."""
+        found = 0
+        for block in blocks_in(self._all & ~self._held & ~self._busy):
+            source = self._order[block]
+            if source is not None and self._peers.is_expected(source, block):
+                continue
+            if not self._peers.givers(block):
+                found |= 1 << block
+        return found
+
+    def _planned_unheard(self) -> list[int]:
+        """Planned sources of missing blocks that have not told what they hold."""
+        sources = {self._order[block] for block in blocks_in(self._all & ~self._held & ~self._busy)}
+        return sorted(source for source in sources if source is not None and self._peers.is_unheard(source))
 
     def _pull_more(self, now_s: float) -> list[Action]:
         started: list[Action] = []
@@ -358,9 +375,9 @@ class Session:
     def _planned(self, busy: int) -> tuple[int, int] | None:
         """The first block of the plan that its planned source can give."""
         for block, source in self._order.items():
-            if (self._held | busy) >> block & 1 or source is None:
+            if source is None or busy >> block & 1:
                 continue
-            if self._peers.is_expected(source, block) and self._peers.gives(source, block):
+            if self._peers.gives(source, block) and self._peers.is_expected(source, block):
                 return source, block
         return None
 
@@ -368,16 +385,16 @@ class Session:
         """The rarest block that is not expected from its planned source, and who is best to give it."""
         best: tuple[int, int, int] | None = None
         for block, source in self._order.items():
-            if (self._held | busy) >> block & 1:
+            if busy >> block & 1:
                 continue
             if source is not None and self._peers.is_expected(source, block):
                 continue
             givers = self._peers.givers(block)
             if givers and (best is None or len(givers) < best[0]):
-                best = (len(givers), self._least_busy(givers), block)
+                best = (len(givers), self._best(givers, block), block)
         return best[1:] if best is not None else None
 
-    def _least_busy(self, givers: list[int]) -> int:
-        """Of the best givers the one that we pull least from now."""
+    def _best(self, givers: list[int], block: int) -> int:
+        """Of equals the one that we pull least from now."""
         pulls = [under_way.pull.source for under_way in self._under_way.values()]
-        return min(givers, key=lambda node: (self._peers.is_slow(node), pulls.count(node)))
+        return min(givers, key=lambda node: (*self._peers.rank(node, block), pulls.count(node)))

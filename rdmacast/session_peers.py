@@ -40,6 +40,8 @@ class Peers:
         self._max_tries = max_tries
         self._max_failures = max_failures
         self._pulls_s: deque[float] = deque(maxlen=SAMPLES)
+        self._slow_s: float | None = None
+        self._holders: dict[int, None] = {}  # who ever held anything, in the order of hearing
 
     def __repr__(self) -> str:
         return f"Peers({len(list(self.alive))} of {len(self._peers)} alive)"
@@ -51,6 +53,9 @@ class Peers:
     @property
     def unheard(self) -> list[int]:
         return [node for node, peer in self._peers.items() if peer.alive and peer.unheard]
+
+    def is_unheard(self, node: int) -> bool:
+        return node in self._peers and self._peers[node].alive and self._peers[node].unheard
 
     def is_newer(self, node: int, epoch: int) -> bool:
         """Whether the node was heard of after that epoch."""
@@ -68,6 +73,8 @@ class Peers:
             peer.stuck = False
         peer.epoch, peer.alive, peer.unheard = told.epoch, True, peer.unheard and not is_answer
         peer.held |= told.held
+        if told.held:
+            self._holders[node] = None
         peer.coming = told.coming & ~peer.held
 
     def lost(self, node: int) -> None:
@@ -81,6 +88,8 @@ class Peers:
         peer.failures, peer.stalled = 0, False
         peer.pulls_s.append(seconds)
         self._pulls_s.append(seconds)
+        if len(self._pulls_s) >= LEAST_SAMPLES:
+            self._slow_s = SLOW * median(self._pulls_s)
 
     def failed(self, node: int, block: int, *, whole_peer: bool) -> bool:
         """A pull ended badly; with `whole_peer` it tells of the node, not of the block alone.
@@ -103,9 +112,12 @@ class Peers:
         )
 
     def givers(self, block: int) -> list[int]:
-        """Who may be asked for the block, the quick first, then those of which fewer pulls ended badly."""
-        nodes = [node for node in self._peers if self.gives(node, block)]
-        return sorted(nodes, key=lambda node: (self.is_slow(node), self._peers[node].tries.get(block, 0)))
+        """Who may be asked for the block."""
+        return [node for node in self._holders if self.gives(node, block)]
+
+    def rank(self, node: int, block: int) -> tuple[bool, int]:
+        """Less is better: the quick before the slow, then those of which fewer pulls ended badly."""
+        return self.is_slow(node), self._peers[node].tries.get(block, 0)
 
     def reachable(self) -> int:
         """The blocks, as bits, that somebody holds or is about to hold and could give."""
@@ -116,10 +128,15 @@ class Peers:
                 bits |= (peer.held | peer.coming) & ~spent
         return bits
 
+    def has_quick_giver(self, block: int, besides: int) -> bool:
+        return any(
+            self.gives(node, block) and not self.is_slow(node) for node in self._holders if node != besides
+        )
+
     @property
     def slow_s(self) -> float | None:
         """How long a pull may take before its source counts as slow; None while too little is known."""
-        return SLOW * median(self._pulls_s) if len(self._pulls_s) >= LEAST_SAMPLES else None
+        return self._slow_s
 
     def is_slow(self, node: int) -> bool:
         """Whether the latest pulls from the node came at under half of the median rate, or did not come."""

@@ -124,7 +124,7 @@ def test_blocks_are_pulled_in_the_plans_order_as_their_sources_get_them() -> Non
 
 def test_what_was_kept_is_not_pulled_again() -> None:
     session = Session(blocks=4, peers=[1, 2], order=ORDER, held=[0, 1, 2])
-    assert session.start(0.0)[0] == Ask(1, 1)
+    assert session.start(0.0) == [Ask(2, 1)]  # the planned source of what is missing
     assert session.missing == (3,)
     assert pulls(session.heard(2, told(0b1111), 0.0)) == [(2, 3)]
     session.arrived(1, 1.0)
@@ -144,14 +144,15 @@ def test_after_a_loss_the_rarest_block_is_pulled_first_from_whoever_holds_it() -
 
 def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:
     session = session_of([(1, 0)], blocks=1, peers=2, max_tries=2)
-    session.heard(2, told(1, blocks=1), 0.0, answers=2)
-    assert pulls(session.heard(1, told(1, blocks=1), 0.0, answers=1)) == [(1, 0)]
+    session.heard(2, told(1, blocks=1), 0.0)
+    assert pulls(session.heard(1, told(1, blocks=1), 0.0)) == [(1, 0)]
     assert pulls(session.damaged(1, 1.0)) == [(2, 0)]
-    sources = []
-    while session.state is SessionState.RUNNING:
-        last = len(sources) + 2
-        sources += [source for source, _ in pulls(session.damaged(last, 2.0))]
-    assert sorted(sources) == [1, 2]
+    again = pulls(session.damaged(2, 2.0)) + pulls(session.damaged(3, 2.0))
+    assert sorted(again) == [(1, 0), (2, 0)]
+    questions = [action for action in session.damaged(4, 2.0) if isinstance(action, Ask)]
+    for question in (Ask(1, 1), *questions):  # the planned source was asked at first
+        assert session.state is SessionState.RUNNING
+        session.heard(question.peer, told(1, blocks=1), 2.0, answers=question.number)
     assert session.state is SessionState.FAILED and session.unreachable == (0,)
 
 
