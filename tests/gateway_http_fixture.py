@@ -77,7 +77,7 @@ class Gateway:
             base_url=self.url,
             headers={"authorization": f"Bearer {key or self.admin_key}"},
             trust_env=False,
-            timeout=20,
+            timeout=120,
         )
 
     async def add_function(
@@ -181,7 +181,7 @@ async def gateway(
         for client in running.clients:
             await client.close()
         server.leave()
-        async with asyncio.timeout(grace_s + 10):
+        async with asyncio.timeout(grace_s + 110):
             await serving
         keeping.cancel()
         await asyncio.wait([keeping])

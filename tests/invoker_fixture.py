@@ -134,15 +134,18 @@ class FakeCluster:
         self.id = f"test-{os.getpid()}-{secrets.token_hex(4)}"
         self.store_folder = folder / "store"
         self.store = LocalStore(self.store_folder)
-        self.shm = Path("/dev/shm") / f"hypercast-{self.id}"
+        # Not where `up` looks for what killed platforms left: it may be run at the same time.
+        self.shm_dir = Path("/dev/shm") / f"fake-{self.id}"
+        self.shm = self.shm_dir / f"hypercast-{self.id}"
 
     async def __aenter__(self) -> "FakeCluster":
+        self.shm_dir.mkdir()
         await self.store.claim(self.id)
         await self.state.cluster_config(ClusterConfig(cluster_id=self.id, store_url=str(self.store_folder)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        shutil.rmtree(self.shm, ignore_errors=True)
+        shutil.rmtree(self.shm_dir, ignore_errors=True)
 
     async def put(self, image: FakeImage) -> Path:
         """Store the image; returns the blob's file."""
@@ -164,7 +167,7 @@ class FakeCluster:
     ) -> AsyncIterator[FakeNode]:
         """Run a node until the block ends."""
         argv = ["--redis-url", "unix:///none", "--node-id", name, "--host-id", host, "--device", "cpu"]
-        sizes = ["--gpu-memory", "16MiB", "--host-memory", "16MiB"]
+        sizes = ["--gpu-memory", "16MiB", "--host-memory", "16MiB", "--shm-dir", str(self.shm_dir)]
         settings = parse_settings([*argv, *sizes, *flags], {"HYPERCAST_CLUSTER_SECRET": SECRET})
         stop, engines = asyncio.Event(), engines or FakeEngines()
         watching = self.state.watch((await self.state.snapshot()).cursor)

@@ -39,7 +39,7 @@ def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
 
 @pytest.fixture
 def folder(tmp_path_factory) -> Path:
-    return Path("/dev/shm") / f"hypercast-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
+    return Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
 
 
 def test_an_image_appears_at_once_and_whole(folder: Path) -> None:

@@ -231,6 +231,7 @@ def test_a_process_whose_engine_hangs_ends_itself_and_leaves_its_journal(tmp_pat
     shm = Path(done.stdout.strip())
     assert shm.is_absolute()  # an empty answer would be this very folder
     shutil.rmtree(shm, ignore_errors=True)
+    shm.parent.rmdir()
     assert "an engine hangs" in done.stderr
     (adopted,) = adopt(tmp_path / "journals" / shm.name)
     os.close(adopted.fd)

@@ -37,7 +37,7 @@ def digest(name: str) -> str:
 
 @pytest.fixture
 def folder() -> Path:
-    return Path("/dev/shm") / f"hypercast-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
+    return Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
 
 
 def begin(tier: HostTier, name: str, nbytes: int) -> Filling:
@@ -236,7 +236,7 @@ def test_memory_that_anybody_can_still_see_is_not_used_again(folder: Path, how: 
 
 
 def test_a_lease_tells_who_else_has_a_file_open(tmp_path: Path) -> None:
-    path = Path("/dev/shm") / f"hypercast-test-{os.getpid()}-lease"
+    path = Path("/dev/shm") / f"tier-test-{os.getpid()}-lease"
     path.write_bytes(b"x" * 8192)
     mine = os.open(path, os.O_RDWR)
     try:
