@@ -442,7 +442,11 @@ class SteppedClock(SystemClock):
 def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
     def kept() -> Counter[str]:
         gc.collect()
-        return Counter(type(one).__qualname__ for one in gc.get_objects())
+        found = gc.get_objects()
+        counts = Counter(type(one).__qualname__ for one in found)
+        # The loop drops cancelled timers, each with a context, when it has a hundred or their time has come.
+        counts["Context"] -= sum(type(one) is asyncio.TimerHandle and one.cancelled() for one in found)
+        return counts
 
     async def scenario() -> tuple[Counter[str], Counter[str]]:
         image = make_image("a", 1 << 20)
