@@ -7,12 +7,11 @@ token to the next, so a sequence continues identically wherever it goes on.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from registry.messages import Sampling, TokenLogprob
 
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +30,31 @@ class Choice:
     logprob: TokenLogprob | None
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _signed(word: int) -> int:
+    """The 64-bit word as torch's int64 holds it."""
+    return (word & _MASK) - ((word & (1 << 63)) << 1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finaliser: a bijection of 64-bit words in which every input bit moves every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+
+    def folded(x: torch.Tensor, bits: int) -> torch.Tensor:
+        return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))  # int64's own shift repeats the sign
+
+    x = folded(x, 30) * _signed(0xBF58476D1CE4E5B9)
+    x = folded(x, 27) * _signed(0x94D049BB133111EB)
+    return folded(x, 31)
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """One float64 in [0, 1) for each (seed, position), 53 bits of it random."""
-    # Seeds may be any Python int; reduced here because numpy refuses what does not fit.
-    seed = np.array([s & int(_MASK) for s in seeds], dtype=np.uint64)
-    position = np.array(positions, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        word = _mix(_mix(seed + np.uint64(0x9E3779B97F4A7C15)) + position * np.uint64(0xD1342543DE82EF95))
-    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def uniforms(
+    seeds: Sequence[int], positions: Sequence[int], count: int, device: torch.device
+) -> torch.Tensor:
+    """`count` numbers in (0, 1) for each (seed, position): float64, 53 bits of each random."""
+    seed = torch.tensor([[_signed(seed)] for seed in seeds], device=device)
+    position = torch.tensor([[_signed(position)] for position in positions], device=device)
+    row = _mix(_mix(seed + _signed(0x9E3779B97F4A7C15)) + position * _signed(0xD1342543DE82EF95))
+    word = _mix(row + torch.arange(1, count + 1, device=device) * _signed(0x9E3779B97F4A7C15))
+    return (((word >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
@@ -77,30 +86,37 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Inverse-CDF sampling over the sorted probabilities, after top-k and then top-p."""
+    """The Gumbel-max trick over what top-k and then top-p leave: each token has a noise of its own.
+
+    Logits computed in another batch or on another node differ in their last bits. That moves this draw only
+    where two tokens are as good as tied; the inverse of a CDF over sorted tokens, which change places, moves
+    far more often.
+    """
     device, vocabulary = logits.device, logits.shape[1]
     samplings = [draw.sampling for draw in draws]
+    temperatures = torch.tensor([[s.temperature] for s in samplings], dtype=torch.float64, device=device)
+    scaled = (logits - logits.max(dim=-1, keepdim=True).values).double() / temperatures
+    noise = uniforms([s.seed for s in samplings], [d.position for d in draws], vocabulary, device)
+    scores = scaled - noise.log_().neg_().log_()
+    if any(s.top_k > 0 or s.top_p < 1 for s in samplings):
+        scores.masked_fill_(~_kept(scaled, samplings), float("-inf"))
+    return scores.argmax(dim=-1)
 
-    def column(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device).unsqueeze(1)
 
-    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    scaled = (ordered - ordered[:, :1]).double() / column([s.temperature for s in samplings])
-    mass = torch.softmax(scaled, dim=-1)
-    if any(s.top_k > 0 for s in samplings):
-        rank = torch.arange(vocabulary, device=device)
-        mass = mass.masked_fill(rank >= column([s.top_k or vocabulary for s in samplings]), 0.0)
-    total = mass.sum(dim=-1, keepdim=True)
-    below = mass.cumsum(dim=-1)
+def _kept(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Which tokens top-k and then top-p leave in each row."""
+    device, vocabulary = scaled.device, scaled.shape[1]
+    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+    mass = torch.softmax(ordered, dim=-1)
+    rank = torch.arange(vocabulary, device=device)
+    most = torch.tensor([[s.top_k or vocabulary] for s in samplings], device=device)
+    mass = mass.masked_fill(rank >= most, 0.0)
+    shares = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
     # A token stays while the mass ahead of it is short of top_p; the first always stays.
-    kept = (below - mass < column([s.top_p for s in samplings]) * total) & (mass > 0)
+    ahead = mass.cumsum(dim=-1) - mass
+    kept = (ahead < shares * mass.sum(dim=-1, keepdim=True)) & (rank < most)
     kept[:, 0] = True
-    last = kept.sum(dim=-1, keepdim=True) - 1
-
-    drawn = column(uniforms([s.seed for s in samplings], [d.position for d in draws]).tolist())
-    target = drawn * below.gather(1, last)
-    index = torch.searchsorted(below, target, right=True).minimum(last)
-    return tokens.gather(1, index).squeeze(1)
+    return torch.zeros_like(kept).scatter_(1, tokens, kept)
 
 
 def _logprobs(
