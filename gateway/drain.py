@@ -16,6 +16,14 @@ class Phase(StrEnum):
     DRAINING = "draining"  # finishes what it has, refuses what is new
 
 
+class Draining(ApiError):
+    """What is new, and what outlasts the grace time, is told to come to another gateway."""
+
+    def __init__(self) -> None:
+        headers = (("connection", "close"),)
+        super().__init__(503, "draining", "this gateway is shutting down", retry_after_s=1, headers=headers)
+
+
 class Gate:
     """Counts the requests in flight and lets no more in than allowed, and none while draining.
 
@@ -61,13 +69,7 @@ class Gate:
 
     def _check(self) -> None:
         if self.phase is Phase.DRAINING:
-            raise ApiError(
-                503,
-                "draining",
-                "this gateway is shutting down",
-                retry_after_s=1,
-                headers=(("connection", "close"),),
-            )
+            raise Draining
         if (taken := self.in_flight + self.arriving) >= self._max_in_flight:
             raise ApiError(503, "overloaded", f"{taken} requests are in flight already", retry_after_s=1)
 

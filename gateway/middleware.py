@@ -1,5 +1,6 @@
 """What every request passes: its id, the gate, its key, and at the end its log line and metrics."""
 
+import asyncio
 import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -7,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import exchange as exchanges
 from gateway.access_log import AccessLog
 from gateway.auth import authorize, is_open
-from gateway.drain import Gate
+from gateway.drain import Draining, Gate, Phase
 from gateway.errors import ApiError, translate
 from gateway.exchange import Exchange
 from gateway.ids import request_id
@@ -50,6 +51,11 @@ class RequestMiddleware:
             await self._pass(scope, receive, reply, headers, exchange)
         except ClientGone:
             reply.status = CLIENT_GONE
+        except asyncio.CancelledError:
+            # The server cancels what is left when its time to go has come.
+            if self._services.gate.phase is not Phase.DRAINING:
+                raise
+            await self._fail(Draining(), reply, exchange)
         except Exception as error:
             await self._fail(error, reply, exchange)
         finally:

@@ -78,6 +78,25 @@ def test_what_outlasts_the_grace_time_is_cut_and_billed() -> None:
     asyncio.run(main())
 
 
+def test_a_whole_answer_that_outlasts_the_grace_time_is_told_to_go_elsewhere() -> None:
+    async def main() -> None:
+        async with gateway(grace_s=0.05) as gw:
+            await gw.add_function("coder", tokenizer=byte_tokenizer())
+
+            async def endless(call: Call) -> AsyncIterator[Event]:
+                yield HOT
+                yield Tokens(ids=(1,), gpu_us=1000)
+                gw.server.leave()
+                await asyncio.Event().wait()
+
+            gw.dispatcher.script = endless
+            with pytest.raises(openai.InternalServerError) as told:
+                await gw.openai().completions.create(model="coder", prompt="x")
+            assert (told.value.status_code, told.value.code) == (503, "draining")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("deadlines", "stage", "limit"),
     [
