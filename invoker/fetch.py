@@ -23,6 +23,7 @@ from registry.images.verify import check_units
 
 CHUNK_BYTES = 32 * UNIT_BYTES
 READS_IN_FLIGHT = 4
+STEP_BYTES = 8 * UNIT_BYTES  # with less, threads wait for each other's turn at the interpreter
 MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
 BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
 # A peer may wait for its own source, and that one, as the plans were made, for us: neither would ever end.
@@ -191,7 +192,7 @@ def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) 
     view, filling = target.view(offset, nbytes), target.filling
     cached = reader.cached(offset, nbytes)
     if cached is not None and filling.is_ready(offset, nbytes):
-        damaged = _read_by_units(reader, target, offset, nbytes)
+        damaged = _read_by_steps(reader, target, offset, nbytes)
     else:
         if cached is None or not filling.receive(offset, nbytes, cached):
             filling.prepare(offset, nbytes)
@@ -206,11 +207,11 @@ def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) 
     return nbytes + len(damaged) * UNIT_BYTES
 
 
-def _read_by_units(reader: BlobReader, target: Target, offset: int, nbytes: int) -> list[int]:
-    """Read from the page cache, checking each unit while the processor's cache has it; the damaged ones."""
+def _read_by_steps(reader: BlobReader, target: Target, offset: int, nbytes: int) -> list[int]:
+    """Read from the page cache, checking what came while the processor's cache has it; the damaged units."""
     damaged = []
-    for start in range(offset, offset + nbytes, UNIT_BYTES):
-        view = target.view(start, min(UNIT_BYTES, offset + nbytes - start))
+    for start in range(offset, offset + nbytes, STEP_BYTES):
+        view = target.view(start, min(STEP_BYTES, offset + nbytes - start))
         reader.read_into(start, view)
         damaged += check_units(target.manifest, start, view)
     return damaged
