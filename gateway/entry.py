@@ -36,8 +36,10 @@ class Entry:
         # The client used its request id before: this is another request, which gets an id of its own.
         self._other_id = self._other_id or _other_id(self.record)
         record = dataclasses.replace(self.record, request_id=self._other_id)
-        if not await ledger.add_request(record):
-            await self._is_there(ledger, self._other_id)
+        if not await ledger.add_request(record) and not await self._is_there(ledger, self._other_id):
+            # So has another of its requests used that id, drawn by chance.
+            taken, self._other_id = self._other_id, f"{self.record.request_id}~{secrets.token_hex(8)}"
+            raise StateUnavailable(f"another request has the id {taken}")
 
     def unacknowledged(self) -> None:
         """The client was told that its request failed: it costs nothing."""

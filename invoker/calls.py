@@ -118,6 +118,7 @@ class Calls:
         """A call that is being answered; it is remembered from here on."""
         before = self._calls.get(call_id)
         if before is not None:
+            before.orphan = True  # its id is another's now: nobody can settle it
             self._lose([before])
         task = asyncio.current_task()
         call = Call(self._meter.call_began(account, call_id), caller.get(), task, self._is_over)

@@ -321,7 +321,8 @@ class GpuMeter:
             call.used_us += share
             if call.first_us is None:
                 call.first_us = account.step_began_us
-            self._used[call.number] = call
+            if share:  # none is left where the instance ended in the middle of the step
+                self._used[call.number] = call
 
     def _settled_until(self, account: Account) -> int:
         # Whose a step's time is shows at its end, so an interval ends before the step under way.

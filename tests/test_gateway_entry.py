@@ -11,10 +11,11 @@ import pytest
 from gateway.entry import Entry
 from registry.api_key import SpendPeriod
 from registry.errors import InvalidRecord, StateUnavailable
+from registry.gpu_shares import request_ids
 from registry.memory_state import MemoryState
 from registry.redis_state import RedisState
 from registry.state import UsageFilter
-from registry.usage import RequestRecord, RequestStatus
+from registry.usage import GpuSlice, RequestRecord, RequestStatus
 from tests.redis_fixture import RedisServer
 from tests.registry_records import request
 
@@ -137,5 +138,23 @@ def test_a_record_under_an_id_that_holds_rubbish_is_billed_under_another() -> No
         await Entry(request("mine"), ()).write(ledger)
         records, _ = await ledger.requests(UsageFilter())
         assert [r.request_id.partition("~")[0] for r in records] == ["mine", "mine"]
+
+    asyncio.run(main())
+
+
+def test_a_second_id_that_is_taken_too_is_replaced_by_another() -> None:
+    async def main() -> None:
+        state = MemoryState()
+        # Its calls name the id that it gets where its own is taken.
+        slices = (GpuSlice(call_id="mine/0-0a1b2c3d", instance_id="i", node="n", gpu_us=5),)
+        mine = replace(request("mine"), gpu=slices)
+        other = Entry(mine, ())
+        for there in ("mine", request_ids("mine/0-0a1b2c3d")[1]):
+            assert await state.add_request(replace(request("x"), request_id=there, tenant="other"))
+        with pytest.raises(StateUnavailable, match="another request has the id"):
+            await other.write(state)
+        await other.write(state)
+        rows = await state.report(UsageFilter())
+        assert sum(row.requests for row in rows) == 3
 
     asyncio.run(main())
