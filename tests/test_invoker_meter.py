@@ -403,7 +403,7 @@ def test_a_journal_is_begun_anew_before_it_grows(tmp_path: Path) -> None:
     largest = 0
     for _ in range(8000):
         meter.step_began(account)
-        now[0] += 10
+        now[0] += 100
         meter.step_ended(account, [(call, 1) for call in calls])
         largest = max(largest, journal._size)
     assert largest + 1000 >= MIN_ROTATION and journal.path.stat().st_size < MIN_ROTATION
