@@ -14,7 +14,8 @@ from benchmarks.chaos_cluster import Kind, Part
 from benchmarks.chaos_load import Asked, Fate
 from benchmarks.chaos_run import Chaos, Storm, close_books, platform, rage
 from benchmarks.chaos_watch import Growth, anonymous, descriptors
-from registry.usage import GpuSlice, RequestRecord, RequestStatus
+from registry.usage import GpuSlice
+from tests.registry_records import request
 
 GATEWAY, REDIS = Part(Kind.GATEWAY, "gateway"), Part(Kind.REDIS, "redis")
 ASKED = Asked(
@@ -29,33 +30,21 @@ ASKED = Asked(
     prompt_tokens=5,
     completion_tokens=7,
 )
-RECORD = RequestRecord(
-    request_id="load-1",
-    tenant="acme",
-    key_id="k",
+RECORD = request(
+    "load-1",
     function="coder",
-    version=1,
-    status=RequestStatus.OK,
-    start_kind="hot",
-    node="node-0",
-    gpu_type="cpu",
-    gpu_count=1,
     received_at=1.0,
     started_at=1.0,
     ended_at=2.0,
-    queue_ms=0,
-    load_ms=0,
-    exec_ms=1,
     billed_gpu_ms=2,
     prompt_tokens=5,
     completion_tokens=7,
-    rate_id="r",
     cost_nanos=3,
     gpu=(GpuSlice(call_id="load-1/0", instance_id="i", node="node-0", gpu_us=1500),),
 )
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     findings = Findings()
     with platform(tmp_path, findings, nodes=3, gateways=2) as cluster:
