@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -230,16 +229,22 @@ def test_a_disk_that_takes_long_is_told_once_until_it_is_quick_again(
 ) -> None:
     hangs = iter([True, True, False, True])
     done = threading.Event()
-
-    def force() -> None:
-        hang = next(hangs, None)
-        if hang is None:
-            done.set()
-        elif hang:
-            time.sleep(0.6)
+    slow_s = 0.5
 
     async def main() -> None:
-        forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=0.5))
+        loop = asyncio.get_running_loop()
+
+        def force() -> None:
+            hang = next(hangs, None)
+            if hang is None:
+                done.set()
+            elif hang:
+                # A timer that is set after the warning's, for as long, goes off after it.
+                passed = threading.Event()
+                loop.call_soon_threadsafe(loop.call_later, slow_s, passed.set)
+                assert passed.wait(PATIENCE_S)
+
+        forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=slow_s))
         assert await asyncio.to_thread(done.wait, PATIENCE_S)
         await ended(forcing)
 
