@@ -165,7 +165,8 @@ class Chaos:
         """One line for people."""
         fates = Counter(one.fate for one in self.load.asked)
         told = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
-        return f"{len(self.kills)} kills; requests: {told}; {self.findings.count} wrong"
+        last = f" (the last: {self.findings.failed[-1]})" if self.findings.failed else ""
+        return f"{len(self.kills)} kills; requests: {told}; {self.findings.count} wrong{last}"
 
     async def judge(self) -> None:
         """Look at the answers that came since the last time, and whether the ledger has them."""
