@@ -22,18 +22,23 @@ from registry.images.store import LocalStore
 from registry.images.verify import unit_checksums
 from registry.memory_state import MemoryState
 from registry.messages import (
+    Generate,
     GetStatus,
     Holder,
     ImageRef,
+    InstanceProgress,
+    InstanceStarted,
     NodeStatus,
     Reply,
     Request,
+    Sampling,
     StartInstance,
 )
 from registry.node import NodeRecord
 from registry.state import ClusterConfig
 
 SECRET = "a secret of the tests, long enough"
+PROMPT = (5, 6, 7)
 KIB = 1024
 
 
@@ -220,3 +225,24 @@ def start_request(name: str, image: FakeImage | None, *holders: Holder, **change
         "image": None if image is None else image.ref(*holders),
     }
     return StartInstance(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def generate(instance: str, request: str = "r1", tokens: int = 6) -> Generate:
+    sampling = Sampling(max_tokens=tokens, temperature=0.0)
+    return Generate(request_id=request, instance_id=instance, prompt_ids=PROMPT, sampling=sampling)
+
+
+def started(replies) -> InstanceStarted:
+    assert all(isinstance(reply, InstanceProgress) for reply in replies[:-1])
+    assert isinstance(replies[-1], InstanceStarted)
+    return replies[-1]
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, nbytes: int, gate: StepGate | None = None) -> AsyncIterator[FakeNode]:
+    """A node on which instance `i1` of an image of that size is ready; its steps wait at the gate."""
+    image, engines = make_image("a", nbytes), FakeEngines(gate=gate)
+    async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0", engines=engines) as node:
+        await cluster.put(image)
+        await node.ask(start_request("i1", image))
+        yield node

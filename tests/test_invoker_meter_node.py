@@ -31,9 +31,18 @@ from registry.messages import (
 )
 from registry.node import NodeRecord
 from registry.usage import InstanceInterval, LostCall
-from tests.invoker_fixture import KIB, SECRET, FakeCluster, FakeEngines, FakeNode, make_image, start_request
+from tests.invoker_fixture import (
+    KIB,
+    SECRET,
+    FakeCluster,
+    FakeEngines,
+    FakeNode,
+    generate,
+    make_image,
+    serving,
+    start_request,
+)
 from tests.patience import PATIENCE_S
-from tests.test_invoker_node import generate
 
 SIZE = 1024 * KIB
 
@@ -165,10 +174,7 @@ def test_a_call_that_is_cut_short_is_told_to_the_last_step(tmp_path: Path) -> No
 
 def test_a_call_that_runs_is_ended_when_that_is_asked(tmp_path: Path) -> None:
     async def scenario() -> None:
-        image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
-            await node.ask(start_request("i1", image))
+        async with serving(tmp_path, SIZE) as node:
             async with node.channel.call(generate("i1", "r/0", 100_000)) as call:
                 await anext(aiter(call))
                 assert (await used(node, "r/0"))["r/0"] > 0
@@ -207,8 +213,7 @@ def test_a_step_that_hangs_is_given_up_but_not_one_that_is_late() -> None:
 HANGING = """
 import asyncio, pathlib, sys
 from invoker.engine.fake import StepGate
-from tests.invoker_fixture import FakeCluster, FakeEngines, make_image, start_request
-from tests.test_invoker_node import generate
+from tests.invoker_fixture import FakeCluster, FakeEngines, generate, make_image, start_request
 
 async def main():
     image = make_image("a", 65536)

@@ -1,50 +1,41 @@
 """A node from outside: starts from every tier, the work it does, its life cycle."""
 
 import asyncio
-import gc
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from invoker.engine.fake import StepGate, continuation
-from registry.channel import Channel
+from invoker.engine.fake import continuation
 from registry.clock import SystemClock
-from registry.errors import ChannelClosed, RemoteError
+from registry.errors import RemoteError
 from registry.instance import InstanceState
 from registry.messages import (
     Compute,
     Done,
     DropImage,
-    Generate,
     InstanceProgress,
-    InstanceStarted,
     InvokeHandler,
-    LogLines,
-    Sampling,
     StopInstance,
     TailLogs,
-    Tokens,
     Usage,
     WarmImage,
 )
-from registry.node import NodeState, Tier
-from tests.invoker_fixture import KIB, SECRET, FakeCluster, FakeEngines, make_image, start_request
+from registry.node import Tier
+from tests.invoker_fixture import (
+    KIB,
+    PROMPT,
+    FakeCluster,
+    FakeEngines,
+    generate,
+    make_image,
+    serving,
+    start_request,
+    started,
+)
 
-SIZE = 3 * 1024 * KIB + 1234
-PROMPT = (5, 6, 7)
 FUNCTIONS = Path(__file__).parent.parent / "functions"
 
-
-def generate(instance: str, request: str = "r1", tokens: int = 6) -> Generate:
-    sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    return Generate(request_id=request, instance_id=instance, prompt_ids=PROMPT, sampling=sampling)
-
-
-def started(replies) -> InstanceStarted:
-    assert all(isinstance(reply, InstanceProgress) for reply in replies[:-1])
-    assert isinstance(replies[-1], InstanceStarted)
-    return replies[-1]
+SIZE = 3 * 1024 * KIB + 1234
 
 
 def test_cold_from_the_store_then_hot_then_warm(tmp_path: Path) -> None:
@@ -211,24 +202,9 @@ def test_a_repeated_start_joins_the_first(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_that_leaves_does_not_end_the_start(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
-            async with node.channel.call(start_request("i1", image)) as call:
-                await anext(aiter(call))
-            assert started(await node.ask(start_request("i1", image))).instance_id == "i1"
-
-    asyncio.run(scenario())
-
-
 def test_tokens_come_in_order_and_usage_adds_up(tmp_path: Path) -> None:
     async def scenario() -> None:
-        image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
-            await node.ask(start_request("i1", image))
+        async with serving(tmp_path, SIZE) as node:
             asked = [node.ask(generate("i1", f"r{number}", 50)) for number in range(8)]
             for replies in await asyncio.gather(*asked):
                 *messages, usage = replies
@@ -240,105 +216,6 @@ def test_tokens_come_in_order_and_usage_adds_up(tmp_path: Path) -> None:
                 assert (usage.prompt_tokens, usage.completion_tokens) == (3, 50)
                 assert usage.gpu_us == messages[-1].gpu_us > 0
             assert (await node.record()).counters["busy_us"] >= usage.gpu_us
-
-    asyncio.run(scenario())
-
-
-def test_a_caller_that_leaves_ends_its_sequence(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                await node.ask(start_request("i1", image))
-                gate.release(2)
-                async with node.channel.call(generate("i1", tokens=1000)) as call:
-                    assert isinstance(await anext(aiter(call)), Tokens)
-                gate.open()
-                await node.ask(StopInstance(instance_id="i1", grace_s=60.0))
-                assert node.engines.made[0].sequences == 0
-                assert node.engines.made[0].steps < 1000
-
-    asyncio.run(scenario())
-
-
-def test_a_stop_lets_work_finish_and_refuses_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                await node.ask(start_request("i1", image))
-                gate.release()
-                async with node.channel.call(generate("i1")) as call:
-                    replies = aiter(call)
-                    first = await anext(replies)
-                    stopping = asyncio.create_task(node.ask(StopInstance(instance_id="i1")))
-                    while not isinstance(refused := await _refusal(node, generate("i1", "r2")), RemoteError):
-                        pass
-                    assert refused.code == "draining"
-                    gate.open()
-                    rest = [reply async for reply in replies]
-                    assert sum(len(r.ids) for r in [first, *rest[:-1]]) == 6
-                assert await stopping == [Done()]
-                with pytest.raises(RemoteError) as raised:
-                    await node.ask(generate("i1", "r3"))
-                assert raised.value.code == "no_such_instance"
-                assert await node.ask(StopInstance(instance_id="nobody")) == [Done()]
-
-    asyncio.run(scenario())
-
-
-def test_a_stop_whose_caller_is_gone_still_ends_the_instance(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                await node.ask(start_request("i1", image))
-                gate.release()
-                controller = await Channel.connect((await node.record()).channel, SECRET.encode())
-                async with node.channel.call(generate("i1")) as call:
-                    replies = aiter(call)
-                    await anext(replies)
-                    async with controller.call(StopInstance(instance_id="i1", grace_s=60.0)):
-                        while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
-                            pass
-                        await controller.aclose()  # the gateway dies while the instance drains
-                    gate.open()
-                    rest = [reply async for reply in replies]
-                    assert isinstance(rest[-1], Usage)
-                # The next controller's stop finds it on its way out, or gone.
-                assert await node.ask(StopInstance(instance_id="i1", grace_s=60.0)) == [Done()]
-                record = await node.record()
-                assert record.gpu_free_bytes == record.gpu_bytes
-
-    asyncio.run(scenario())
-
-
-def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_caller_can_be_stopped(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                async with node.channel.call(start_request("i1", image)) as call:
-                    await anext(aiter(call))
-                assert await node.ask(StopInstance(instance_id="i1")) == [Done()]
-                await node.ask(start_request("i2", image))
-                gate.release()
-                async with node.channel.call(generate("i2", tokens=10_000)) as call:
-                    await anext(aiter(call))
-                    long = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=600.0)))
-                    short = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=0.0)))
-                    for _ in range(50):  # a step ends now and then, but the work would take far longer
-                        gate.release()
-                        await node.record()
-                    assert await short == await long == [Done()]
-                record = await node.record()
-                assert record.gpu_free_bytes == record.gpu_bytes
 
     asyncio.run(scenario())
 
@@ -364,71 +241,6 @@ def test_the_first_bytes_are_told_before_the_last_have_come(tmp_path: Path, way:
     asyncio.run(scenario())
 
 
-async def _refusal(node, request) -> RemoteError | None:
-    """What the node refuses a request with; None if it takes it (the call is left at once)."""
-    async with node.channel.call(request) as call:
-        try:
-            async with asyncio.timeout(0.05):
-                await anext(aiter(call))
-        except RemoteError as error:
-            return error
-        except TimeoutError:
-            return None
-    return None
-
-
-def test_an_engine_that_fails_takes_its_instance_along(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
-            await node.ask(start_request("i1", image))
-            node.engines.made[0].fail_next(RuntimeError("the device is on fire"))
-            with pytest.raises(RemoteError, match="on fire"):
-                await node.ask(generate("i1"))
-            with pytest.raises(RemoteError, match="on fire"):
-                await node.ask(start_request("i1", image))
-            record = await node.record()
-            assert record.gpu_free_bytes == record.gpu_bytes
-            (lines,) = await node.ask(TailLogs(function="f"))
-            assert isinstance(lines, LogLines)
-            assert "on fire" in lines.lines[-1] and "cold start from disk" in " ".join(lines.lines)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("way", ["stop", "leave"])
-def test_a_second_stop_cuts_no_draining_short(tmp_path: Path, way: str) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                await node.ask(start_request("i1", image))
-                gate.release()
-                stop = StopInstance(instance_id="i1", grace_s=60.0)
-                async with node.channel.call(generate("i1")) as call:
-                    replies = aiter(call)
-                    await anext(replies)
-                    stops = [asyncio.create_task(node.ask(stop))]
-                    while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
-                        pass
-                    if way == "stop":
-                        stops.append(asyncio.create_task(node.ask(stop)))
-                    else:
-                        node.stop.set()
-                        while (await node.record()).state is not NodeState.DRAINING:
-                            pass
-                    for _ in range(5):
-                        await node.record()
-                    gate.open()
-                    assert isinstance([reply async for reply in replies][-1], Usage)
-                for one in stops:
-                    assert await one == [Done()]
-
-    asyncio.run(scenario())
-
-
 class SteppedClock(SystemClock):
     """A wall clock that is set back by an hour each time it is read."""
 
@@ -437,39 +249,6 @@ class SteppedClock(SystemClock):
     def wall_s(self) -> float:
         self.steps += 1
         return super().wall_s() - 3600.0 * self.steps
-
-
-def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
-    def kept() -> Counter[str]:
-        gc.collect()
-        found = gc.get_objects()
-        counts = Counter(type(one).__qualname__ for one in found)
-        # The loop drops cancelled timers, each with a context, when it has a hundred or their time has come.
-        counts["Context"] -= sum(type(one) is asyncio.TimerHandle and one.cancelled() for one in found)
-        return counts
-
-    async def scenario() -> tuple[Counter[str], Counter[str]]:
-        image = make_image("a", 1 << 20)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
-
-            async def rounds(count: int, name: str) -> Counter[str]:
-                for number in range(count):
-                    await node.ask(start_request(f"{name}{number}", image))
-                    await node.ask(StopInstance(instance_id=f"{name}{number}"))
-                    with pytest.raises(RemoteError, match="needs an image"):
-                        await node.ask(start_request(f"bad{name}{number}", None))
-                with pytest.raises(RemoteError, match="needs an image"):
-                    await node.ask(start_request(f"bad{name}0", None))
-                return kept()
-
-            await rounds(3, "a")
-            return await rounds(1, "b"), await rounds(10, "c")
-
-    before, after = asyncio.run(scenario())
-    assert after["Instance"] == before["Instance"] + 20
-    for name in ("Task", "coroutine", "traceback", "frame", "ImageRef", "Context"):
-        assert after[name] <= before[name] + 5, (name, before[name], after[name])
 
 
 def test_a_clock_that_is_set_back_makes_no_negative_intervals(tmp_path: Path) -> None:
@@ -573,35 +352,5 @@ def test_logs_can_be_followed(tmp_path: Path) -> None:
                 async for reply in call:
                     if any("ready" in line for line in reply.lines):
                         break
-
-    asyncio.run(scenario())
-
-
-def test_a_node_that_leaves_finishes_its_work_first(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                await node.ask(start_request("i1", image))
-                gate.release()
-                async with node.channel.call(generate("i1")) as call:
-                    replies = aiter(call)
-                    await anext(replies)
-                    node.stop.set()
-                    while (await node.record()).state is not NodeState.DRAINING:
-                        pass
-                    with pytest.raises(RemoteError) as raised:
-                        await node.ask(WarmImage(image=image.ref()))
-                    assert raised.value.code == "draining"
-                    gate.open()
-                    assert isinstance([reply async for reply in replies][-1], Usage)
-                await node.task
-                with pytest.raises(ChannelClosed):
-                    await node.record()
-            snapshot = await cluster.state.snapshot()
-            assert snapshot.nodes == () and snapshot.instances == ()
-            states = [interval.state for interval in await cluster.state.intervals()]
-            assert states == ["starting", "loading", "ready", "draining"]
 
     asyncio.run(scenario())
