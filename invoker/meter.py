@@ -19,16 +19,15 @@ from invoker.meter_accounts import (
     called,
     due,
     entered,
-    interval_of,
     lost_call,
     split_time,
     tell_parts,
 )
 from invoker.meter_events import Began, Cut, Event, Forgotten, Frame, Left, Lost, Paid
+from invoker.meter_intervals import MAX_PARTS, intervals_of
 from registry.instance import InstanceState
 
 MAX_DUE = 10_000  # records kept while the ledger does not answer
-MAX_PARTS = 500  # settled calls that one interval names; with more it ends early
 _LOADING = frozenset({InstanceState.STARTING, InstanceState.LOADING})
 
 log = logging.getLogger("invoker.meter")
@@ -284,7 +283,7 @@ class GpuMeter:
                 self._busy += us
                 for call, part in zip(account.working, self._split(us, len(account.working)), strict=True):
                     call.used_us += part
-                    self._used[call.number] = call
+                    self._used[call.number] = account.using[call.number] = call
             return
         group = [one for one in present if one.starting]
         if group:
@@ -322,7 +321,7 @@ class GpuMeter:
             if call.first_us is None:
                 call.first_us = account.step_began_us
             if share:  # none is left where the instance ended in the middle of the step
-                self._used[call.number] = call
+                self._used[call.number] = account.using[call.number] = call
 
     def _settled_until(self, account: Account) -> int:
         # Whose a step's time is shows at its end, so an interval ends before the step under way.
@@ -332,6 +331,7 @@ class GpuMeter:
         """Count what the call used to its account; says whether the interval names enough calls."""
         account = call.account
         account.settled_us += call.used_us
+        account.using.pop(call.number, None)
         if not (call.used_us and account.present):
             return False
         account.parts.append(call.part(over=True))
@@ -340,15 +340,14 @@ class GpuMeter:
     def _cut(self, account: Account, state: str, events: list[Event], *, final: bool = False) -> None:
         end_us = self._settled_until(account)
         to_at = self._wall(end_us)
-        interval = interval_of(
-            self._node, self._epoch, account, self._calls.values(), to_at=to_at, final=final
-        )
+        intervals, left = intervals_of(self._node, self._epoch, account, to_at=to_at, final=final)
         totals = account.busy, account.loading, account.idle
-        tell_parts(account, self._calls.values())
+        tell_parts(account, left)
         account.state, account.base = state, totals
         account.from_us, account.from_at = end_us, self._wall(end_us)
-        events.append(Cut(account.number, state, account.from_at, totals))
-        self._owe(interval, events)
+        events.append(Cut(account.number, state, account.from_at, totals, tuple(left)))
+        for interval in intervals:
+            self._owe(interval, events)
 
     def _owe(self, record: Record, events: list[Event]) -> None:
         number = self._number()

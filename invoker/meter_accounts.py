@@ -32,6 +32,7 @@ class Account:
     step_us: int = 0  # of the step under way: nobody's yet
     working: list["MeteredCall"] = field(default_factory=list)  # hold the accelerator side by side
     parts: list[CallPart] = field(default_factory=list)  # of this interval, from calls that are settled
+    using: dict[int, "MeteredCall"] = field(default_factory=dict)  # not settled, used some of this interval
 
 
 @dataclass(slots=True, eq=False)
@@ -53,36 +54,13 @@ class MeteredCall:
         return CallPart(call_id=self.call_id, from_us=self.told_us, to_us=self.used_us, over=over)
 
 
-def interval_of(
-    node: str, epoch: int, account: Account, known: Iterable[MeteredCall], *, to_at: float, final: bool
-) -> InstanceInterval:
-    """The interval that an account is in, ending now; `known` are the calls that are not settled."""
-    busy, loading, idle = account.base
-    using = [call for call in known if call.account is account and call.used_us > call.told_us]
-    return InstanceInterval(
-        instance_id=account.instance_id,
-        function=account.function,
-        version=account.version,
-        node=node,
-        state=account.state,
-        from_at=account.from_at,
-        to_at=to_at,
-        gpu_count=1,
-        busy_us=account.busy - busy,
-        loading_us=account.loading - loading,
-        idle_us=account.idle - idle,
-        epoch=epoch,
-        final=final,
-        calls=(*account.parts, *(call.part() for call in using)),
-    )
-
-
-def tell_parts(account: Account, known: Iterable[MeteredCall]) -> None:
-    """A new interval begins: what the account's calls used so far is in those before."""
-    account.parts.clear()
-    for call in known:
-        if call.account is account:
-            call.told_us = call.used_us
+def tell_parts(account: Account, left: Iterable[CallPart]) -> None:
+    """A new interval begins: what the account's calls used so far is in those before, which name all but
+    what is `left`."""
+    account.parts[:] = left
+    for call in account.using.values():
+        call.told_us = call.used_us
+    account.using.clear()
 
 
 def split_time(total_us: int, tokens: Sequence[int]) -> list[int]:

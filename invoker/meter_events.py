@@ -36,12 +36,13 @@ class Entered(_Event, frozen=True):
 
 
 class Cut(_Event, frozen=True):
-    """A new interval begins; the one that ended is a due."""
+    """A new interval begins; the one that ended is a due, or several."""
 
     account: int
     state: str
     from_at: float
     base: tuple[int, int, int]
+    left: tuple[CallPart, ...] = ()  # settled calls that it did not name
 
 
 class Left(_Event, frozen=True):

@@ -7,7 +7,7 @@ from struct import Struct
 
 import msgspec
 
-from invoker.meter_accounts import Account, MeteredCall, Record, interval_of, lost_call, tell_parts
+from invoker.meter_accounts import Account, MeteredCall, Record, lost_call, tell_parts
 from invoker.meter_events import (
     Began,
     Called,
@@ -22,6 +22,7 @@ from invoker.meter_events import (
     LostCallDue,
     Paid,
 )
+from invoker.meter_intervals import intervals_of
 from registry.usage import InstanceInterval
 
 HEADER = Struct("<II")  # length and CRC-32 of the body
@@ -48,7 +49,10 @@ class Replayed:
         """What the ledger is to be told, once it is known that the meter is gone: the same each time."""
         ended_at = self.origin_s + self.at / 1e6
         open_intervals = [
-            self._interval(account, ended_at) for account in self.accounts.values() if account.present
+            interval
+            for account in self.accounts.values()
+            if account.present
+            for interval in self._intervals(account, ended_at)
         ]
         lost = [
             lost_call(self.node, self.epoch, call, ended_at)
@@ -66,8 +70,10 @@ class Replayed:
             if account is not None:
                 account.busy, account.loading, account.idle = rows[index + 1 : index + 4]
         for number, used_us in zip(frame.used[::2], frame.used[1::2], strict=True):
-            if number in self.calls:
-                self.calls[number].used_us = used_us
+            call = self.calls.get(number)
+            if call is not None:
+                call.used_us = used_us
+                call.account.using[number] = call
         for event in frame.events:
             self._happened(event)
 
@@ -81,12 +87,12 @@ class Replayed:
             case Cut():
                 account = self.accounts[event.account]
                 account.state, account.from_at, account.base = event.state, event.from_at, event.base
-                tell_parts(account, self.calls.values())
+                tell_parts(account, event.left)
             case Left():
                 self.accounts[event.account].present = False
             case Called():
                 account = self.accounts[event.account]
-                self.calls[event.call] = MeteredCall(
+                call = self.calls[event.call] = MeteredCall(
                     event.call,
                     event.call_id,
                     account,
@@ -95,11 +101,14 @@ class Replayed:
                     lost=event.lost,
                     told_us=event.told_us,
                 )
+                if call.used_us > call.told_us:
+                    account.using[call.number] = call
             case Lost():
                 self.calls[event.call].lost = True
             case Forgotten():
                 call = self.calls.pop(event.call)
                 call.account.settled_us += call.used_us
+                call.account.using.pop(call.number, None)
                 if call.account.present and call.used_us:
                     call.account.parts.append(call.part(over=True))
             case IntervalDue() | LostCallDue():
@@ -107,9 +116,9 @@ class Replayed:
             case Paid():
                 self.dues.pop(event.due, None)
 
-    def _interval(self, account: Account, ended_at: float) -> InstanceInterval:
+    def _intervals(self, account: Account, ended_at: float) -> list[InstanceInterval]:
         epoch = self.epoch if self.itemised else 0
-        return interval_of(self.node, epoch, account, self.calls.values(), to_at=ended_at, final=True)
+        return intervals_of(self.node, epoch, account, to_at=ended_at, final=True)[0]
 
 
 def encode_frame(frame: Frame) -> bytes:

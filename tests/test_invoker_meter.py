@@ -9,9 +9,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.meter import MAX_PARTS, GpuMeter
+from invoker.meter import GpuMeter
 from invoker.meter_accounts import Account, MeteredCall, Record, split_time
 from invoker.meter_events import Frame
+from invoker.meter_intervals import MAX_PARTS
 from invoker.meter_journal import MIN_ROTATION, MeterJournal, adopt, discard
 from invoker.meter_replay import encode_frame, replay
 from registry.instance import InstanceState

@@ -1,0 +1,137 @@
+"""Intervals of a meter: however many calls one is to name, and however many are not settled."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from invoker.meter import GpuMeter
+from invoker.meter_accounts import Account, MeteredCall
+from invoker.meter_intervals import MAX_PARTS
+from invoker.meter_replay import replay
+from registry.conservation import Verdict, conservation
+from registry.instance import InstanceState
+from registry.usage import GpuSlice, InstanceInterval, LostCall, RequestRecord
+from tests.registry_records import request
+from tests.usage_histories import ORIGIN_S, Tape
+
+
+class Node:
+    """A meter with a journal, and the records of the calls that it was told are settled."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.tape = Tape()
+        self.meter = GpuMeter("n0", 1, lambda: self.now_us, ORIGIN_S, self.tape)
+        self.records: list[RequestRecord] = []
+
+    def step(self, account: Account, count: int, us: int) -> list[MeteredCall]:
+        """As many calls share a step."""
+        first = len(self.records)
+        calls = [self.meter.call_began(account, f"r{first + number}/0") for number in range(count)]
+        self.meter.step_began(account)
+        self.now_us += us
+        self.meter.step_ended(account, [(call, 1) for call in calls])
+        for call in calls:
+            use = GpuSlice(
+                call_id=call.call_id, instance_id=account.instance_id, node="n0", gpu_us=call.used_us
+            )
+            self.records.append(request(call.call_id.partition("/")[0], gpu=(use,)))
+        return calls
+
+    def due(self) -> list[InstanceInterval]:
+        found = []
+        while (due := self.meter.first_due()) is not None:
+            assert isinstance(due[1], InstanceInterval)
+            found.append(due[1])
+            self.meter.paid(due[0])
+        return found
+
+    def check(self, intervals: list[InstanceInterval], lost: tuple[LostCall, ...] = ()) -> None:
+        """No interval names too many, and all of them add up."""
+        assert max(len(one.calls) for one in intervals) <= MAX_PARTS
+        identities = {(one.instance_id, one.state, one.from_at) for one in intervals}
+        assert len(identities) == len(intervals)
+        found = conservation(self.records, intervals, lost)
+        assert found.verdict is Verdict.EXACT, str(found)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("us", [2 * MAX_PARTS, 3 * MAX_PARTS + 7, 1_000_003])
+def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: int, cut: bool) -> None:
+    node = Node()
+    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    node.now_us += 1000
+    calls = node.step(account, 3 * MAX_PARTS + 7, us)
+    if cut:  # then an earlier interval says what they used
+        node.meter.cut()
+    node.meter.forget(calls)
+    for call in node.step(account, 5, 50):
+        node.meter.forget([call])
+    for _ in range(3):
+        node.now_us += 100
+        node.meter.cut()
+    node.meter.moved(account, InstanceState.STOPPED, final=True)
+    intervals = node.due()
+    node.check(intervals)
+    overs = [part.call_id for one in intervals for part in one.calls if part.over]
+    assert sorted(overs) == sorted(one.gpu[0].call_id for one in node.records if one.gpu[0].gpu_us)
+
+
+def test_no_interval_names_too_many_calls_that_run() -> None:
+    node = Node()
+    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    calls = node.step(account, 2 * MAX_PARTS + 1, 5_000)
+    node.meter.cut()
+    intervals = node.due()
+    assert [len(one.calls) for one in intervals] == [334, 334, 333]
+    node.meter.forget(calls)
+    node.meter.moved(account, InstanceState.STOPPED, final=True)
+    node.check(intervals + node.due())
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_what_a_journal_leaves_names_no_more_calls_in_an_interval(dies: str) -> None:
+    node = Node()
+    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    calls = node.step(account, 3 * MAX_PARTS, 70_000)
+    if dies == "after":
+        node.meter.cut()
+    node.meter.forget(calls)
+    node.step(account, 2 * MAX_PARTS, 3_000)
+    remains = replay(node.tape.data).remains()
+    assert remains == replay(node.tape.data).remains()
+    node.check(
+        [one for one in remains if isinstance(one, InstanceInterval)],
+        tuple(one for one in remains if isinstance(one, LostCall)),
+    )
+
+
+def _steps_of_cut(unsettled: int) -> int:
+    """Byte codes that it takes to end the intervals of instances, two of whose calls used something."""
+    node = Node()
+    accounts = [node.meter.enter(f"i{number}", "f", 1, InstanceState.READY) for number in range(8)]
+    for account in accounts:
+        node.step(account, unsettled // len(accounts), 1_000)
+    node.meter.cut()
+    node.step(accounts[0], 2, 1_000)
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        node.meter.cut()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_ending_intervals_costs_what_is_in_them_and_not_what_is_unsettled() -> None:
+    assert _steps_of_cut(80) == _steps_of_cut(8_000)
