@@ -5,83 +5,36 @@ block, then for the source's port, which serves the pulls at hand in the order o
 with a block for as long as its own rate takes: a slow target holds up nobody but those behind it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rdmacast.links import Links, Seconds, Simulation, port_seconds, stretches
 from rdmacast.plan import TransferPlan
+from rdmacast.simulate_waves import Waves
 
-Seconds = NDArray[np.float64]
+# From so many transfers a step on, passes over arrays are faster than single events.
+_WAVES_FROM = 48
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """The network of a simulation.
+def simulate(
+    plan: TransferPlan, links: Links, block_bytes: float = 1.0, *, waves: bool | None = None
+) -> Simulation:
+    """Raises ValueError for a plan that cannot end: `validate` it first.
 
-    Every port moves `bytes_per_s` each way, a block takes `latency_s` on its way and `overhead_s` of both
-    ports, and its time at the ports grows by up to the share `jitter`, drawn anew for each block. `slow`
-    gives nodes whose rate is another share of it (a straggler: 0.25), `pairs` a latency and a rate that
-    hold between two nodes, source first. Scale-up domains move blocks in no time. `in_flight` is how many
-    pulls a target has under way.
+    `waves` says which of two ways to compute it, which tell the same; None: the faster one.
     """
-
-    bytes_per_s: float = 1.0
-    latency_s: float = 0.0
-    overhead_s: float = 0.0
-    jitter: float = 0.0
-    slow: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    pairs: Mapping[tuple[int, int], tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
-    in_flight: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        rates = (self.bytes_per_s, *self.slow.values(), *(rate for _, rate in self.pairs.values()))
-        if not all(rate > 0 for rate in rates):
-            raise ValueError("rates must be above 0")
-        delays = (self.latency_s, self.overhead_s, self.jitter, *(delay for delay, _ in self.pairs.values()))
-        if not all(delay >= 0 for delay in delays):
-            raise ValueError("latencies, overheads and jitter must be 0 or more")
-        if self.in_flight < 1:
-            raise ValueError("a target needs at least 1 pull in flight")
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Simulation:
-    """When each node held each block, in seconds; sources from 0 on."""
-
-    arrived_s: Seconds  # [node, block]
-    sources: tuple[int, ...]
-
-    def __repr__(self) -> str:
-        return f"Simulation({self.seconds:.6g} s, first full after {self.first_full_s:.6g} s)"
-
-    @property
-    def complete_s(self) -> Seconds:
-        """For each target the moment at which it held everything."""
-        targets = np.delete(self.arrived_s, list(self.sources), axis=0)
-        return np.asarray(targets.max(axis=1))
-
-    @property
-    def seconds(self) -> float:
-        return float(self.complete_s.max(initial=0.0))
-
-    @property
-    def first_full_s(self) -> float:
-        complete_s = self.complete_s
-        return float(complete_s.min()) if len(complete_s) else 0.0
-
-    @property
-    def skew_s(self) -> float:
-        return self.seconds - self.first_full_s
-
-
-def simulate(plan: TransferPlan, links: Links, block_bytes: float = 1.0) -> Simulation:
-    """Raises ValueError for a plan that cannot end: `validate` it first."""
-    return _Run(plan, links, block_bytes).run()
+    can = not links.pairs and not plan.is_local().any()
+    if waves is None:
+        waves = can and len(plan.transfers) >= _WAVES_FROM * plan.steps
+    if waves and not can:
+        raise ValueError("pairs of nodes and transfers inside scale-up domains cannot be simulated in waves")
+    arrived_s = (Waves if waves else _Run)(plan, links, block_bytes).run()
+    missing = np.argwhere(~np.isfinite(arrived_s))
+    if len(missing):
+        node, block = map(int, missing[0])
+        raise ValueError(f"the plan does not end: node {node} waits for block {block}")
+    return Simulation(arrived_s=arrived_s, sources=plan.shape.sources)
 
 
 class _Run:
@@ -90,26 +43,21 @@ class _Run:
     def __init__(self, plan: TransferPlan, links: Links, block_bytes: float) -> None:
         self._links = links
         self._bytes = block_bytes
-        self._shape = plan.shape
         nodes, blocks, moved = plan.shape.nodes, plan.shape.blocks, plan.transfers
         self._source: list[int] = moved.source.tolist()
         self._target: list[int] = moved.target.tolist()
         self._wanted: list[int] = (moved.source.astype(np.int64) * blocks + moved.block).tolist()
         self._brought: list[int] = (moved.target.astype(np.int64) * blocks + moved.block).tolist()
         self._local: list[bool] = plan.is_local().tolist()
-        draws = np.random.default_rng(links.seed).random(len(moved)) if links.jitter else np.zeros(len(moved))
-        self._stretch: list[float] = (1.0 + links.jitter * draws).tolist()
-        self._port_s = [
-            links.overhead_s + block_bytes / (links.bytes_per_s * links.slow.get(node, 1.0))
-            for node in range(nodes)
-        ]
+        self._stretch: list[float] = stretches(links, len(moved)).tolist()
+        self._port_s: list[float] = port_seconds(links, nodes, block_bytes).tolist()
         self._queues = self._pulls_by_target(plan)
         self._lacking = [0] * nodes  # with `whole`: the blocks without which a node sends nothing
         if plan.whole:
             self._lacking = [0 if node in plan.shape.sources else blocks for node in range(nodes)]
-        self._arrived_s = np.full((nodes, blocks), -1.0)
+        self._arrived_s = np.full((nodes, blocks), np.inf)
         self._arrived_s[list(plan.shape.sources)] = 0.0
-        self._held: list[bool] = (self._arrived_s >= 0).ravel().tolist()
+        self._held: list[bool] = (self._arrived_s == 0).ravel().tolist()
         self._waiting: dict[int, list[int]] = {}  # by node and block: pulls whose source lacks it
         self._held_back: dict[int, list[int]] = {}  # by node: pulls of a source that is not complete
         self._ready: list[list[int]] = [[] for _ in range(nodes)]  # by source: a heap of pulls
@@ -118,7 +66,8 @@ class _Run:
         self._events: list[tuple[float, int]] = []  # an arrival as its number, a free port as -1 - node
         self._changed: set[int] = set()
 
-    def run(self) -> Simulation:
+    def run(self) -> Seconds:
+        """When each node held each block; infinite for what never comes."""
         for target, queue in enumerate(self._queues):
             for _ in range(min(self._links.in_flight, len(queue))):
                 self._pull(target)
@@ -134,10 +83,7 @@ class _Run:
                 else:
                     self._changed.add(-1 - event)
             self._serve(now_s)
-        if (self._arrived_s < 0).any():
-            node, block = map(int, np.argwhere(self._arrived_s < 0)[0])
-            raise ValueError(f"the plan does not end: node {node} waits for block {block}")
-        return Simulation(arrived_s=self._arrived_s, sources=self._shape.sources)
+        return self._arrived_s
 
     @staticmethod
     def _pulls_by_target(plan: TransferPlan) -> list[list[int]]:
@@ -174,7 +120,7 @@ class _Run:
             self._pull(target)
 
     def _serve(self, now_s: float) -> None:
-        for source in self._changed:
+        for source in sorted(self._changed):
             ready = self._ready[source]
             while ready and (self._local[ready[0]] or self._free_s[source] <= now_s):
                 self._start(heappop(ready), now_s)

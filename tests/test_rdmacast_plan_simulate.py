@@ -71,6 +71,37 @@ def test_nothing_is_faster_than_the_links(
     assert np.array_equal(run.arrived_s, again.arrived_s)
 
 
+@pytest.mark.parametrize("name", PLANNERS)
+@given(
+    case=cases,
+    jitter=st.sampled_from([0.0, 0.1, 1.0]),
+    latency_s=st.sampled_from([0.0, 0.3, 2.0]),
+    overhead_s=st.sampled_from([0.0, 0.2]),
+    in_flight=st.integers(1, 4),
+    slow=st.dictionaries(st.integers(0, 39), st.floats(0.1, 1.0), max_size=3),
+)
+@settings(max_examples=25, deadline=None)
+def test_both_ways_to_compute_it_tell_the_same(
+    name: str,
+    case: tuple[int, int, int],
+    jitter: float,
+    latency_s: float,
+    overhead_s: float,
+    in_flight: int,
+    slow: dict[int, float],
+) -> None:
+    plan = plan_of(name, *case)
+    links = Links(
+        latency_s=latency_s,
+        overhead_s=overhead_s,
+        jitter=jitter,
+        in_flight=in_flight,
+        slow={node: share for node, share in slow.items() if node < case[0]},
+    )
+    single, waves = (simulate(plan, links, waves=waves).arrived_s for waves in (False, True))
+    assert np.array_equal(single, waves)
+
+
 def test_a_straggler_at_the_end_of_a_chain_holds_up_nobody() -> None:
     plan = plan_of("chain", 6, 32)
     without, run = simulate(plan, Links()), simulate(plan, Links(slow={5: 0.25}))
@@ -117,6 +148,10 @@ def test_what_cannot_end_or_be_is_refused() -> None:
     circle = TransferPlan(planner="test", shape=shape, groups=((0, 1, 2),), transfers=transfers)
     with pytest.raises(ValueError, match="node 1 waits for block 0"):
         simulate(circle, Links())
+    with pytest.raises(ValueError, match="node 1 waits for block 0"):
+        simulate(circle, Links(), waves=True)
+    with pytest.raises(ValueError, match="cannot be simulated in waves"):
+        simulate(plan_of("chain", 3, 8), Links(pairs={(1, 2): (0.5, 0.5)}), waves=True)
     for wrong in ({"bytes_per_s": 0}, {"latency_s": -1}, {"in_flight": 0}, {"slow": {1: 0.0}}):
         with pytest.raises(ValueError):
             Links(**wrong)  # type: ignore[arg-type]
