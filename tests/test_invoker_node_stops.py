@@ -10,15 +10,7 @@ import pytest
 from invoker.engine.fake import StepGate
 from registry.channel import Channel
 from registry.errors import ChannelClosed, RemoteError
-from registry.messages import (
-    Done,
-    LogLines,
-    StopInstance,
-    TailLogs,
-    Tokens,
-    Usage,
-    WarmImage,
-)
+from registry.messages import Done, LogLines, StopInstance, TailLogs, Tokens, Usage, WarmImage
 from registry.node import NodeState
 from tests.invoker_fixture import (
     KIB,
