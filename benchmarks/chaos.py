@@ -23,6 +23,7 @@ from benchmarks.chaos_check import Findings
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.chaos_load import Asked, Fate
 from benchmarks.chaos_run import Chaos, Kill, Storm, close_books, platform, rage
+from benchmarks.endings import end_politely
 from benchmarks.machine import describe_machine, write_records
 
 
@@ -89,6 +90,7 @@ def records_of(chaos: Chaos, ledger: dict[str, Any], params: dict[str, object]) 
 
 
 def main() -> None:
+    end_politely()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--kills", type=int, default=300)

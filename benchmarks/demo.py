@@ -22,6 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.endings import end_politely
 from benchmarks.random_llama import write_random_llama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +230,7 @@ def check_order(readings: Sequence[Reading]) -> None:
 
 
 def main() -> None:
+    end_politely()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 from benchmarks.random_llama import write_random_llama
 
@@ -336,6 +337,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    end_politely()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--rounds", type=int, default=5, help="on each side, in turns")

@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import uvloop
 
+from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 
 BODY = json.dumps({"message": "x" * 100}, separators=(",", ":")).encode()
@@ -295,6 +296,7 @@ def run(rounds: int, seconds: float, gateways: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    end_politely()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway_overhead",
         description=__doc__,

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 from benchmarks.random_llama import write_random_llama
 from registry.change import Change, NodeUp
@@ -326,6 +327,7 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    end_politely()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.starts", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--rounds", type=int, default=5)
