@@ -3,82 +3,28 @@
 import asyncio
 import json
 import os
-import signal
-import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
-import psutil
 import pytest
-import uvloop
 
 from invoker.handlers.confine import landlock_version
 from invoker.handlers.errors import (
     BadHandler,
     HandlerCrashed,
     HandlerRaised,
-    HandlerStopped,
     HandlerTimeout,
     OutputTooLarge,
 )
 from invoker.handlers.files import make_folder, relative_path
-from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LogLines
-from invoker.handlers.process import HandlerProcess, backoff_s, handler_spec
-from invoker.handlers.spawn import kill_strays, kill_tree
+from invoker.handlers.process import HandlerProcess, handler_spec
 from registry.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
+from tests.handler_fixture import call, on_loop, run
 from tests.patience import PATIENCE_S
 
 MIB = 1024**2
 FUNCTIONS = Path(__file__).parents[1] / "functions"
-
-Scenario = Callable[[HandlerProcess], Awaitable[None]]
-
-
-def on_loop(main: Coroutine[object, object, None]) -> None:
-    """Run on the loop that a node runs on."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
-
-
-def run(
-    tmp_path: Path,
-    source: str,
-    scenario: Scenario,
-    *,
-    limits: HandlerLimits | None = None,
-    env: dict[str, str] | None = None,
-    files: dict[str, bytes] | None = None,
-    logs: list[str] | None = None,
-    start: Callable[..., None] = on_loop,
-) -> None:
-    """Start a handler with `source`, play `scenario`, stop it, and see that nothing is left."""
-    spec = HandlerSpec(
-        file="handler.py",
-        function="handle",
-        env=env or {},
-        limits=limits or HandlerLimits(timeout_s=PATIENCE_S),
-    )
-
-    async def play() -> None:
-        process = HandlerProcess((logs if logs is not None else []).append)
-        try:
-            await process.start({"handler.py": source.encode(), **(files or {})}, spec, tmp_path / "scratch")
-            pid = process.pid
-            await scenario(process)
-        finally:
-            await process.aclose()
-        assert list((tmp_path / "scratch").iterdir()) == []
-        assert pid is not None and not psutil.pid_exists(pid)
-
-    start(play())
-
-
-async def call(process: HandlerProcess, body: object, timeout_s: float = PATIENCE_S) -> list[object]:
-    values: list[object] = []
-    async with aclosing(process.invoke("r1", json.dumps(body).encode(), timeout_s)) as outputs:
-        values.extend([json.loads(output.data) async for output in outputs])
-    return values
 
 
 @pytest.mark.parametrize("start", [on_loop, asyncio.run])
@@ -348,46 +294,6 @@ def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
     run(tmp_path, "def handle(request): return 1", scenario)
 
 
-def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
-    source = """
-import os
-def handle(request):
-    if request == "crash":
-        print("about to fall over")
-        os._exit(3)
-    return request
-"""
-    logs: list[str] = []
-
-    async def scenario(process: HandlerProcess) -> None:
-        with pytest.raises(HandlerCrashed) as raised:
-            await call(process, "crash")
-        assert "status 3" in str(raised.value)
-        assert "about to fall over" in str(raised.value)
-        assert await call(process, "fine") == ["fine"]
-
-    run(tmp_path, source, scenario, logs=logs)
-    assert "about to fall over" in logs
-
-
-def test_output_of_both_streams_is_logged_line_by_line(tmp_path: Path) -> None:
-    source = """
-import sys
-print("loaded")
-def handle(request):
-    print("out", request)
-    print("err", request, file=sys.stderr)
-    return 1
-"""
-    logs: list[str] = []
-
-    async def scenario(process: HandlerProcess) -> None:
-        await call(process, "é")
-
-    run(tmp_path, source, scenario, logs=logs)
-    assert logs == ["loaded", "out é", "err é"]
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -462,205 +368,3 @@ async def stream():
             pass
 
     run(tmp_path, source, scenario)
-
-
-def test_stopping_ends_calls_under_way_and_what_the_handler_started(tmp_path: Path) -> None:
-    source = """
-import subprocess
-def handle(request):
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield child.pid
-    child.wait()
-"""
-    pids: list[int] = []
-
-    async def scenario(process: HandlerProcess) -> None:
-        outputs = process.invoke("r", b"", 20)
-        pids.append(int((await anext(outputs)).data))
-        rest = asyncio.ensure_future(anext(outputs))
-        await process.aclose()
-        with pytest.raises(HandlerStopped):
-            await rest
-        with pytest.raises(HandlerStopped):
-            await call(process, 1)
-
-    run(tmp_path, source, scenario)
-    strays = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(strays, timeout=PATIENCE_S)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-
-
-def test_what_a_handler_leaves_behind_when_it_dies_is_killed(tmp_path: Path) -> None:
-    source = """
-import os, subprocess
-def handle(request):
-    if request == "die":
-        os._exit(1)
-    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
-"""
-
-    async def scenario(process: HandlerProcess) -> None:
-        (pid,) = await call(process, None)
-        assert isinstance(pid, int)
-        stray = psutil.Process(pid)
-        with pytest.raises(HandlerCrashed, match="status 1"):
-            await call(process, "die")
-        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
-        assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
-
-    run(tmp_path, source, scenario)
-
-
-@pytest.mark.parametrize(
-    "start_child",
-    [
-        "subprocess.Popen(['sleep', '1000'], env={'HOME': '/'}).pid",
-        "os.fork() or time.sleep(1000)",  # it has the socket too, so that the call sees no end of it
-    ],
-)
-def test_a_child_with_another_home_or_with_the_socket_ends_with_a_handler(
-    tmp_path: Path, start_child: str
-) -> None:
-    source = f"""
-import os, subprocess, time
-def handle(request):
-    if request == "die":
-        os._exit(1)
-    return {start_child}
-"""
-
-    async def scenario(process: HandlerProcess) -> None:
-        (pid,) = await call(process, None)
-        assert isinstance(pid, int)
-        stray = psutil.Process(pid)
-        with pytest.raises(HandlerCrashed, match="status 1"):
-            await call(process, "die")
-        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
-        assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
-
-    run(tmp_path, source, scenario)
-
-
-def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
-    source = """
-import time
-def handle(request):
-    yield request
-    if request == "wait":
-        time.sleep(1000)
-"""
-
-    async def scenario(process: HandlerProcess) -> None:
-        for _ in range(2):
-            async with aclosing(process.invoke("r", b'"wait"', 20)) as outputs:
-                await anext(outputs)
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
-                with pytest.raises(HandlerCrashed, match="SIGKILL"):
-                    await anext(outputs)
-            assert await call(process, "x") == ["x"]
-
-    run(tmp_path, source, scenario)
-
-
-def test_backoff_doubles_up_to_a_bound() -> None:
-    assert [backoff_s(n) for n in (0, 1, 2, 3, 40)] == [0, 0.1, 0.2, 0.4, 10]
-
-
-def test_log_lines_are_bounded() -> None:
-    seen: list[str] = []
-    lines = LogLines(seen.append)
-    lines.feed(b"one\ntw")
-    lines.feed(b"o\r\n" + b"x" * (2 * MAX_LINE_BYTES + 5))
-    lines.end()
-    assert seen[:2] == ["one", "two"]
-    assert [len(line) for line in seen[2:]] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 5]
-    assert lines.tail(1) == ["xxxxx"]
-
-
-def test_lines_beyond_the_bound_are_counted() -> None:
-    now_s = 0.0
-    seen: list[str] = []
-    lines = LogLines(seen.append, lambda: now_s)
-    lines.feed(b"a\n" * (MAX_LINES - 1))
-    lines.feed(b"b\nc\nd\n")
-    assert len(seen) == MAX_LINES and seen[-1] == "b" and lines.left_out == 2
-    assert lines.tail(2) == ["c", "d"]
-    now_s = 1.0
-    lines.feed(b"e\n")
-    assert seen[MAX_LINES:] == [f"(2 lines were left out: more than {MAX_LINES} in 1 s)", "e"]
-    lines.feed(b"\n" * 10_000)
-    lines.end()
-    assert len(seen) == 2 * MAX_LINES + 2
-    assert seen[-1].startswith(f"({10_001 - MAX_LINES} lines were left out")
-
-
-def test_a_handler_that_prints_without_end_leaves_the_node_its_time(tmp_path: Path) -> None:
-    source = """
-import os, threading
-over = threading.Event()
-def handle(request):
-    if request == "stop":
-        over.set()
-    while not over.is_set():
-        os.write(1, b"\\n" * 65536)
-"""
-    logs: list[str] = []
-
-    async def scenario(process: HandlerProcess) -> None:
-        printing = asyncio.create_task(call(process, "print"))
-        while not logs:  # noqa: ASYNC110 (a list tells nobody of it)
-            await asyncio.sleep(0)
-        began_s, used_s = time.monotonic(), time.process_time()
-        for _ in range(40):
-            await asyncio.sleep(0.01)
-        took_s, used_s = time.monotonic() - began_s, time.process_time() - used_s
-        assert await call(process, "stop") == [None]
-        await printing
-        assert used_s < took_s / 2
-        assert len(logs) <= (MAX_LINES + 1) * (2 + time.monotonic() - began_s)
-
-    run(tmp_path, source, scenario, logs=logs)
-    assert any("were left out" in line for line in logs)
-
-
-def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        ended = await asyncio.create_subprocess_exec("true")
-        await ended.wait()
-        other = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
-        kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
-        kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await other.wait()
-        kill_tree(other)
-        assert await other.wait() == -signal.SIGKILL
-
-    on_loop(scenario())
-
-
-class _Numbered:
-    """A process that has ended, as if it had had another's number."""
-
-    def __init__(self, ended: asyncio.subprocess.Process, pid: int) -> None:
-        self.returncode = ended.returncode
-        self.pid = pid
-
-
-def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(tmp_path: Path) -> None:
-    async def scenario(process: HandlerProcess) -> None:
-        first = process.pid
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        calls = []
-        async with asyncio.timeout(PATIENCE_S):
-            while process.pid in (first, None):
-                calls.append(asyncio.create_task(call(process, 7)))
-                await asyncio.sleep(0.001)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [7] in answers
-        unlike = [one for one in answers if one != [7] and not isinstance(one, HandlerCrashed)]
-        assert not unlike, unlike[0]
-
-    run(tmp_path, "def handle(x): return x", scenario)

@@ -1,0 +1,183 @@
+"""The life of a handler's process: crashes, kills, stops, the next one, and what it leaves behind."""
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from invoker.handlers.errors import HandlerCrashed, HandlerStopped
+from invoker.handlers.process import HandlerProcess, backoff_s
+from invoker.handlers.spawn import kill_strays, kill_tree
+from tests.handler_fixture import call, on_loop, run
+from tests.patience import PATIENCE_S
+
+
+def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
+    source = """
+import os
+def handle(request):
+    if request == "crash":
+        print("about to fall over")
+        os._exit(3)
+    return request
+"""
+    logs: list[str] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        with pytest.raises(HandlerCrashed) as raised:
+            await call(process, "crash")
+        assert "status 3" in str(raised.value)
+        assert "about to fall over" in str(raised.value)
+        assert await call(process, "fine") == ["fine"]
+
+    run(tmp_path, source, scenario, logs=logs)
+    assert "about to fall over" in logs
+
+
+def test_stopping_ends_calls_under_way_and_what_the_handler_started(tmp_path: Path) -> None:
+    source = """
+import subprocess
+def handle(request):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield child.pid
+    child.wait()
+"""
+    pids: list[int] = []
+
+    async def scenario(process: HandlerProcess) -> None:
+        outputs = process.invoke("r", b"", 20)
+        pids.append(int((await anext(outputs)).data))
+        rest = asyncio.ensure_future(anext(outputs))
+        await process.aclose()
+        with pytest.raises(HandlerStopped):
+            await rest
+        with pytest.raises(HandlerStopped):
+            await call(process, 1)
+
+    run(tmp_path, source, scenario)
+    strays = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(strays, timeout=PATIENCE_S)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_what_a_handler_leaves_behind_when_it_dies_is_killed(tmp_path: Path) -> None:
+    source = """
+import os, subprocess
+def handle(request):
+    if request == "die":
+        os._exit(1)
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        (pid,) = await call(process, None)
+        assert isinstance(pid, int)
+        stray = psutil.Process(pid)
+        with pytest.raises(HandlerCrashed, match="status 1"):
+            await call(process, "die")
+        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
+        assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
+
+    run(tmp_path, source, scenario)
+
+
+@pytest.mark.parametrize(
+    "start_child",
+    [
+        "subprocess.Popen(['sleep', '1000'], env={'HOME': '/'}).pid",
+        "os.fork() or time.sleep(1000)",  # it has the socket too, so that the call sees no end of it
+    ],
+)
+def test_a_child_with_another_home_or_with_the_socket_ends_with_a_handler(
+    tmp_path: Path, start_child: str
+) -> None:
+    source = f"""
+import os, subprocess, time
+def handle(request):
+    if request == "die":
+        os._exit(1)
+    return {start_child}
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        (pid,) = await call(process, None)
+        assert isinstance(pid, int)
+        stray = psutil.Process(pid)
+        with pytest.raises(HandlerCrashed, match="status 1"):
+            await call(process, "die")
+        await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
+        assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
+
+    run(tmp_path, source, scenario)
+
+
+def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
+    source = """
+import time
+def handle(request):
+    yield request
+    if request == "wait":
+        time.sleep(1000)
+"""
+
+    async def scenario(process: HandlerProcess) -> None:
+        for _ in range(2):
+            async with aclosing(process.invoke("r", b'"wait"', 20)) as outputs:
+                await anext(outputs)
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                with pytest.raises(HandlerCrashed, match="SIGKILL"):
+                    await anext(outputs)
+            assert await call(process, "x") == ["x"]
+
+    run(tmp_path, source, scenario)
+
+
+def test_backoff_doubles_up_to_a_bound() -> None:
+    assert [backoff_s(n) for n in (0, 1, 2, 3, 40)] == [0, 0.1, 0.2, 0.4, 10]
+
+
+def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ended = await asyncio.create_subprocess_exec("true")
+        await ended.wait()
+        other = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+        kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
+        kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await other.wait()
+        kill_tree(other)
+        assert await other.wait() == -signal.SIGKILL
+
+    on_loop(scenario())
+
+
+class _Numbered:
+    """A process that has ended, as if it had had another's number."""
+
+    def __init__(self, ended: asyncio.subprocess.Process, pid: int) -> None:
+        self.returncode = ended.returncode
+        self.pid = pid
+
+
+def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(tmp_path: Path) -> None:
+    async def scenario(process: HandlerProcess) -> None:
+        first = process.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        calls = []
+        async with asyncio.timeout(PATIENCE_S):
+            while process.pid in (first, None):
+                calls.append(asyncio.create_task(call(process, 7)))
+                await asyncio.sleep(0.001)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [7] in answers
+        unlike = [one for one in answers if one != [7] and not isinstance(one, HandlerCrashed)]
+        assert not unlike, unlike[0]
+
+    run(tmp_path, "def handle(x): return x", scenario)
