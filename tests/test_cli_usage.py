@@ -15,8 +15,7 @@ from cli.prices import next_id
 from cli.usage import money
 from registry.usage import InstanceInterval
 from tests.gateway_http_fixture import Gateway, gateway
-from tests.test_gateway_http_usage import fill
-from tests.test_registry_usage_reports import interval
+from tests.usage_fixture import fill, interval
 
 Command = Callable[..., Result]
 
@@ -27,7 +26,7 @@ def against(scenario: Callable[[Command, Gateway, asyncio.AbstractEventLoop], No
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with gateway() as gw:
-            await fill(gw)
+            await fill(gw.state)
 
             def hypercast(*arguments: str) -> Result:
                 env = {"HYPERCAST_URL": gw.url, "HYPERCAST_API_KEY": gw.admin_key}

@@ -7,39 +7,15 @@ from dataclasses import replace
 import pytest
 
 from registry.instance import InstanceState
-from registry.usage import LostCall
-from tests.gateway_http_fixture import Gateway, gateway
+from tests.gateway_http_fixture import gateway
 from tests.registry_records import instance, node
-from tests.test_registry_usage_reports import done, interval, part, used
-
-
-async def fill(gw: Gateway) -> None:
-    """Two tenants on one instance that was busy for 7 s of a minute, one of them lost."""
-    for record in (
-        done("a", used(4_000_000, "a/0"), tenant="acme", start=5, end=15),
-        done("b", used(2_000_400, "b/0"), tenant="other", start=20, end=30),
-    ):
-        await gw.state.add_request(record)
-    calls = part("a/0", 0, 4_000_000), part("b/0", 0, 2_000_400), part("c/0", 0, 1_000_000)
-    await gw.state.add_interval(interval(calls=calls, loading_us=1_000_000))
-    await gw.state.add_lost_call(
-        LostCall(
-            id="l",
-            call_id="c/0",
-            instance_id="i0",
-            node="n0",
-            function="tiny",
-            version=1,
-            used_us=1_000_000,
-            ended_at=1_700_000_040.0,
-        )
-    )
+from tests.usage_fixture import fill, interval
 
 
 def test_reports_group_by_what_is_asked_for() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as admin, gw.http(gw.caller_key) as caller:
-            await fill(gw)
+            await fill(gw.state)
             whole = (await admin.get("/admin/usage/report")).json()["rows"]
             assert [list(row)[:3] for row in whole] == [["function", "tenant", "requests"]] * 2
             for by in ("key", "node,status", "hour", "day,version", "start_kind", "tenant,function"):
@@ -64,7 +40,7 @@ def test_reports_group_by_what_is_asked_for() -> None:
 def test_a_summary_tells_what_a_period_held() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as admin, gw.http(gw.caller_key) as caller:
-            await fill(gw)
+            await fill(gw.state)
             rows = (await admin.get("/admin/usage/summary")).json()["rows"]
             assert [row["tenant"] for row in rows] == ["acme", "other"]
             assert (rows[0]["ok"], rows[0]["exec_p95_ms"], rows[0]["currency"]) == (1, 900, "USD")
@@ -81,7 +57,7 @@ def test_gpu_time_in_every_form() -> None:
 
     async def main() -> None:
         async with gateway() as gw, gw.http() as admin, gw.http(gw.caller_key) as caller:
-            await fill(gw)
+            await fill(gw.state)
             path = "/admin/usage/gpu-time"
             (total,) = (await admin.get(path, params={"by": ""})).json()["rows"]
             assert total == {
@@ -122,7 +98,7 @@ def test_the_check_names_what_does_not_add_up() -> None:
     async def main() -> None:
         async with gateway() as gw, gw.http() as admin, gw.http(gw.caller_key) as caller:
             assert (await caller.get("/admin/usage/check")).status_code == 403
-            await fill(gw)
+            await fill(gw.state)
             found = (await admin.get("/admin/usage/check")).json()
             assert found == {
                 "verdict": "exact",
@@ -132,7 +108,7 @@ def test_the_check_names_what_does_not_add_up() -> None:
                 "instances": [],
                 "nodes": [],
             }
-            await gw.state.add_interval(interval("i1", start=60, end=61, busy_us=5))
+            await gw.state.add_interval(interval("i1", start=60, end=61, busy_us=5, epoch=0))
             found = (await admin.get("/admin/usage/check")).json()
             assert found["verdict"] == "wrong"
             assert [(one["instance_id"], one["missing_us"]) for one in found["instances"]] == [("i1", 5)]
