@@ -1,0 +1,94 @@
+"""The transport of one host: which files it opens, and files that change under it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from rdmacast.errors import CastError, NotShared
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.shm import ShmTransport
+from rdmacast.transport import PeerAddress
+from tests.transport_fixture import CONTENT, NBYTES, SECRET
+
+
+@pytest.mark.parametrize("trick", ["link", "outside", "size", "folder", "missing", "none", "relative"])
+def test_shm_opens_only_what_it_may(trick: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    content = CONTENT[:1000]
+    good = root / "good"
+    good.write_bytes(content)
+    (root / "folder").mkdir()
+    (root / "link").symlink_to(good)
+    (tmp_path / "outside").write_bytes(content)
+    (root / "size").write_bytes(content + b"x")
+    paths = {
+        "link": root / "link",
+        "outside": tmp_path / "outside",
+        "size": root / "size",
+        "folder": root / "folder",
+        "missing": root / "missing",
+        "none": None,
+        "relative": Path("good"),
+    }
+
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as server:
+            path = paths[trick]
+            shm_path = str(path) if path else None
+            server.publish("bad", GrowingRegion(content, shm_path=shm_path, complete=True))
+            server.publish("good", GrowingRegion(content, shm_path=str(good), complete=True))
+            async with ShmTransport(SECRET, root=root).connect(server.address) as link:
+                with pytest.raises(NotShared):
+                    await link.read_into("bad", 0, memoryview(bytearray(1000)))
+                buffer = bytearray(1000)
+                await link.read_into("good", 0, memoryview(buffer))
+                assert buffer == content
+
+    asyncio.run(main())
+
+
+def test_shm_follows_a_region_that_is_published_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as server:
+            async with ShmTransport(SECRET).connect(server.address) as link:
+                for content in (b"one" * 100, b"two" * 100):
+                    path = tmp_path / content[:3].decode()
+                    path.write_bytes(content)
+                    server.publish("image", GrowingRegion(content, shm_path=str(path), complete=True))
+                    buffer = bytearray(300)
+                    await link.read_into("image", 0, memoryview(buffer))
+                    assert buffer == content
+                    await server.withdraw("image")
+
+    asyncio.run(main())
+
+
+def test_shm_refuses_a_server_that_is_on_another_host() -> None:
+    async def main() -> None:
+        async with RegionServer(SECRET, host="b") as server:
+            with pytest.raises(CastError, match="on host 'b'"):
+                async with ShmTransport(SECRET).connect(PeerAddress(url=server.address.url, host="a")):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_a_shortened_file_reads_short_and_does_not_kill(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(CONTENT)
+
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as server:
+            server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+            async with ShmTransport(SECRET).connect(server.address) as link:
+                buffer = memoryview(bytearray(NBYTES))
+                await link.read_into("image", 0, buffer)
+                os.truncate(path, 1000)
+                with pytest.raises(NotShared, match="ends at 1000"):
+                    await link.read_into("image", 0, buffer)
+
+    asyncio.run(main())

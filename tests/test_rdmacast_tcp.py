@@ -1,0 +1,154 @@
+"""The transport over TCP: withdrawals while it sends, link rates, and peers that fall silent."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from rdmacast.connection import listen
+from rdmacast.errors import LinkClosed
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.settings import LinkSettings
+from rdmacast.tcp import TcpTransport
+from rdmacast.transport import Link, PeerAddress
+from rdmacast.wire import SERVICE, Hello, encode
+from tests.patience import PATIENCE_S
+from tests.transport_fixture import CONTENT, SECRET, WatchedRegion, make_rig
+
+
+def test_a_reads_lease_holds_the_withdrawal_until_its_bytes_are_sent() -> None:
+    """A reader that stops reading holds the region; past the drain time its link is closed."""
+
+    async def main() -> None:
+        nbytes = 32 << 20
+        async with RegionServer(SECRET, host="a") as server:
+            region = WatchedRegion(bytes(nbytes), complete=True)
+            server.publish("image", region)
+            # A receiving cap this low leaves the payload in the server's hands for minutes.
+            slow = TcpTransport(SECRET, link_rate_bytes_s=50_000)
+            async with slow.connect(server.address) as link:
+                reading = asyncio.create_task(link.read_into("image", 0, memoryview(bytearray(nbytes))))
+                await region.viewed.wait()
+                with pytest.raises(ValueError, match="published"):
+                    server.publish("image", GrowingRegion(b"x"))
+                await server.withdraw("image", drain_s=0.05)
+                assert server.counters["cast_sent_bytes"] < nbytes
+                assert "0 regions, 0 links" in repr(server)
+            with pytest.raises(LinkClosed):
+                await reading
+            await server.withdraw("image")
+
+    asyncio.run(main())
+
+
+def test_a_withdrawal_waits_for_a_read_that_is_being_sent() -> None:
+    async def main() -> None:
+        nbytes = 8 << 20
+        content = os.urandom(nbytes)
+        async with RegionServer(SECRET, host="a") as server:
+            region = WatchedRegion(content, complete=True)
+            server.publish("image", region)
+            async with TcpTransport(SECRET).connect(server.address) as link:
+                buffer = bytearray(nbytes)
+                reading = asyncio.create_task(link.read_into("image", 0, memoryview(buffer)))
+                await region.viewed.wait()
+                await server.withdraw("image")
+                assert server.counters["cast_sent_bytes"] == nbytes
+                await reading
+                assert buffer == content
+
+    asyncio.run(main())
+
+
+def test_the_link_rate_caps_a_node_and_links_share_it() -> None:
+    async def main() -> None:
+        nbytes, rate = 400_000, 2_000_000
+        loop = asyncio.get_running_loop()
+        async with RegionServer(SECRET, host="a", link_rate_bytes_s=rate) as server:
+            server.publish("image", GrowingRegion(b"x" * nbytes, complete=True))
+            transport = TcpTransport(SECRET)
+            async with transport.connect(server.address) as one, transport.connect(server.address) as two:
+                buffers, had = (bytearray(nbytes), bytearray(nbytes)), list[int]()
+
+                async def read(link: Link, buffer: bytearray) -> None:
+                    await link.read_into("image", 0, memoryview(buffer))
+                    had.append(min(other.count(b"x") for other in buffers))
+
+                started_s = loop.time()
+                await asyncio.gather(read(one, buffers[0]), read(two, buffers[1]))
+                assert loop.time() - started_s >= (2 * nbytes - 100_000) / rate
+                assert had[0] > nbytes / 2  # when the one was through the other was not far behind
+
+    asyncio.run(main())
+
+
+def test_the_receiving_side_caps_too() -> None:
+    async def main() -> None:
+        nbytes, rate = 300_000, 2_000_000
+        loop = asyncio.get_running_loop()
+        async with RegionServer(SECRET, host="a") as server:
+            server.publish("image", GrowingRegion(CONTENT[:nbytes], complete=True))
+            async with TcpTransport(SECRET, link_rate_bytes_s=rate).connect(server.address) as link:
+                buffer = bytearray(nbytes)
+                started_s = loop.time()
+                await link.read_into("image", 0, memoryview(buffer))
+                assert loop.time() - started_s >= (nbytes - 100_000) / rate
+                assert buffer == CONTENT[:nbytes]
+
+    asyncio.run(main())
+
+
+class _Deaf(asyncio.Protocol):
+    """A server that greets and then never says anything again."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(encode(Hello(1 << 20, "a")))
+
+
+def test_a_peer_that_falls_silent_is_given_up() -> None:
+    settings = LinkSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+
+    async def main() -> None:
+        listener = await listen(
+            "tcp://127.0.0.1:0", secret=SECRET, service=SERVICE, make_protocol=_Deaf, timeout_s=PATIENCE_S
+        )
+        peer = PeerAddress(url=listener.endpoint.url, host="a")
+        async with TcpTransport(SECRET, settings=settings).connect(peer) as link:
+            with pytest.raises(LinkClosed, match="silent"):
+                await link.read_into("image", 0, memoryview(bytearray(10)))
+        listener.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("capped", ["server", "client"])
+def test_a_payload_may_take_longer_than_a_peer_may_be_silent(capped: str) -> None:
+    limits = LinkSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+    rate = 300_000.0
+
+    async def main() -> None:
+        server_rate, client_rate = (rate, None) if capped == "server" else (None, rate)
+        async with RegionServer(SECRET, host="a", link_rate_bytes_s=server_rate, settings=limits) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            transport = TcpTransport(SECRET, link_rate_bytes_s=client_rate, settings=limits)
+            async with transport.connect(server.address) as link:
+                buffer = bytearray(200_000)
+                await link.read_into("image", 0, memoryview(buffer))
+                assert buffer == CONTENT[:200_000]
+
+    asyncio.run(main())
+
+
+def test_pings_keep_a_link_that_waits_long(tmp_path: Path) -> None:
+    settings = LinkSettings(ping_interval_s=0.05, ping_timeout_s=0.2)
+
+    async def main() -> None:
+        async with make_rig("tcp", tmp_path, settings) as rig:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.5, rig.region.complete)
+            await rig.link.read_into("image", 0, memoryview(bytearray(10)))
+
+    asyncio.run(main())
