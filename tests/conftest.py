@@ -1,15 +1,20 @@
 """Fixtures that several test files share."""
 
+import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from registry.memory_state import MemoryState
+from registry.redis_connections import Connections
+from registry.redis_state import RedisState
 from tests.platform_fixture import Platform
 from tests.redis_fixture import running_redis
+from tests.state_fixture import FEED_LENGTH, Scenario
 
 # One thread a process: the machine has few cores, and several processes run at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,6 +56,24 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis of the file's own."""
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def on_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
+    """Runs a scenario against an empty state."""
+
+    async def in_redis(scenario: Scenario) -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with RedisState.connect(redis_url, feed_length=FEED_LENGTH) as state:
+            await scenario(state)
+
+    async def in_memory(scenario: Scenario) -> None:
+        await scenario(MemoryState(feed_length=FEED_LENGTH))
+
+    main = in_redis if request.param == "redis" else in_memory
+    return lambda scenario: asyncio.run(main(scenario))
 
 
 @pytest.fixture

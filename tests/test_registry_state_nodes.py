@@ -1,0 +1,202 @@
+"""What every State promises of who is there: nodes and their instances, gateways' demand, leases."""
+
+import asyncio
+
+import pytest
+
+from registry.change import Demand, DemandChanged, InstanceChanged, NodeGone, NodeUp, ScaleTarget
+from registry.errors import StaleEpoch
+from registry.instance import InstanceState
+from registry.state import State
+from tests.registry_records import instance, node
+from tests.state_fixture import after, until
+
+
+def test_epochs_of_a_node_only_grow(on_state):
+    async def scenario(state: State) -> None:
+        assert await state.next_node_epoch("n0") < await state.next_node_epoch("n0")
+        assert await state.next_node_epoch("n1") == 1
+        await state.put_node(node("n1", epoch=5), 60)
+        assert await state.next_node_epoch("n1") == 6
+
+    on_state(scenario)
+
+
+def test_a_former_process_of_a_node_is_fenced(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(epoch=1), 60)
+        await state.put_instance(instance(), 1)
+        await state.put_node(node(epoch=2), 60)
+        with pytest.raises(StaleEpoch):
+            await state.put_node(node(epoch=1), 60)
+        with pytest.raises(StaleEpoch):
+            await state.put_instance(instance("late"), 1)
+        await state.remove_node("n0", 1)
+        snapshot = await state.snapshot()
+        assert [up.record.epoch for up in snapshot.nodes] == [2]
+        assert snapshot.instances == ()  # they went with the process that had them
+
+    on_state(scenario)
+
+
+def test_an_epoch_given_out_fences_before_its_first_heartbeat(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(epoch=await state.next_node_epoch("n0")), 60)
+        await state.next_node_epoch("n0")
+        with pytest.raises(StaleEpoch):
+            await state.put_node(node(epoch=1), 60)
+
+    on_state(scenario)
+
+
+def test_the_feed_tells_that_a_node_was_replaced(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(epoch=1), 60)
+        cursor = (await state.snapshot()).cursor
+        await state.put_instance(instance("early"), 2)  # before the first heartbeat of epoch 2
+        await state.put_node(node(epoch=2), 60)
+        early = InstanceChanged(record=instance("early"))
+        assert await after(state, cursor, 4) == [
+            early,
+            NodeGone(id="n0", epoch=1),
+            NodeUp(record=node(epoch=2), ttl_s=60),
+            early,
+        ]
+        assert (await state.snapshot()).instances == (instance("early"),)
+
+    on_state(scenario)
+
+
+def test_a_removed_node_takes_its_instances_along(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(), 60)
+        await state.put_instance(instance(), 1)
+        cursor = (await state.snapshot()).cursor
+        await state.remove_node("n0", 1)
+        await state.remove_node("n0", 1)
+        await state.put_node(node("n1"), 60)
+        snapshot = await state.snapshot()
+        assert [up.record.id for up in snapshot.nodes] == ["n1"]
+        assert snapshot.instances == ()
+        gone, up = await after(state, cursor, 2)
+        assert gone == NodeGone(id="n0", epoch=1)
+        assert isinstance(up, NodeUp)
+
+    on_state(scenario)
+
+
+def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(), 0.05)
+        await state.put_instance(instance(), 1)
+
+        async def vanished() -> bool:
+            snapshot = await state.snapshot()
+            return snapshot.nodes == () and snapshot.instances == ()
+
+        await until(vanished)
+        cursor = (await state.snapshot()).cursor
+        await state.put_node(node(), 60)
+        assert (await state.snapshot()).instances == (instance(),)
+        assert await after(state, cursor, 2) == [
+            NodeUp(record=node(), ttl_s=60),
+            InstanceChanged(record=instance()),
+        ]
+
+    on_state(scenario)
+
+
+def test_a_final_instance_is_deleted_and_announced(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_node(node(), 60)
+        await state.put_instance(instance(), 1)
+        cursor = (await state.snapshot()).cursor
+        final = instance(state=InstanceState.FAILED, error="out of memory")
+        await state.put_instance(final, 1)
+        assert (await state.snapshot()).instances == ()
+        assert await after(state, cursor, 1) == [InstanceChanged(record=final)]
+
+    on_state(scenario)
+
+
+def test_demand_of_a_silent_gateway_vanishes(on_state):
+    async def scenario(state: State) -> None:
+        await state.put_demand("g", [], 0.05)
+
+        async def vanished() -> bool:
+            return (await state.snapshot()).demands == ()
+
+        await until(vanished)
+
+    on_state(scenario)
+
+
+def test_demand_replaces_what_the_gateway_said_before(on_state):
+    async def scenario(state: State) -> None:
+        one = Demand(gateway="g", function="tiny", version=1, in_flight=1, held=0)
+        cursor = (await state.snapshot()).cursor
+        await state.put_demand("g", [one], 60)
+        await state.put_demand("g", [], 60)
+        assert [change.demands for change in (await state.snapshot()).demands] == [()]
+        assert await after(state, cursor, 2) == [
+            DemandChanged(gateway="g", demands=(one,), ttl_s=60),
+            DemandChanged(gateway="g", demands=(), ttl_s=60),
+        ]
+
+    on_state(scenario)
+
+
+def test_a_wish_is_announced_once_a_token(on_state):
+    async def scenario(state: State) -> None:
+        cursor = (await state.snapshot()).cursor
+        wishes = [
+            ScaleTarget(function="tiny", instances=count, token=token)
+            for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, ""), (3, ""))
+        ]
+        for wish in wishes:
+            await state.ask_scale(wish)
+        changes = await after(state, cursor, 4)
+        assert [change.target.instances for change in changes] == [1, 2, 3, 3]  # type: ignore[union-attr]
+
+    on_state(scenario)
+
+
+def test_a_lease_has_one_holder_and_a_growing_epoch(on_state):
+    async def scenario(state: State) -> None:
+        first = await state.acquire_lease("controller", "a", 60)
+        assert first is not None
+        assert await state.acquire_lease("controller", "b", 60) is None
+        assert await state.acquire_lease("controller", "a", 60) == first
+        await state.release_lease("controller", "b")  # not the holder: nothing happens
+        assert await state.acquire_lease("controller", "b", 60) is None
+        await state.release_lease("controller", "a")
+        second = await state.acquire_lease("controller", "b", 60)
+        assert second is not None and second > first
+        assert await state.acquire_lease("other", "b", 60) == 1
+
+    on_state(scenario)
+
+
+def test_one_of_many_gets_the_lease(on_state):
+    async def scenario(state: State) -> None:
+        tries = [state.acquire_lease("controller", f"g{index}", 60) for index in range(50)]
+        assert sorted(await asyncio.gather(*tries), key=str) == [1, *[None] * 49]
+
+    on_state(scenario)
+
+
+def test_a_lease_runs_out(on_state):
+    async def scenario(state: State) -> None:
+        first = await state.acquire_lease("controller", "a", 0.05)
+        got: list[int] = []
+
+        async def taken() -> bool:
+            epoch = await state.acquire_lease("controller", "b", 60)
+            got.extend([] if epoch is None else [epoch])
+            return epoch is not None
+
+        await until(taken)
+        assert first is not None and got[0] > first
+        assert await state.acquire_lease("controller", "a", 60) is None
+
+    on_state(scenario)
