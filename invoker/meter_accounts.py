@@ -34,6 +34,17 @@ class Account:
     parts: list[CallPart] = field(default_factory=list)  # of this interval, from calls that are settled
     using: dict[int, "MeteredCall"] = field(default_factory=dict)  # not settled, used some of this interval
 
+    def reach(self, base: tuple[int, int, int]) -> None:
+        """The totals are at least those."""
+        self.busy, self.loading, self.idle = map(max, (self.busy, self.loading, self.idle), base)
+
+    def disown(self) -> None:
+        """What it was busy in this interval for calls that nobody knows counts as idle."""
+        named = sum(part.used_us for part in self.parts)
+        named += sum(call.used_us - call.told_us for call in self.using.values())
+        unnamed = max(0, self.busy - self.base[0] - named)
+        self.busy, self.idle = self.busy - unnamed, self.idle + unnamed
+
 
 @dataclass(slots=True, eq=False)
 class MeteredCall:

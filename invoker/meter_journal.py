@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from invoker.meter_accounts import Record
 from invoker.meter_events import Frame
 from invoker.meter_replay import encode_frame, replay
@@ -22,6 +20,7 @@ from invoker.meter_replay import encode_frame, replay
 SUFFIX = ".journal"
 MIN_ROTATION = 1 << 20
 RETRY_S = 1.0
+MOST_FAULTS = 100  # of one journal, in the log
 
 log = logging.getLogger("invoker.meter_journal")
 
@@ -154,11 +153,11 @@ def discard(adopted: list[Adopted], own: MeterJournal) -> None:
 
 
 def _records(path: Path) -> tuple[Record, ...]:
-    try:
-        state = replay(path.read_bytes())
-    except (msgspec.MsgspecError, KeyError) as error:
-        log.error("the journal %s is of another release, and dropped: %s", path, error)
-        return ()
+    state = replay(path.read_bytes())
+    for fault in state.faults[:MOST_FAULTS]:
+        log.error("the journal %s lacks something: %s", path, fault)
+    if len(state.faults) > MOST_FAULTS:
+        log.error("the journal %s lacks more: %d faults in all", path, len(state.faults))
     records = tuple(state.remains())
     log.info("node %s (epoch %d) died owing the ledger %d records", state.node, state.epoch, len(records))
     return records

@@ -247,16 +247,6 @@ def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]
         assert replay(data[:cut]).remains() == remains
 
 
-def test_a_damaged_frame_ends_a_journal() -> None:
-    world = World(rotate_every=1_000_000)
-    for operation in [(0, 0, 10), (3, 0, 10), (5, 0, 10), (3, 0, 10), (10, 0, 10)]:
-        world.do(*operation)
-    data, (*_, (end, _, _), _) = world.tape.data, world.tape.marks
-    assert replay(data[:end] + b"\xff" + data[end + 1 :]).at == replay(data[:end]).at
-    assert replay(data[: end + 9] + b"\xff" + data[end + 10 :]).at == replay(data[:end]).at
-    assert replay(b"").remains() == []
-
-
 def test_a_step_is_shared_by_tokens_and_with_other_instances_equally() -> None:
     now = [0]
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
