@@ -1,10 +1,7 @@
-"""Fair queueing: nobody starves, slots are shared evenly, and a flood is a small wait for others."""
+"""Fair queueing: nobody starves, slots are shared evenly, and whoever fills a line is refused."""
 
-import random
-import statistics
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from control_fixture import make_call, make_instance, make_version
@@ -16,9 +13,6 @@ from gateway.admission import Admission, AdmissionLimits, Ticket
 from gateway.contract import DispatchError
 from gateway.directory import VersionKey
 from gateway.fairness import FairLine, Tally
-from gateway.router import Slots, slots_of
-from invoker.engine.pages import PageAllocator
-from invoker.engine.scheduler import Limits, Scheduler, StepPlan
 
 KEY = VersionKey("f", 1)
 TENANTS = st.sampled_from("abcde")
@@ -253,150 +247,3 @@ def test_many_waiting_calls_cost_no_more_each_than_few() -> None:
     assert [one.arrival for one in taken if one.tenant == "t0"] == sorted(
         one.arrival for one in taken if one.tenant == "t0"
     )
-
-
-# A simulation without processes: the lane of a gateway before the scheduler of an engine. Time passes
-# by what a step costs.
-
-Cost = Callable[[StepPlan], float]
-
-
-def cost(*, step_ms: float, token_ms: float, prompt_ms: float = 0.0) -> Cost:
-    """What a step costs by itself, by its tokens, and by the prompts that run in it beside others."""
-
-    def of(plan: StepPlan) -> float:
-        prompts = sum(chunk.count > 1 for chunk in plan.chunks)
-        beside = prompts if len(plan.chunks) > 1 else 0
-        return step_ms + token_ms * sum(chunk.count for chunk in plan.chunks) + prompt_ms * beside
-
-    return of
-
-
-COSTS = {  # a processor's small model, its larger one, and an accelerator that a few hundred tokens fill
-    "small": (
-        cost(step_ms=3.0, token_ms=0.1, prompt_ms=2.0),
-        Limits(sequences=64, prefill_tokens=512, turn_tokens=48),
-    ),
-    "large": (cost(step_ms=15.0, token_ms=1.2), Limits(sequences=64, prefill_tokens=512, turn_tokens=48)),
-    "accelerator": (
-        cost(step_ms=6.0, token_ms=0.02),
-        Limits(sequences=64, prefill_tokens=512, turn_tokens=128),
-    ),
-}
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A call of the simulation: when it came, and what is left of it."""
-
-    ticket: Ticket
-    prompt: int
-    output: int
-    quiet: bool
-    came_ms: float
-    left: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left = self.output
-
-
-class Simulation:
-    """One instance of eight slots. `flood` connections send a call after the other; a quiet client does
-    the same by itself, with pauses. Its times to first token are in `first_ms`."""
-
-    def __init__(self, kind: str, *, flood: int, quiet_prompt: int, quiet_tenant: str = "quiet") -> None:
-        self._cost, limits = COSTS[kind]
-        self._scheduler = Scheduler(limits, PageAllocator(8 * 64))
-        self._admission = Admission(AdmissionLimits())
-        self._slots = Slots()
-        self._instance = make_instance("i", "a", max_concurrency=8)
-        self._rng = random.Random(5)
-        self._requests: dict[Ticket, Request] = {}
-        self._running: dict[str, Request] = {}
-        self._now_ms = 0.0
-        self._next_quiet_ms = 100.0
-        self._quiet = quiet_tenant, quiet_prompt
-        self.first_ms: list[float] = []
-        self.flooded_tokens = 0
-        for _ in range(flood):
-            self._flood()
-
-    def run(self, requests: int) -> None:
-        while len(self.first_ms) < requests:
-            if self._next_quiet_ms <= self._now_ms:
-                self._arrive(*self._quiet, 16, self._next_quiet_ms, quiet=True)
-                self._next_quiet_ms = float("inf")
-            self._assign()
-            plan = self._scheduler.plan()
-            if not plan.chunks:
-                self._now_ms = self._next_quiet_ms
-                continue
-            self._now_ms += self._cost(plan)
-            self._scheduler.ran()
-            self._scheduler.check_integrity()
-            for chunk in plan.chunks:
-                if chunk.last:
-                    self._token(chunk.request_id)
-
-    def _flood(self) -> None:
-        self._arrive("flood", self._rng.randint(300, 600), 128, self._now_ms, quiet=False)
-
-    def _arrive(self, tenant: str, prompt: int, output: int, now_ms: float, *, quiet: bool) -> None:
-        call = make_call(make_version(), tenant=tenant, prompt=(1,) * prompt, tokens=output)
-        request = Request(Ticket(call, now_ms / 1000, 0, hot=True), prompt, output, quiet, now_ms)
-        self._requests[request.ticket] = request
-        self._admission.hold(request.ticket)
-
-    def _assign(self) -> None:
-        line = self._admission.lane(KEY).held
-        while (ticket := line.first()) is not None:
-            owed = line.is_owed(ticket.tenant, slots_of(self._instance))
-            chosen = self._slots.choose([self._instance], self._rng, self._now_ms, owed=owed).instance
-            if chosen is None:
-                return
-            self._slots.take(chosen.instance_id)
-            self._admission.assign(ticket, chosen)
-            self._running[str(ticket.arrival)] = request = self._requests.pop(ticket)
-            self._scheduler.add(str(ticket.arrival), request.prompt, ticket.tenant)
-
-    def _token(self, name: str) -> None:
-        request = self._running[name]
-        if request.quiet and request.left == request.output:
-            self.first_ms.append(self._now_ms - request.came_ms)
-        self.flooded_tokens += not request.quiet
-        request.left -= 1
-        if request.left:
-            self._scheduler.append_token(name)
-            return
-        self._scheduler.remove(name)
-        del self._running[name]
-        self._slots.free("i")
-        self._admission.leave(request.ticket)
-        if request.quiet:
-            self._next_quiet_ms = self._now_ms + self._rng.uniform(0, 50)
-        else:
-            self._flood()
-
-
-def p95(values: list[float]) -> float:
-    return statistics.quantiles(values, n=20, method="inclusive")[-1]
-
-
-@pytest.mark.parametrize("prompt", [64, 128, 512])
-@pytest.mark.parametrize("kind", COSTS)
-def test_a_flood_at_most_doubles_the_p95_time_to_first_token_of_others(kind: str, prompt: int) -> None:
-    alone = Simulation(kind, flood=0, quiet_prompt=prompt)
-    alone.run(50)
-    flooded = Simulation(kind, flood=64, quiet_prompt=prompt)
-    flooded.run(50)
-    assert p95(flooded.first_ms) <= 2 * p95(alone.first_ms)
-    assert flooded.flooded_tokens > 0
-
-
-def test_without_tenants_the_same_flood_is_felt() -> None:
-    """What the simulation shows if all calls belong to one: the wait is for whole answers."""
-    alone = Simulation("large", flood=0, quiet_prompt=128)
-    alone.run(10)
-    flooded = Simulation("large", flood=64, quiet_prompt=128, quiet_tenant="flood")
-    flooded.run(10)
-    assert statistics.median(flooded.first_ms) > 50 * statistics.median(alone.first_ms)

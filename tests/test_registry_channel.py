@@ -3,82 +3,21 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
 import pytest
 import uvloop
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rdmacast.connection import dial, listen
 from registry.channel import Channel, ChannelServer, ChannelSettings
 from registry.channel_connection import SERVICE
-from registry.channel_frames import HEADER_BYTES, INITIAL_CREDIT, FrameSplitter, Kind, pack, pack_failure
+from registry.channel_frames import INITIAL_CREDIT, FrameSplitter, Kind, pack
 from registry.errors import ChannelClosed, ChannelError, RemoteError
-from registry.messages import Done, GetStatus, HandlerChunk, InvokeHandler, LogLines, Reply, Request, TailLogs
+from registry.messages import Done, GetStatus, HandlerChunk, InvokeHandler, LogLines
+from tests.channel_fixture import SECRET, Node, Rig, tail
 from tests.patience import PATIENCE_S
-
-SECRET = b"a secret of the cluster"
-
-
-class Refused(Exception):
-    """A handler's failure with a code of its own."""
-
-    code = "draining"
-
-
-@dataclass(slots=True)
-class Node:
-    """A handler whose behaviour the request names, and what happened inside it."""
-
-    sent: int = 0
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def handle(self, request: Request) -> AsyncIterator[Reply]:
-        match request:
-            case TailLogs(function="count", lines=lines):
-                for line in range(lines):
-                    yield LogLines(lines=(str(line),))
-            case TailLogs(function="flood"):
-                while True:
-                    yield LogLines(lines=("x" * 1000,))
-                    self.sent += 1
-            case TailLogs(function="hang"):
-                self.started.set()
-                try:
-                    yield LogLines(lines=("first",))
-                    await asyncio.get_running_loop().create_future()
-                except asyncio.CancelledError:
-                    self.cancelled.set()
-                    raise
-            case TailLogs(function="refuse"):
-                yield LogLines(lines=("before",))
-                raise Refused("this node is leaving")
-            case TailLogs(function="crash"):
-                raise KeyError("a fault")
-            case TailLogs(function="cancelled within"):
-                other = asyncio.get_running_loop().create_future()
-                other.cancel()
-                await other
-            case TailLogs(function="another channel"):
-                raise ChannelClosed("the other node has gone")
-            case InvokeHandler(body=body):
-                yield HandlerChunk(data=body)
-            case _:
-                yield Done()
-
-
-@dataclass(frozen=True, slots=True)
-class Rig:
-    node: Node
-    server: ChannelServer
-    channel: Channel
-    lost: list[str]
-
 
 Run = Callable[..., None]
 
@@ -110,10 +49,6 @@ def run(request: pytest.FixtureRequest) -> Run:
             loop.run(rigged(body, limits))
 
     return runner
-
-
-def tail(what: str, lines: int = 3) -> TailLogs:
-    return TailLogs(function=what, lines=lines)
 
 
 def test_a_call_streams_its_replies_in_order(run: Run) -> None:
@@ -435,38 +370,3 @@ def test_who_cannot_connect_learns_why() -> None:
             await Channel.connect(url, SECRET)
 
     asyncio.run(main())
-
-
-kinds = st.sampled_from([Kind.OPEN, Kind.DATA, Kind.ERROR])
-frames = st.lists(st.tuples(kinds, st.integers(0, 2**32 - 1), st.binary(max_size=200)))
-
-
-@settings(deadline=None)
-@given(frames, st.randoms())
-def test_frames_survive_the_wire_however_it_is_cut(
-    sent: list[tuple[Kind, int, bytes]], cuts: random.Random
-) -> None:
-    data = b"".join(pack(*frame) for frame in sent)
-    splitter, got = FrameSplitter(1 << 20), []
-    while data:
-        count = cuts.randint(1, 80)
-        piece, data = data[:count], data[count:]
-        got += [(kind, call, bytes(body)) for kind, call, body in splitter.split(piece)]
-    assert got == sent
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200))
-def test_noise_only_ever_raises_channel_error(noise: bytes) -> None:
-    splitter = FrameSplitter(1 << 20)
-    try:
-        for start in range(0, len(noise), HEADER_BYTES + 2):
-            list(splitter.split(noise[start : start + HEADER_BYTES + 2]))
-    except ChannelError:
-        pass
-
-
-def test_a_failure_of_any_text_fits_its_frame() -> None:
-    frame = pack_failure(1, "x" * 100, "\udc80 and " + "\U0001f40d" * 100_000)
-    ((kind, _, body),) = FrameSplitter(1 << 20).split(frame)
-    assert kind == Kind.ERROR and len(body) < 16 * 1024
