@@ -139,8 +139,9 @@ def show(request_id: str, form: str, url: str | None, api_key: str | None) -> No
 def check(wait: float, form: str, url: str | None, api_key: str | None) -> None:
     """Whether what instances were busy for is what requests were told they used, to the microsecond.
 
-    Exits with 1 and names the instances where it is not. `open` instances have calls in flight, or
-    used time that their node has yet to write down (at most its --meter-interval): --wait for them.
+    Exits with 1 where it is proven that it is not. `open` instances have calls in flight, or used time
+    that their node has yet to write down (at most its --meter-interval): --wait for them. What is
+    `unproven` adds up, but an earlier release did not write what would prove it.
 
     Example: hypercast usage check --wait 90s
     """
@@ -162,11 +163,11 @@ def check(wait: float, form: str, url: str | None, api_key: str | None) -> None:
 
 
 def checked(client: Client, until_s: float) -> dict[str, Any]:
-    """The check's answer, asked for again until it is exact or the time is over."""
+    """The check's answer, asked for again until it can change no more for the better, or the time is over."""
     while True:
         found: dict[str, Any] = client.json("GET", "/admin/usage/check")
         left_s = until_s - time.monotonic()
-        if found["verdict"] == "exact" or left_s <= 0:
+        if found["verdict"] in ("exact", "unproven") or left_s <= 0:
             return found
         time.sleep(min(CHECK_PAUSE_S, left_s))
 

@@ -1,14 +1,15 @@
 """All of a ledger's records of a kind, a page at a time: the loop goes on between pages."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from registry.errors import InvalidRecord
 from registry.gpu_shares import recorded_us, request_ids
 from registry.state import Ledger, UsageFilter
 from registry.usage import InstanceInterval, LostCall, RequestRecord
-from registry.usage_report import matches, overlaps
+from registry.usage_report import by_end, matches, overlaps
 
 # A page is decoded and added up in one go: few enough for other requests not to notice.
 PAGE = 200
@@ -46,7 +47,7 @@ async def interval_pages(
     most: int = MAX_INTERVALS,
     most_calls: int = MAX_CALLS,
 ) -> AsyncIterator[list[InstanceInterval]]:
-    """The intervals that overlap `[since, until)`, in no order, a page of few calls at a time. Raises
+    """The intervals that overlap `[since, until)`, in order of `to_at`, a page of few calls at a time. Raises
     InvalidRecord where more than `most` must be read for it, or more than `most_calls` are named."""
     read = calls = 0
     async for page in ledger.interval_pages(since=since, until=until):
@@ -63,6 +64,22 @@ async def interval_pages(
         await asyncio.sleep(0)
 
 
+async def by_end_pages(
+    pages: AsyncIterator[list[InstanceInterval]],
+) -> AsyncIterator[list[InstanceInterval]]:
+    """The same intervals `by_end`, those that end together on one page; `pages` are in order of ends but
+    where these are equal."""
+    held: list[InstanceInterval] = []
+    async for page in pages:
+        held = by_end([*held, *page])
+        upto = bisect_left(held, held[-1].to_at, key=lambda one: one.to_at)
+        if upto:
+            yield held[:upto]
+            held = held[upto:]
+    if held:
+        yield held
+
+
 async def lost_calls(
     ledger: Ledger, *, since: float | None = None, until: float | None = None, most: int = MAX_LOST
 ) -> list[LostCall]:
@@ -77,10 +94,9 @@ async def lost_calls(
 
 
 async def records_of(
-    ledger: Ledger, intervals: Sequence[InstanceInterval]
+    ledger: Ledger, calls: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], RequestRecord]:
-    """The records of the calls that intervals name, by call and instance; calls in flight have none."""
-    calls = {(part.call_id, interval.instance_id) for interval in intervals for part in interval.calls}
+    """The records of calls, by call and instance; calls in flight have none."""
     found: dict[tuple[str, str], RequestRecord] = {}
     for choice in (0, 1):  # a request id that was taken already has something added
         names = {call: request_ids(call[0])[choice] for call in calls if call not in found}

@@ -78,7 +78,7 @@ class MemoryLedger(Ledger):
     async def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
-        found = await self.intervals(since=since, until=until)
+        found = sorted(await self.intervals(since=since, until=until), key=lambda one: one.to_at)
         for start in range(0, len(found), INTERVALS_PAGE):
             yield found[start : start + INTERVALS_PAGE]
 

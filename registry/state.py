@@ -209,7 +209,7 @@ class Ledger(Protocol):
     def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
-        """All that was read to find the same, some at a time and in no order: others are among them."""
+        """All that was read to find the same, some at a time, in order of `to_at`: others are among them."""
         ...
 
     async def add_lost_call(self, lost: LostCall) -> bool:

@@ -83,7 +83,8 @@ class InstanceInterval:
     instances that share an accelerator each moment counts for one kind, and once. A long stay in a state
     is written in several intervals that follow each other, each beginning just where one ends; `final` is
     the last. `calls` says who used the busy time, and adds up to it. `epoch` is that of the node's
-    process, whose clock all its intervals go by (0: written before there were `calls`).
+    process, whose clock all its intervals go by (0: written before there were `calls`). `earlier_us` is what
+    the instance was allocated before it, so that none is missing unseen (None: written before that was told).
     """
 
     instance_id: str
@@ -99,6 +100,7 @@ class InstanceInterval:
     idle_us: int = 0
     epoch: int = 0
     final: bool = False
+    earlier_us: int | None = None
     calls: tuple[CallPart, ...] = ()
 
     @property

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from registry.conservation import Balances, Conservation, Verdict, micros
+from registry.conservation import Balances, Conservation, micros
 from registry.gpu_report import GpuRow, GpuTime, Span, lost_by_call
 from registry.gpu_shares import shares
-from registry.ledger_pages import each_request, interval_pages, lost_calls, records_of
+from registry.instance_books import Named, Verdict
+from registry.ledger_pages import PAGE, by_end_pages, each_request, interval_pages, lost_calls, records_of
 from registry.state import Ledger, UsageFilter
 from registry.usage_groups import GroupedSums, GroupRow, Summary, SummaryRow
 from registry.usage_report import LONGEST_INTERVAL_S
@@ -50,7 +51,8 @@ async def gpu_sums(ledger: Ledger, where: UsageFilter, by: Sequence[str], *, ste
     lost = lost_by_call(await lost_calls(ledger, since=since, until=until))
     async for page in interval_pages(ledger, since=where.since, until=where.until):
         wanted = [one for one in page if where.function in (None, one.function)]
-        records = await records_of(ledger, wanted)
+        calls = {(part.call_id, one.instance_id) for one in wanted for part in one.calls}
+        records = await records_of(ledger, calls)
         for interval in wanted:
             time.add(interval, shares(interval, records, lost))
     return time
@@ -72,13 +74,20 @@ async def _balance(ledger: Ledger, live: Callable[[], Mapping[str, str]]) -> Con
     before = live()
     # In this order: what is written meanwhile is then merely ahead of its interval.
     balances = Balances()
-    async for page in interval_pages(ledger):
+    async for page in by_end_pages(interval_pages(ledger)):
         balances.add_intervals(page)
-        settled = [(one, part) for one in page for part in one.calls if part.over]
-        records = await records_of(ledger, page)
-        for one, part in settled:
-            balances.add_settled(one.instance_id, part, records.get((part.call_id, one.instance_id)))
-    balances.add_lost(await lost_calls(ledger))
+        await _compare(ledger, balances, balances.named())
+    await _compare(ledger, balances, balances.left())
+    async for lost in ledger.lost_call_pages():
+        calls = {(one.call_id, one.instance_id) for one in lost}
+        balances.add_lost(lost, await records_of(ledger, calls))
+        await asyncio.sleep(0)
     async for record in each_request(ledger, UsageFilter()):
         balances.add(record)
     return await asyncio.to_thread(balances.result, live={**before, **live()})
+
+
+async def _compare(ledger: Ledger, balances: Balances, calls: Sequence[Named]) -> None:
+    for start in range(0, len(calls), PAGE):
+        some = calls[start : start + PAGE]
+        balances.compare(some, await records_of(ledger, {call.name for call in some}))

@@ -69,6 +69,11 @@ def overlaps(interval: InstanceInterval, since: float | None, until: float | Non
     )
 
 
+def by_end(intervals: Iterable[InstanceInterval]) -> list[InstanceInterval]:
+    """Intervals in the order of their ends; of those that end together an empty one comes last."""
+    return sorted(intervals, key=lambda one: (one.to_at, one.from_at))
+
+
 def row_of(record: RequestRecord) -> UsageRow:
     return UsageRow(
         function=record.function,

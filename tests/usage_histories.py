@@ -230,15 +230,19 @@ class History:
     def gateway_s(self) -> float:
         return ORIGIN_S + self.now_us / 1e6 + self.gateway_step_s
 
-    def end(self) -> Ledger:
-        """All ends in order; the whole ledger."""
+    def end(self, *, settled: bool = True) -> Ledger:
+        """All ends in order; the whole ledger. Not `settled`: nodes hear of their last calls' records only
+        when the instances are gone."""
         for asked in self.asked:
             self.finish(asked)
         self.asked = []
-        self.settle(1_000_000)
+        if settled:
+            self.settle(1_000_000)
         for node in self.nodes:
             for account in node.accounts:
                 node.meter.moved(account, InstanceState.STOPPED, final=True)
+        self.settle(1_000_000)
+        for node in self.nodes:
             node.pay()
             node.deliver()
         self.ledger.live.clear()
