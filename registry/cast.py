@@ -1,0 +1,93 @@
+"""A cast: one image on its way from its holders to several nodes at once, by one transfer plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from registry.errors import InvalidRecord
+from registry.node import Tier
+
+
+class CastState(StrEnum):
+    """Of a node's part in a cast."""
+
+    RUNNING = "running"  # blocks are missing, and somebody may still give them
+    COMPLETE = "complete"  # all blocks are here and checked
+    FAILED = "failed"  # `error` says why: blocks that nobody has, or a fault of this node
+    CANCELLED = "cancelled"  # nobody wants the image on this node any more
+
+
+TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
+    CastState.RUNNING: frozenset({CastState.COMPLETE, CastState.FAILED, CastState.CANCELLED}),
+    CastState.COMPLETE: frozenset(),
+    CastState.FAILED: frozenset(),
+    CastState.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastMember:
+    """A node of a cast. `address` is that of its region server, `tier` where a source holds the image."""
+
+    node: str
+    host: str
+    address: str
+    tier: Tier = Tier.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastRecord:
+    """The plan of a cast, published by the controller before its first start is asked for.
+
+    `sources` are indexes of `members`: those that hold the image, or read it from the store. Members from
+    `planned` on joined later and have no part in the plan; each join raises `epoch` by one. `reason` is the
+    planner's one line on why it chose this way. Times are Unix seconds.
+    """
+
+    cast_id: str
+    image: str
+    function: str
+    version: int
+    nbytes: int
+    block_bytes: int
+    planner: str
+    reason: str
+    members: tuple[CastMember, ...]
+    sources: tuple[int, ...]
+    planned: int
+    started_at: float
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.sources) <= self.planned <= len(self.members):
+            raise InvalidRecord(
+                f"cast {self.cast_id} has {len(self.members)} members, {self.planned} planned"
+            )
+        if not all(0 <= source < self.planned for source in self.sources):
+            raise InvalidRecord(f"a source of cast {self.cast_id} is none of its members")
+
+    @property
+    def targets(self) -> tuple[CastMember, ...]:
+        """The members that are to get the image."""
+        return tuple(one for index, one in enumerate(self.members) if index not in self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastProgress:
+    """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end.
+
+    `held` of `blocks` are there. `received` are bytes of good blocks by transport, `transports` says of each
+    peer that was pulled from by which transport, and why; `faults` counts pulls that went wrong, by kind.
+    """
+
+    cast_id: str
+    node: str
+    state: CastState
+    blocks: int
+    held: int
+    seconds: float
+    updated_at: float
+    received: Mapping[str, int] = field(default_factory=dict)
+    transports: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
