@@ -27,7 +27,7 @@ from invoker.meter import GpuMeter
 from invoker.published import PublishedImages
 from invoker.residents import Residents
 from invoker.starting import Equipment
-from rdmacast.pull import Connector
+from rdmacast.connector import Connector
 from rdmacast.transport import RegionSource
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest

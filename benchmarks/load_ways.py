@@ -26,7 +26,7 @@ from invoker.host_tier import HostTier
 from invoker.loader import ImageLoader
 from invoker.published import PublishedImages
 from invoker.store_access import StoreAccess
-from rdmacast.pull import Connector
+from rdmacast.connector import Connector
 from rdmacast.transport import RegionSource
 from registry.images.store import LocalStore
 

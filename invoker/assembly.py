@@ -40,7 +40,7 @@ from invoker.store_access import reach_store
 from invoker.threads import in_thread
 from invoker.watchdog import watch_steps
 from rdmacast.address import Endpoint, parse_url
-from rdmacast.pull import Connector
+from rdmacast.connector import Connector
 from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport

@@ -13,7 +13,8 @@ from invoker.filling import Filling
 from invoker.host_mapping import release
 from invoker.threads import in_thread
 from invoker.together import together
-from rdmacast.pull import Connector, PullPlan, PullReport, pull
+from rdmacast.connector import Connector
+from rdmacast.pull import PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import PeerAddress
 from registry.errors import CorruptImage

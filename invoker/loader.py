@@ -18,8 +18,8 @@ from invoker.published import PublishedImages
 from invoker.start_plan import Residence, StartPlan, choose_start
 from invoker.store_access import StoreAccess
 from invoker.threads import in_own_thread, in_thread
+from rdmacast.connector import Connector
 from rdmacast.errors import CastError
-from rdmacast.pull import Connector
 from rdmacast.transport import PeerAddress
 from registry.errors import CorruptImage, RegistryError
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest

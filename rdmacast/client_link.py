@@ -118,7 +118,7 @@ class ClientLink(CastProtocol):
             case Error():
                 pending = self._take(frame.id)
                 if not pending.answer.done():
-                    pending.answer.set_exception(_translate(frame))
+                    pending.answer.set_exception(translate(frame))
             case _:
                 raise ProtocolError(f"{type(frame).__name__} came from a server")
 
@@ -208,7 +208,7 @@ async def open_link(
         await link.aclose()
 
 
-def _translate(error: Error) -> CastError:
+def translate(error: Error) -> CastError:
     match error.code:
         case ErrorCode.REGION_GONE:
             return RegionGone(error.message)

@@ -7,8 +7,10 @@ CastError
 ├── RegionGone        the peer does not hold (or no longer holds) the region
 │   └── NotShared     the peer holds it, but not in a file that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
+├── DeviceError       an RDMA device refused something (says what)
 ├── ChecksumError     a unit arrived damaged from every holder (names the units)
 ├── NoHolder          no holder is left for the missing bytes (names them)
+│   └── BlocksLost    the same of a cast, whose other nodes said what they hold (names the blocks too)
 └── PlanError         a transfer plan breaks its law (names step, node and block)
 """
 
@@ -41,6 +43,10 @@ class NoTransport(CastError):
     """No transport can serve the pair of nodes."""
 
 
+class DeviceError(CastError):
+    """An RDMA device or its driver refused something."""
+
+
 class ChecksumError(CastError):
     """A unit arrived damaged from every holder. `units` are their indexes."""
 
@@ -55,6 +61,16 @@ class NoHolder(CastError):
     def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class BlocksLost(NoHolder):
+    """No node of a cast can give these `blocks` any more; what the others gave stays."""
+
+    def __init__(
+        self, message: str, blocks: tuple[int, ...] = (), missing: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        super().__init__(message, missing)
+        self.blocks = blocks
 
 
 class PlanError(CastError):

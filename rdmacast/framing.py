@@ -9,7 +9,18 @@ from typing import cast
 from rdmacast.errors import CastError, LinkClosed, ProtocolError
 from rdmacast.keepalive import Keepalive
 from rdmacast.settings import LinkSettings
-from rdmacast.wire import HEADER_BYTES, Data, Frame, Header, Ping, Pong, decode, decode_header, encode
+from rdmacast.wire import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    Data,
+    Frame,
+    Header,
+    Ping,
+    Pong,
+    decode,
+    decode_header,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +35,7 @@ class FrameAssembler:
     """
 
     def __init__(self) -> None:
-        self._small = memoryview(bytearray(HEADER_BYTES + 8192))
+        self._small = memoryview(bytearray(max(HEADER_BYTES, MAX_BODY_BYTES)))
         self._scratch: memoryview | None = None
         self._filled = 0
         self._header: Header | None = None

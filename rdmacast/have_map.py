@@ -13,6 +13,8 @@ from rdmacast.errors import ProtocolError
 VERSION = 1
 MAX_BLOCKS = 1 << 16
 _HEAD = Struct("<BxxxIQ")
+LEAST_MAP_BYTES = _HEAD.size + 2
+MOST_MAP_BYTES = _HEAD.size + 2 * MAX_BLOCKS // 8
 
 
 def bits_of(blocks: Iterable[int]) -> int:
@@ -28,6 +30,14 @@ def blocks_in(bits: int) -> Iterator[int]:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+def blocks_of(nbytes: int, block_bytes: int) -> int:
+    """How many blocks a region has. Raises ProtocolError if no have-map could name them."""
+    blocks = -(-nbytes // block_bytes)
+    if not 1 <= blocks <= MAX_BLOCKS:
+        raise ProtocolError(f"{nbytes} bytes are {blocks} blocks of {block_bytes}; 1 to {MAX_BLOCKS} may be")
+    return blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,14 @@ class HaveMap:
             f"HaveMap({self.held.bit_count()} of {self.blocks} held, {self.coming.bit_count()} coming, "
             f"epoch {self.epoch})"
         )
+
+    def tells_more(self, before: "HaveMap") -> bool:
+        """Whether those who know the map `before` must hear of this one.
+
+        That more is coming need not be told at once: who is to give it holds it already.
+        """
+        gone = before.coming & ~self.coming & ~self.held
+        return self.epoch != before.epoch or self.held != before.held or gone != 0
 
     def encode(self) -> bytes:
         size = -(-self.blocks // 8)

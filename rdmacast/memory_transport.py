@@ -1,13 +1,15 @@
 """The fake of the transport seam: nodes of one process, with faults on demand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from rdmacast.errors import LinkClosed, ProtocolError, RegionGone
+from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
+from rdmacast.have_source import HaveSource, WholeSource
 from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Link, PeerAddress, RegionSource
+from rdmacast.watching import Heard, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,10 @@ class MemoryNetwork:
         self._faults: dict[str, Faults] = {}
         self._sent: dict[str, int] = {}
         self._corrupted: dict[tuple[str, int], int] = {}
+        self._dead: set[str] = set()
+        self._ends: dict[
+            object, tuple[str, Callable[[], None]]
+        ] = {}  # of links and watches: peer, how to end
         self.stalled = asyncio.Event()  # set when some read first stalls
 
     def __repr__(self) -> str:
@@ -43,7 +49,26 @@ class MemoryNetwork:
         self._regions[peer.url] = dict(regions)
         self._faults[peer.url] = faults or Faults()
         self._sent[peer.url] = 0
+        self._dead.discard(peer.url)
         return peer
+
+    def kill(self, peer: PeerAddress) -> None:
+        """Its links and watches end, and it is not reached any more, until it is added again."""
+        self._dead.add(peer.url)
+        for url, end in tuple(self._ends.values()):
+            if url == peer.url:
+                end()
+
+    @contextmanager
+    def connected(self, url: str, end: Callable[[], None]) -> Iterator[None]:
+        """Inside, `end` is called when the peer is killed. Raises LinkClosed if it is dead already."""
+        self.check_alive(url)
+        key = object()
+        self._ends[key] = (url, end)
+        try:
+            yield
+        finally:
+            del self._ends[key]
 
     def sent_bytes(self, peer: PeerAddress) -> int:
         return self._sent[peer.url]
@@ -51,7 +76,7 @@ class MemoryNetwork:
     def check_alive(self, url: str) -> None:
         """Raises LinkClosed if there is no such peer, or not any more."""
         faults = self._faults.get(url)
-        if faults is None or faults.refuse:
+        if faults is None or faults.refuse or url in self._dead:
             raise LinkClosed(f"cannot connect to {url}")
         if faults.die_after_bytes is not None and self._sent[url] >= faults.die_after_bytes:
             raise LinkClosed(f"{url} died")
@@ -115,6 +140,9 @@ class MemoryLink:
         self._received_bytes += len(into)
 
     async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._closed = True
         for reading in self._reads:
             reading.cancel()
@@ -144,9 +172,72 @@ class MemoryTransport:
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        self._network.check_alive(peer.url)
         link = MemoryLink(self._network, peer.url, self._name)
-        try:
-            yield link
-        finally:
-            await link.aclose()
+        with self._network.connected(peer.url, link.close):
+            try:
+                yield link
+            finally:
+                link.close()
+
+
+class MemoryWatch:
+    """A watch in a MemoryNetwork: news of one turn of the event loop come as one."""
+
+    def __init__(self, source: HaveSource, block_bytes: int, heard: Heard) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._source = source
+        self._block_bytes = block_bytes
+        self._heard = heard
+        self._asked = 0
+        self._due: asyncio.Handle | None = None
+        self._end: asyncio.Future[CastError] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        return f"MemoryWatch({'ended' if self._end.done() else 'open'})"
+
+    def ask(self, number: int) -> None:
+        self._asked = number
+        self.news()
+
+    async def ended(self) -> CastError:
+        return await asyncio.shield(self._end)
+
+    def news(self) -> None:
+        if self._due is None and not self._end.done():
+            self._due = self._loop.call_soon(self._tell)
+
+    def close(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        if not self._end.done():
+            self._end.set_result(LinkClosed("the watch was closed"))
+
+    def _tell(self) -> None:
+        self._due = None
+        asked, self._asked = self._asked, 0
+        self._heard(self._source.have_map(self._block_bytes), asked)
+
+
+class MemoryWatcher:
+    """Watches regions of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+
+    def __repr__(self) -> str:
+        return "MemoryWatcher()"
+
+    @asynccontextmanager
+    async def watch(
+        self, peer: PeerAddress, region: str, block_bytes: int, heard: Heard
+    ) -> AsyncIterator[Watch]:
+        self._network.check_alive(peer.url)
+        source = self._network.region(peer.url, region)
+        teller = source if isinstance(source, HaveSource) else WholeSource(source)
+        watch = MemoryWatch(teller, block_bytes, heard)
+        with self._network.connected(peer.url, watch.close), teller.watch(watch.news):
+            watch.news()
+            try:
+                yield watch
+            finally:
+                watch.close()

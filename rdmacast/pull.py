@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rdmacast.choose import choose
+from rdmacast.connector import Connector, PeerLinks
 from rdmacast.errors import CastError, NotShared
 from rdmacast.progress import Fetch, Progress
-from rdmacast.transport import Choice, Link, PeerAddress, Transport
+from rdmacast.transport import Choice, PeerAddress
 from rdmacast.waiting import run_in_thread, wait_to_end
 
 logger = logging.getLogger(__name__)
@@ -69,81 +69,10 @@ class _Outcome:
     error: CastError | None = None
 
 
-class Connector:
-    """Opens the best link to a peer from the transports at hand. The choice is logged."""
-
-    def __init__(self, local_host: str, transports: Sequence[Transport], require: str | None = None) -> None:
-        self._local_host = local_host
-        self._transports = {transport.name: transport for transport in transports}
-        self._require = require
-
-    def __repr__(self) -> str:
-        return f"Connector({self._local_host}: {', '.join(self._transports)})"
-
-    def choose(self, peer: PeerAddress, without: frozenset[str] = frozenset()) -> Choice:
-        """Raises NoTransport."""
-        return choose(self._local_host, peer, self._transports.keys() - without, self._require)
-
-    @asynccontextmanager
-    async def connect(self, peer: PeerAddress, choice: Choice) -> AsyncIterator[Link]:
-        """Raises AuthError, LinkClosed, ProtocolError."""
-        logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
-        async with self._transports[choice.transport].connect(peer) as link:
-            yield link
-
-
-class _Links:
-    """The links of one pull: opened when first needed, once for all fetches that need them."""
-
-    def __init__(self, connector: Connector, sources: Sequence[PeerAddress], stack: AsyncExitStack) -> None:
-        self._connector = connector
-        self._sources = sources
-        self._stack = stack
-        self._locks = [asyncio.Lock() for _ in sources]
-        self._links: dict[int, Link] = {}
-        self._opened: list[Link] = []
-        self._refused: dict[int, CastError] = {}
-        self._without: dict[int, frozenset[str]] = {}
-        self.choices: dict[str, Choice] = {}
-
-    @property
-    def received_bytes(self) -> int:
-        """What has come over all links so far, of unfinished blocks too."""
-        return sum(link.received_bytes for link in self._opened)
-
-    async def get(self, source: int) -> Link:
-        """Raises CastError; whoever asks after a connect that failed hears of it without another one."""
-        async with self._locks[source]:
-            if source in self._refused:
-                refused = self._refused[source]
-                raise type(refused)(str(refused))
-            if source not in self._links:
-                try:
-                    self._links[source] = await self._connect(source)
-                except CastError as error:
-                    self._refused[source] = error
-                    raise
-            return self._links[source]
-
-    async def _connect(self, source: int) -> Link:
-        peer = self._sources[source]
-        choice = self._connector.choose(peer, self._without.get(source, frozenset()))
-        link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
-        self._opened.append(link)
-        self.choices[peer.url] = choice
-        return link
-
-    def avoid(self, source: int, link: Link) -> None:
-        """That link cannot serve the region: connect by another transport next time."""
-        if self._links.get(source) is link:
-            del self._links[source]
-            self._without[source] = self._without.get(source, frozenset()) | {link.transport}
-
-
 class _StallWatch:
     """Cuts the reads under way when no byte has come for `timeout_s`; None never cuts."""
 
-    def __init__(self, timeout_s: float | None, links: _Links) -> None:
+    def __init__(self, timeout_s: float | None, links: PeerLinks) -> None:
         self._timeout_s = timeout_s
         self._links = links
         self._reads: set[asyncio.Timeout] = set()
@@ -188,7 +117,7 @@ class _Pull:
         self,
         plan: PullPlan,
         into: memoryview,
-        links: _Links,
+        links: PeerLinks,
         check: Check,
         prepare: Prepare | None,
         executor: Executor | None,
@@ -282,7 +211,7 @@ async def pull(
         raise ValueError(f"the destination must be {plan.nbytes} writable bytes, not {into.nbytes}")
     started_s = time.monotonic()
     async with AsyncExitStack() as stack:
-        links = _Links(connector, plan.sources, stack)
+        links = PeerLinks(connector, plan.sources, stack)
         running = _Pull(plan, into.cast("B"), links, check, prepare, executor)
         await running.run(on_block)
         return PullReport(

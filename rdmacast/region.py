@@ -1,9 +1,12 @@
 """A region of memory whose bytes may still be arriving, served to others as they come."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rdmacast.errors import RegionGone
+from rdmacast.have_map import HaveMap, blocks_of
 from rdmacast.intervals import IntervalSet
 
 
@@ -15,7 +18,7 @@ class _Waiter:
 
 
 class GrowingRegion:
-    """A RegionSource over `buffer`. All methods belong to the event loop's thread.
+    """A RegionSource and HaveSource over `buffer`. All methods belong to the event loop's thread.
 
     Bytes once marked never change. With `shm_path`, `buffer` is that file's mapping: the file has
     the region's size, is never shortened and never used for anything else; it may be renamed
@@ -31,6 +34,9 @@ class GrowingRegion:
         self._have = IntervalSet()
         self._waiters: set[_Waiter] = set()
         self._failure: BaseException | None = None
+        self._cast: tuple[int, HaveMap] | None = None  # block size and map of the cast that fills it
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._watched = 0
         if complete:
             self.complete()
 
@@ -68,6 +74,8 @@ class GrowingRegion:
             self._waiters.discard(waiter)
             if not waiter.arrived.done():
                 waiter.arrived.set_result(None)
+        if self._cast is None:
+            self._tell()
 
     def complete(self) -> None:
         """All bytes are there."""
@@ -80,6 +88,38 @@ class GrowingRegion:
         for waiter in waiters:
             if not waiter.arrived.done():
                 waiter.arrived.set_exception(self._gone())
+        self._tell()
+
+    def cast(self, block_bytes: int, told: HaveMap) -> None:
+        """A cast fills the region, and this is where it stands; what `told` holds was marked before."""
+        last, self._cast = self._cast, (block_bytes, told)
+        if last is None or last[0] != block_bytes or told.tells_more(last[1]):
+            self._tell()
+
+    def have_map(self, block_bytes: int) -> HaveMap:
+        if self._cast is not None and self._cast[0] == block_bytes:
+            return self._cast[1]
+        blocks, held = blocks_of(self._nbytes, block_bytes), 0
+        for start, end in self._have.ranges:
+            first = -(-start // block_bytes)
+            last = blocks if end == self._nbytes else end // block_bytes
+            held |= (1 << last) - (1 << first) if last > first else 0
+        epoch, coming = 0, 0
+        if self._cast is not None:
+            epoch = self._cast[1].epoch
+        elif self._failure is None:
+            coming = ((1 << blocks) - 1) & ~held
+        return HaveMap(blocks=blocks, epoch=epoch, held=held, coming=coming)
+
+    @contextmanager
+    def watch(self, changed: Callable[[], None]) -> Iterator[None]:
+        self._watched += 1
+        number = self._watched
+        self._watchers[number] = changed
+        try:
+            yield
+        finally:
+            del self._watchers[number]
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if self._have.covers(offset, offset + nbytes):
@@ -94,6 +134,10 @@ class GrowingRegion:
             await waiter.arrived
         finally:
             self._waiters.discard(waiter)
+
+    def _tell(self) -> None:
+        for changed in tuple(self._watchers.values()):
+            changed()
 
     def _gone(self) -> RegionGone:
         gone = RegionGone(f"the region will never be complete: {self._failure}")

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from rdmacast.errors import CastError, LinkClosed, RegionGone
+from rdmacast.have_map import HaveMap
+from rdmacast.have_source import HaveSource, WholeSource
 from rdmacast.transport import RegionSource
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ class Published:
         self._withdrawn = False
         self._leases: dict[Holder, int] = {}
         self._waiters: set[asyncio.Future[None]] = set()
+        self._have = source if isinstance(source, HaveSource) else WholeSource(source)
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._watched = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -66,8 +71,28 @@ class Published:
             raise RegionGone(f"region {self.name} was withdrawn")
         waiter.result()
 
+    def have_map(self, block_bytes: int) -> HaveMap:
+        """Raises RegionGone once the region was withdrawn, ProtocolError where blocks would be too many."""
+        if self._withdrawn:
+            raise RegionGone(f"region {self.name} was withdrawn")
+        return self._have.have_map(block_bytes)
+
+    @contextmanager
+    def watch(self, changed: Callable[[], None]) -> Iterator[None]:
+        """Inside, `changed` is called when the map may have changed or the region was withdrawn."""
+        self._watched += 1
+        number = self._watched
+        self._watchers[number] = changed
+        try:
+            with self._have.watch(changed):
+                yield
+        finally:
+            del self._watchers[number]
+
     def withdraw(self) -> None:
         self._withdrawn = True
+        for changed in tuple(self._watchers.values()):
+            changed()
         for waiter in self._waiters:
             waiter.cancel()
 
@@ -82,6 +107,7 @@ class RegionTable:
     def __init__(self) -> None:
         self._regions: dict[str, Published] = {}
         self._serial = 0
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}
 
     def __repr__(self) -> str:
         return f"RegionTable({', '.join(map(repr, self._regions.values()))})"
@@ -103,6 +129,23 @@ class RegionTable:
             raise ValueError(f"region {name} is published already")
         self._serial += 1
         self._regions[name] = Published(name, self._serial, source)
+        for waiter in self._awaited.pop(name, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def appeared(self, name: str) -> Published:
+        """The region, once it is published."""
+        while name not in self._regions:
+            waiter = asyncio.get_running_loop().create_future()
+            waiters = self._awaited.setdefault(name, set())
+            waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                waiters.discard(waiter)
+                if not waiters and self._awaited.get(name) is waiters:
+                    del self._awaited[name]
+        return self._regions[name]
 
     async def withdraw(self, name: str, drain_s: float) -> None:
         """Forget `name`, return once nobody reads its memory; who does after `drain_s` is aborted."""

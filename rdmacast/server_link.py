@@ -11,17 +11,21 @@ from rdmacast.region_table import Published, RegionTable
 from rdmacast.settings import LinkSettings
 from rdmacast.wire import (
     MAX_READ_BYTES,
+    Ask,
     Cancel,
     Data,
     Error,
     ErrorCode,
     Frame,
+    Have,
     Hello,
     Locate,
     Location,
     Read,
     Ready,
+    Request,
     Wait,
+    Watch,
 )
 
 logger = logging.getLogger(__name__)
@@ -32,6 +36,14 @@ _PIECE_BYTES = 256 * 1024  # written at once: about 0.1 ms of the event loop
 
 class _BadRange(CastError):
     """A request for bytes outside the region."""
+
+
+class _Watching:
+    """A WATCH that stands. `news` is set when a map is to be sent, `asked` the question that it answers."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.asked = 0
 
 
 class ServerLink(CastProtocol):
@@ -58,6 +70,7 @@ class ServerLink(CastProtocol):
         self._turn = asyncio.Lock()  # one payload at a time
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._granted: dict[int, asyncio.Event] = {}
+        self._watching: dict[int, _Watching] = {}
         self._sending: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -78,25 +91,36 @@ class ServerLink(CastProtocol):
 
     def frame_received(self, frame: Frame) -> None:
         match frame:
-            case Read() | Wait() | Locate():
+            case Read() | Wait() | Locate() | Watch():
                 self._start(frame)
+            case Ask():
+                self._asked(frame)
             case Cancel():
                 self._cancel(frame.id)
             case _:
                 raise ProtocolError(f"{type(frame).__name__} came from a client")
 
-    def _start(self, request: Read | Wait | Locate) -> None:
+    def _start(self, request: Request) -> None:
         if request.id in self._tasks:
             raise ProtocolError(f"request {request.id} is under way already")
         if len(self._tasks) >= MAX_REQUESTS:
             self.send(Error(request.id, ErrorCode.OVERLOADED, f"more than {MAX_REQUESTS} requests at once"))
             return
+        if isinstance(request, Watch):
+            self._watching[request.id] = _Watching()
         task = self._loop.create_task(self._answer(request))
         self._tasks[request.id] = task
         task.add_done_callback(lambda _: self._ended(request.id, task))
 
+    def _asked(self, ask: Ask) -> None:
+        watching = self._watching.get(ask.id)
+        if watching is not None:  # else its ERROR is on the way, and answers this too
+            watching.asked = ask.number
+            watching.news.set()
+
     def _ended(self, id_: int, task: asyncio.Task[None]) -> None:
         del self._tasks[id_]
+        self._watching.pop(id_, None)
         # Here and not in the task, for one that is cancelled before its first step runs nothing.
         if task.cancelled():
             self.send(Error(id_, ErrorCode.CANCELLED, ""))
@@ -109,7 +133,7 @@ class ServerLink(CastProtocol):
         elif id_ in self._tasks and id_ != self._sending:
             self._tasks[id_].cancel()
 
-    async def _answer(self, request: Read | Wait | Locate) -> None:
+    async def _answer(self, request: Request) -> None:
         try:
             match request:
                 case Read():
@@ -119,9 +143,11 @@ class ServerLink(CastProtocol):
                 case Locate():
                     source = self._table.find(request.region).source
                     self.send(Location(request.id, source.nbytes, source.shm_path or ""))
+                case Watch():
+                    await self._serve_watch(request, self._watching[request.id])
         except RegionGone as error:
             self.send(Error(request.id, ErrorCode.REGION_GONE, str(error)))
-        except _BadRange as error:
+        except (_BadRange, ProtocolError) as error:
             self.send(Error(request.id, ErrorCode.BAD_RANGE, str(error)))
         except LinkClosed:
             pass  # nobody is left to answer
@@ -151,6 +177,17 @@ class ServerLink(CastProtocol):
                 await released.wait()
             finally:
                 del self._granted[request.id]
+
+    async def _serve_watch(self, request: Watch, watching: _Watching) -> None:
+        """Maps as they change; those that come while the socket is busy become one."""
+        published = await self._table.appeared(request.region)
+        with published.watch(watching.news.set):
+            while True:
+                watching.news.clear()
+                asked, watching.asked = watching.asked, 0
+                self.send(Have(request.id, asked, published.have_map(request.block_bytes)))
+                await self.drained()
+                await watching.news.wait()
 
     def _find(self, request: Read | Wait) -> Published:
         published = self._table.find(request.region)

@@ -24,6 +24,7 @@ class SessionState(Enum):
 class SessionSettings:
     """`pull_timeout_s` bounds one pull, `ask_timeout_s` the answer of a peer that was asked what it holds,
     and `patience_s` how long a node without any pull waits for what its planned sources do not get.
+    No pull that took less than `least_slow_s` counts as slow: among quick ones the processor's turns show.
 
     A peer is lost after `max_failures` failed pulls in a row or `max_asks` unanswered questions, and
     is not asked again for a block of which `max_tries` pulls ended badly.
@@ -33,6 +34,7 @@ class SessionSettings:
     pull_timeout_s: float = 30.0
     ask_timeout_s: float = 2.0
     patience_s: float = 2.0
+    least_slow_s: float = 0.05
     max_tries: int = 3
     max_failures: int = 5
     max_asks: int = 4
@@ -56,10 +58,11 @@ class Pull:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """End the pull's read. Until one of the three is told of it, its block is not pulled again: a read
-    may still write into it."""
+    may still write into it. `late`: it took too long."""
 
     number: int
     reason: str
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,12 @@ class Session:
         self._all = (1 << blocks) - 1
         self._held = bits_of(held) & self._all
         self._epoch = epoch
-        self._peers = Peers(peers, self._settings.max_tries, self._settings.max_failures)
+        self._peers = Peers(
+            peers,
+            max_tries=self._settings.max_tries,
+            max_failures=self._settings.max_failures,
+            least_slow_s=self._settings.least_slow_s,
+        )
         self._under_way: dict[int, _UnderWay] = {}
         self._asked: dict[int, _Question] = {}  # by peer: the latest question, if it has no answer
         self._questions = 0
@@ -262,7 +270,7 @@ class Session:
     def _stalled(self, number: int, under_way: _UnderWay, now_s: float) -> list[Action]:
         pull, age_s = under_way.pull, now_s - under_way.started_s
         under_way.dropped = True
-        actions: list[Action] = [Drop(number, f"no block after {age_s:.3g} s")]
+        actions: list[Action] = [Drop(number, f"no block after {age_s:.3g} s", late=True)]
         self._peers.stalled(pull.source)
         if now_s >= under_way.started_s + self._settings.pull_timeout_s and self._peers.failed(
             pull.source, pull.block, whole_peer=True

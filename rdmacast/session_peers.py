@@ -35,10 +35,13 @@ class _Peer:
 class Peers:
     """All that may give us blocks. Nodes that are not named at first may turn up later."""
 
-    def __init__(self, nodes: Iterable[int], max_tries: int, max_failures: int) -> None:
+    def __init__(
+        self, nodes: Iterable[int], *, max_tries: int, max_failures: int, least_slow_s: float = 0.0
+    ) -> None:
         self._peers = {node: _Peer() for node in nodes}
         self._max_tries = max_tries
         self._max_failures = max_failures
+        self._least_slow_s = least_slow_s
         self._pulls_s: deque[float] = deque(maxlen=SAMPLES)
         self._slow_s: float | None = None
         self._holders: dict[int, None] = {}  # who ever held anything, in the order of hearing
@@ -89,7 +92,7 @@ class Peers:
         peer.pulls_s.append(seconds)
         self._pulls_s.append(seconds)
         if len(self._pulls_s) >= LEAST_SAMPLES:
-            self._slow_s = SLOW * median(self._pulls_s)
+            self._slow_s = max(SLOW * median(self._pulls_s), self._least_slow_s)
 
     def failed(self, node: int, block: int, *, whole_peer: bool) -> bool:
         """A pull ended badly; with `whole_peer` it tells of the node, not of the block alone.

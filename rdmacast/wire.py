@@ -1,7 +1,8 @@
 """The region protocol's frames, and their bounds (pure).
 
 Every frame is a header of 16 bytes (kind, a zero byte, body length, id, value; big-endian), then
-its body. After a DATA frame come `length` raw bytes. Every request is answered exactly once, by id.
+its body. After a DATA frame come `length` raw bytes. Every request is answered exactly once, by id,
+but for WATCH: it is answered for as long as it stands.
 
 | frame | from | value | body | answer |
 |---|---|---|---|---|
@@ -9,10 +10,13 @@ its body. After a DATA frame come `length` raw bytes. Every request is answered 
 | READ | client | offset | length, region | DATA or ERROR |
 | WAIT | client | offset | length, region | READY or ERROR |
 | LOCATE | client | | region | LOCATION or ERROR |
+| WATCH | client | bytes of a block | region | a HAVE at each change, until an ERROR |
+| ASK | client (id: of its WATCH) | the question's number | | a HAVE with that number, or the WATCH's ERROR |
 | CANCEL | client | | | (what it cancels is still answered; a READY is given back) |
 | DATA | server | length | | |
 | READY | server | the publication's serial number | | |
 | LOCATION | server | the region's size | path of its file, or nothing | |
+| HAVE | server | the latest question that it answers, or 0 | have-map | |
 | ERROR | server | code | message | |
 | PING, PONG | both | | | |
 """
@@ -23,8 +27,9 @@ from enum import IntEnum
 
 from rdmacast.errors import ProtocolError
 from rdmacast.handshake import Service
+from rdmacast.have_map import LEAST_MAP_BYTES, MOST_MAP_BYTES, HaveMap
 
-SERVICE = Service("cast", 1)
+SERVICE = Service("cast", 2)
 HEADER_BYTES = 16
 MAX_REGION_BYTES = 128
 MAX_READ_BYTES = 256 << 20
@@ -49,6 +54,9 @@ class Kind(IntEnum):
     ERROR = 9
     PING = 10
     PONG = 11
+    WATCH = 12
+    ASK = 13
+    HAVE = 14
 
 
 class ErrorCode(IntEnum):
@@ -119,6 +127,26 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    id: int
+    region: str
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    id: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    id: int
+    answers: int
+    told: HaveMap
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     pass
 
@@ -128,7 +156,8 @@ class Pong:
     pass
 
 
-Frame = Hello | Read | Wait | Locate | Cancel | Data | Ready | Location | Error | Ping | Pong
+Request = Read | Wait | Locate | Watch
+Frame = Hello | Request | Ask | Cancel | Data | Ready | Location | Have | Error | Ping | Pong
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +183,11 @@ _BODY_BOUNDS = {
     Kind.ERROR: (0, MAX_MESSAGE_BYTES),
     Kind.PING: (0, 0),
     Kind.PONG: (0, 0),
+    Kind.WATCH: (1, MAX_REGION_BYTES),
+    Kind.ASK: (0, 0),
+    Kind.HAVE: (LEAST_MAP_BYTES, MOST_MAP_BYTES),
 }
+MAX_BODY_BYTES = max(most for _, most in _BODY_BOUNDS.values())
 
 
 def encode(frame: Frame) -> bytes:
@@ -176,6 +209,13 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
             return Kind.DATA, id_, length, b""
         case Locate(id_, region):
             return Kind.LOCATE, id_, 0, _region_bytes(region)
+        case Watch(id_, region, block_bytes):
+            _check_block_bytes(block_bytes)
+            return Kind.WATCH, id_, block_bytes, _region_bytes(region)
+        case Ask(id_, number):
+            return Kind.ASK, id_, number, b""
+        case Have(id_, answers, told):
+            return Kind.HAVE, id_, answers, told.encode()
         case Cancel(id_):
             return Kind.CANCEL, id_, 0, b""
         case Ready(id_, serial):
@@ -220,6 +260,13 @@ def decode(header: Header, body: bytes) -> Frame:
             return Data(id_, value)
         case Kind.LOCATE:
             return Locate(id_, _region(body))
+        case Kind.WATCH:
+            _check_block_bytes(value)
+            return Watch(id_, _region(body), value)
+        case Kind.ASK:
+            return Ask(id_, value)
+        case Kind.HAVE:
+            return Have(id_, value, HaveMap.decode(body))
         case Kind.CANCEL:
             return Cancel(id_)
         case Kind.READY:
@@ -239,6 +286,11 @@ def decode(header: Header, body: bytes) -> Frame:
 def _check_range(offset: int, length: int) -> None:
     if not (0 < length <= MAX_READ_BYTES and 0 <= offset <= MAX_OFFSET):
         raise ProtocolError(f"a read of {length} bytes at {offset} is out of bounds")
+
+
+def _check_block_bytes(block_bytes: int) -> None:
+    if not 0 < block_bytes <= MAX_OFFSET:
+        raise ProtocolError(f"blocks of {block_bytes} bytes are out of bounds")
 
 
 def _region_bytes(region: str) -> bytes:

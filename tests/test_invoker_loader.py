@@ -28,9 +28,9 @@ from invoker.scratch import scratch_folder
 from invoker.serving import batches, decode_array, encode_array
 from invoker.threads import in_own_thread, in_thread
 from invoker.together import together
+from rdmacast.connector import Connector
 from rdmacast.errors import NoHolder
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
-from rdmacast.pull import Connector
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import PeerAddress
 from registry.clock import FakeClock

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rdmacast.connector import Connector
 from rdmacast.errors import ChecksumError, LinkClosed, NoHolder
 from rdmacast.memory_transport import Faults, MemoryNetwork, MemoryTransport
-from rdmacast.pull import Connector, PullPlan, PullReport, pull
+from rdmacast.pull import PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport

@@ -191,7 +191,7 @@ def test_a_source_under_half_of_the_median_rate_is_planned_around() -> None:
     assert session.passed(now_s + 1.9) == []
     dropped = session.passed(now_s + 2.0)
     # Its block is left alone until the read has ended; the next is the plan's from the other source.
-    assert dropped[0] == Drop(number, "no block after 2 s") and pulls(dropped) == [(2, 7)]
+    assert dropped[0] == Drop(number, "no block after 2 s", late=True) and pulls(dropped) == [(2, 7)]
     session.arrived(number + 1, now_s + 3.0)
     again = session.failed(number, now_s + 3.0)
     sources = {source for source, _ in pulls(again)}

@@ -1,0 +1,375 @@
+"""Carries out one node's part in a cast: a Session, driven by what its links, watches and clock tell."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from rdmacast.cast_report import CastReport, CastTally
+from rdmacast.cast_spec import CastSpec, Order
+from rdmacast.connector import Connector, PeerLinks
+from rdmacast.errors import BlocksLost, CastError, NotShared
+from rdmacast.have_map import HaveMap
+from rdmacast.region import GrowingRegion
+from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionSettings, SessionState
+from rdmacast.waiting import run_in_thread, wait_to_end
+from rdmacast.watching import Watch, Watcher
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[int, memoryview], Sequence[int]]
+OnBlock = Callable[[int, int], None]
+
+_NAMED = 8  # blocks in a message
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """A block as it came; `units` are damaged ones."""
+
+    transport: str
+    units: Sequence[int]
+
+
+class Cast:
+    """One node's part in `spec`, filling `buffer`.
+
+    `region` is what this node serves over that buffer: blocks are marked there as they come, and those
+    that watch it are told. `check(offset, view)` runs in a thread on each block and returns its damaged
+    units; `on_block(offset, nbytes)` then runs on the event loop, in the order of arrival. `held` are
+    blocks that are in the buffer already, and were checked. All methods belong to the event loop.
+    """
+
+    def __init__(
+        self,
+        spec: CastSpec,
+        node: str,
+        buffer: memoryview,
+        *,
+        connector: Connector,
+        watcher: Watcher,
+        check: Check,
+        on_block: OnBlock | None = None,
+        region: GrowingRegion | None = None,
+        held: Iterable[int] = (),
+        order: Order | None = None,
+        settings: SessionSettings | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        if buffer.readonly or buffer.nbytes != spec.nbytes:
+            raise ValueError(f"the destination must be {spec.nbytes} writable bytes, not {buffer.nbytes}")
+        self._spec = spec
+        self._node = spec.node(node)
+        self._buffer = buffer.cast("B")
+        self._connector = connector
+        self._watcher = watcher
+        self._check = check
+        self._on_block = on_block
+        self._region = region
+        self._executor = executor
+        order = spec.order(self._node) if order is None else order
+        self._planned = {block: source for source, block in order}
+        self._kept = tuple(range(spec.blocks) if self._node in spec.sources else sorted(set(held)))
+        self._session = Session(
+            blocks=spec.blocks,
+            peers=[peer for peer in range(len(spec.members)) if peer != self._node],
+            order=order,
+            held=self._kept,
+            epoch=spec.epoch,
+            settings=settings,
+        )
+        self._tally = CastTally()
+        self._pulls: dict[int, asyncio.Task[_Came]] = {}
+        self._watching: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[int, Watch] = {}  # those that are open
+        self._asked: dict[int, int] = {}  # questions for those that are not open yet
+        self._epochs: dict[int, int] = {}
+        self._links: PeerLinks | None = None
+        self._over: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_s = 0.0
+        self._ended_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Cast({self._spec.cast} at {self._name(self._node)}: {self._session!r})"
+
+    async def run(self) -> CastReport:
+        """Fill the buffer; to be called once.
+
+        Raises BlocksLost, which names the blocks that nobody can give, and whatever `check` and
+        `on_block` raise. What `on_block` heard of stays valid. When this ends, also by cancellation,
+        nothing writes into the buffer any more, and no task, timer or connection of the cast is left.
+        """
+        loop = asyncio.get_running_loop()
+        self._began_s, self._over = loop.time(), loop.create_future()
+        async with AsyncExitStack() as stack:
+            addresses = [member.address for member in self._spec.members]
+            self._links = PeerLinks(self._connector, addresses, stack)
+            try:
+                self._begin()
+                await self._over
+            finally:
+                self._ended_s = loop.time()
+                await self._stop()
+        if self._session.state is SessionState.FAILED:
+            raise self._failure()
+        return self.report
+
+    @property
+    def report(self) -> CastReport:
+        """What was done so far."""
+        spec, tally = self._spec, self._tally
+        by_url = {member.address.url: member.name for member in spec.members}
+        choices = self._links.choices if self._links is not None else {}
+        ended_s = self._ended_s
+        if ended_s is None:
+            ended_s = asyncio.get_running_loop().time() if self._over is not None else self._began_s
+        return CastReport(
+            cast=spec.cast,
+            node=self._name(self._node),
+            state=self._session.state.value,
+            blocks=spec.blocks,
+            held=self._session.have_map.held.bit_count(),
+            nbytes=sum(tally.by_peer.values()),
+            seconds=ended_s - self._began_s,
+            first_block_s=tally.first_block_s,
+            last_block_s=tally.last_block_s,
+            bytes_by_peer=MappingProxyType(dict(tally.by_peer)),
+            bytes_by_transport=MappingProxyType(dict(tally.by_transport)),
+            choices=MappingProxyType({by_url[url]: choice for url, choice in choices.items()}),
+            faults=tally.faults,
+        )
+
+    def replan(self, epoch: int, order: Order) -> None:
+        """A new plan for what is missing; one that is not newer than the last is ignored."""
+        if self._over is None:
+            raise RuntimeError("the cast has not begun")
+        self._planned = {block: source for source, block in order}
+        self._step(lambda now_s: self._session.replan(epoch, order, now_s))
+
+    # Begin and end.
+
+    def _begin(self) -> None:
+        if self._region is not None:
+            for block in self._kept:
+                self._region.mark(*self._spec.extent(block))
+        self._publish(self._session.have_map)
+        self._step(self._session.start)
+
+    async def _stop(self) -> None:
+        """Leave nothing under way; on return nobody writes into the buffer any more."""
+        assert self._over is not None
+        if not self._over.done():
+            self._over.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._pulls.values(), *self._watching.values()]
+        for task in tasks:
+            task.cancel()
+        if self._session.state is SessionState.RUNNING:
+            self._session.cancel()
+        self._publish(replace(self._session.have_map, coming=0))
+        await wait_to_end(tasks)
+
+    def _failure(self) -> BlocksLost:
+        blocks = self._session.unreachable
+        named = ", ".join(map(str, blocks[:_NAMED])) + (", …" if len(blocks) > _NAMED else "")
+        lost = "; ".join(f"{name}: {reason}" for name, reason in self._tally.lost.items())
+        extents = [self._spec.extent(block) for block in blocks]
+        return BlocksLost(
+            f"nobody is left to give blocks {named} of {self._spec.region} ({lost or 'no node was lost'})",
+            blocks,
+            tuple((offset, offset + nbytes) for offset, nbytes in extents),
+        )
+
+    # What happens is told to the session, which says what is to be done.
+
+    def _step(self, event: Callable[[float], list[Action]]) -> None:
+        """What goes wrong in here ends the cast."""
+        assert self._over is not None
+        if self._over.done():
+            return
+        try:
+            for action in event(asyncio.get_running_loop().time()):
+                self._do(action)
+            self._set_timer()
+        except Exception as error:
+            self._over.set_exception(error)
+            return
+        if self._session.state is not SessionState.RUNNING:
+            self._over.set_result(None)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Pull():
+                task = asyncio.create_task(self._pull(action))
+                self._pulls[action.number] = task
+                task.add_done_callback(partial(self._pulled, action))
+            case Drop():
+                logger.info("cast %s: dropping a pull: %s", self._spec.cast, action.reason)
+                self._tally.late += action.late
+                self._pulls[action.number].cancel()
+            case Ask():
+                self._ask(action)
+            case Publish():
+                self._publish(self._session.have_map)
+
+    def _publish(self, told: HaveMap) -> None:
+        if self._region is not None:
+            self._region.cast(self._spec.block_bytes, told)
+
+    def _set_timer(self) -> None:
+        """One timer, for the session's deadline; where that moved away, it is set anew when it is due."""
+        deadline_s = self._session.deadline_s
+        if self._timer is not None and (deadline_s is None or deadline_s < self._timer.when()):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and deadline_s is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        self._step(self._session.passed)
+
+    # Watches.
+
+    def _ask(self, ask: Ask) -> None:
+        watch = self._watches.get(ask.peer)
+        if watch is not None:
+            watch.ask(ask.number)
+            return
+        self._asked[ask.peer] = ask.number
+        if ask.peer not in self._watching:
+            self._watching[ask.peer] = asyncio.create_task(self._watch(ask.peer))
+
+    async def _watch(self, peer: int) -> None:
+        """Hear what a peer holds, until it is lost."""
+        member, spec = self._spec.members[peer], self._spec
+        heard = partial(self._heard, peer)
+        try:
+            opening = self._watcher.watch(member.address, spec.region, spec.block_bytes, heard)
+            async with opening as watch:
+                self._watches[peer] = watch
+                if peer in self._asked:
+                    watch.ask(self._asked.pop(peer))
+                reason = await watch.ended()
+        except CastError as error:
+            reason = error
+        finally:
+            self._watches.pop(peer, None)
+            self._watching.pop(peer, None)
+        logger.warning("cast %s: lost %s: %s", spec.cast, member.name, reason)
+        self._tally.lost[member.name] = str(reason)
+        self._step(lambda now_s: self._session.lost(peer, now_s, self._epochs.get(peer)))
+
+    def _heard(self, peer: int, told: HaveMap, answers: int) -> None:
+        self._epochs[peer] = max(told.epoch, self._epochs.get(peer, -1))
+        self._step(lambda now_s: self._session.heard(peer, told, now_s, answers or None))
+
+    # Pulls.
+
+    async def _pull(self, pull: Pull) -> _Came:
+        """Read and check the block. Raises CastError, and what `check` raises."""
+        offset, nbytes = self._spec.extent(pull.block)
+        into = self._buffer[offset : offset + nbytes]
+        transport = await self._read(pull.source, offset, into)
+        units = await run_in_thread(self._executor, lambda: self._check(offset, into))
+        return _Came(transport, units)
+
+    async def _read(self, source: int, offset: int, into: memoryview) -> str:
+        """The transport that it came over."""
+        assert self._links is not None
+        while True:
+            link = None
+            try:
+                link = await self._links.get(source)
+                await link.read_into(self._spec.region, offset, into)
+                return link.transport
+            except NotShared as error:
+                if link is None:
+                    raise
+                logger.info("%s; trying another transport", error)
+                self._links.avoid(source, link)
+            except CastError:
+                self._links.forget(source, link)
+                raise
+
+    def _pulled(self, pull: Pull, task: "asyncio.Task[_Came]") -> None:
+        del self._pulls[pull.number]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            self._step(lambda now_s: self._session.failed(pull.number, now_s))
+        elif isinstance(error, CastError):
+            peer = self._name(pull.source)
+            logger.warning("cast %s: block %d of %s: %s", self._spec.cast, pull.block, peer, error)
+            self._tally.failed += 1
+            self._step(lambda now_s: self._session.failed(pull.number, now_s))
+        elif error is not None:
+            self._end_with(error)
+        elif task.result().units:
+            self._damaged(pull, task.result())
+        else:
+            self._step(partial(self._arrived, pull, task.result().transport))
+
+    def _damaged(self, pull: Pull, came: _Came) -> None:
+        peer, units = self._name(pull.source), came.units
+        logger.warning(
+            "cast %s: damaged units %s in block %d from %s", self._spec.cast, units, pull.block, peer
+        )
+        self._tally.damaged += 1
+        self._step(lambda now_s: self._session.damaged(pull.number, now_s))
+
+    def _arrived(self, pull: Pull, transport: str, now_s: float) -> list[Action]:
+        offset, nbytes = self._spec.extent(pull.block)
+        planned = self._planned.get(pull.block) == pull.source
+        peer, at_s = self._name(pull.source), now_s - self._began_s
+        self._tally.came(peer, transport, nbytes, at_s, planned=planned)
+        if self._region is not None:
+            self._region.mark(offset, nbytes)
+        if self._on_block is not None:
+            self._on_block(offset, nbytes)
+        return self._session.arrived(pull.number, now_s)
+
+    def _end_with(self, error: BaseException) -> None:
+        assert self._over is not None
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _name(self, node: int) -> str:
+        return self._spec.members[node].name
+
+
+async def run_cast(
+    spec: CastSpec,
+    node: str,
+    buffer: memoryview,
+    *,
+    connector: Connector,
+    watcher: Watcher,
+    check: Check,
+    on_block: OnBlock | None = None,
+    region: GrowingRegion | None = None,
+    held: Iterable[int] = (),
+    order: Order | None = None,
+    settings: SessionSettings | None = None,
+    executor: Executor | None = None,
+) -> CastReport:
+    """A Cast from its begin to its end."""
+    return await Cast(
+        spec,
+        node,
+        buffer,
+        connector=connector,
+        watcher=watcher,
+        check=check,
+        on_block=on_block,
+        region=region,
+        held=held,
+        order=order,
+        settings=settings,
+        executor=executor,
+    ).run()

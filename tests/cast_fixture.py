@@ -1,0 +1,173 @@
+"""Casts of several nodes in one process: region servers on loopback, or the network in memory."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from rdmacast.cast import Cast
+from rdmacast.cast_report import CastReport
+from rdmacast.cast_spec import CastSpec, Member
+from rdmacast.connector import Connector
+from rdmacast.memory_transport import MemoryNetwork, MemoryTransport, MemoryWatcher
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.session import SessionSettings
+from rdmacast.tcp import TcpTransport
+from rdmacast.transport import PeerAddress
+from rdmacast.watching import RegionWatcher
+
+SECRET = b"a secret of the cluster"
+REGION = "image"
+UNIT = 1000
+BLOCK_BYTES = 4 * UNIT
+BLOCKS = 25
+NBYTES = (BLOCKS - 1) * BLOCK_BYTES + 123
+CONTENT = random.Random(4).randbytes(NBYTES)
+
+
+def check(offset: int, view: memoryview) -> list[int]:
+    """The units of the block at `offset` that differ from CONTENT."""
+    return [
+        (offset + start) // UNIT
+        for start in range(0, len(view), UNIT)
+        if view[start : start + UNIT] != CONTENT[offset + start : offset + start + UNIT][: len(view) - start]
+    ]
+
+
+class DamagedRegion(GrowingRegion):
+    """Gives a flipped byte the first time that it is asked for what covers one of the `bad` offsets."""
+
+    def __init__(self, buffer: bytearray | bytes, bad: Iterable[int] = (), *, complete: bool = False) -> None:
+        super().__init__(buffer, complete=complete)
+        self.bad = set(bad)
+        self.given = 0  # damaged views
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        view = super().view(offset, nbytes)
+        hit = {bad for bad in self.bad if offset <= bad < offset + nbytes}
+        if not hit:
+            return view
+        self.bad -= hit
+        self.given += 1
+        damaged = bytearray(view)
+        for bad in hit:
+            damaged[bad - offset] ^= 0x40
+        return memoryview(damaged).toreadonly()
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of the rig; `server` is None in memory."""
+
+    name: str
+    address: PeerAddress
+    buffer: bytearray
+    region: DamagedRegion
+    server: RegionServer | None
+    cast: "asyncio.Task[CastReport] | None" = None
+
+
+class Rig:
+    """Some nodes, of which the first `sources` hold CONTENT."""
+
+    def __init__(self, kind: str, nodes: int, sources: int, planner: str, settings: SessionSettings) -> None:
+        self.kind = kind
+        self.network = MemoryNetwork()
+        self.sources = tuple(range(sources))
+        self.planner = planner
+        self.settings = settings
+        self.nodes: list[Node] = []
+        self.spec: CastSpec
+        self._count = nodes
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        for index in range(self._count):
+            await self._add(stack, index)
+        self.spec = CastSpec(
+            cast="c1",
+            region=REGION,
+            nbytes=NBYTES,
+            block_bytes=BLOCK_BYTES,
+            members=tuple(Member(name=node.name, address=node.address) for node in self.nodes),
+            sources=self.sources,
+            planner=self.planner,
+        )
+
+    async def _add(self, stack: AsyncExitStack, index: int) -> None:
+        holds, name = index in self.sources, f"n{index}"
+        buffer = bytearray(CONTENT if holds else NBYTES)
+        region = DamagedRegion(buffer, complete=holds)
+        if self.kind == "memory":
+            address = self.network.add(PeerAddress(url=f"tcp://{name}:1", host=name), {REGION: region})
+            self.nodes.append(Node(name, address, buffer, region, None))
+            return
+        server = await stack.enter_async_context(RegionServer(SECRET, host=name))
+        server.publish(REGION, region)
+        self.nodes.append(Node(name, server.address, buffer, region, server))
+
+    def cast(self, index: int, *, held: Iterable[int] = (), spec: CastSpec | None = None) -> Cast:
+        node = self.nodes[index]
+        memory = self.kind == "memory"
+        transport = MemoryTransport(self.network, name="tcp") if memory else TcpTransport(SECRET)
+        return Cast(
+            spec or self.spec,
+            node.name,
+            memoryview(node.buffer),
+            connector=Connector(node.name, [transport]),
+            watcher=MemoryWatcher(self.network) if memory else RegionWatcher(SECRET),
+            check=check,
+            region=node.region,
+            held=held,
+            settings=self.settings,
+        )
+
+    def start(self, *indexes: int) -> None:
+        for index in indexes or range(len(self.sources), len(self.nodes)):
+            self.nodes[index].cast = asyncio.create_task(self.cast(index).run())
+
+    async def reports(self) -> list[CastReport]:
+        """Of all that were started and not killed, once they have ended with the right bytes."""
+        running = [node for node in self.nodes if node.cast is not None]
+        reports = await asyncio.gather(*(node.cast for node in running if node.cast is not None))
+        for node in running:
+            assert node.buffer == CONTENT, node.name
+        return list(reports)
+
+    async def kill(self, index: int) -> None:
+        """As kill -9 does: the node hears and says no more."""
+        node = self.nodes[index]
+        if node.cast is not None:
+            node.cast.cancel()
+            await asyncio.wait({node.cast})
+            node.cast = None
+        if node.server is not None:
+            await node.server.aclose()
+        else:
+            self.network.kill(node.address)
+
+    async def holds(self, index: int, blocks: int) -> None:
+        """Wait until the node has so many blocks."""
+        region, changed = self.nodes[index].region, asyncio.Event()
+        with region.watch(changed.set):
+            while region.have_map(BLOCK_BYTES).held.bit_count() < blocks:
+                changed.clear()
+                await changed.wait()
+
+
+@asynccontextmanager
+async def make_rig(
+    kind: str,
+    nodes: int,
+    sources: int = 1,
+    planner: str = "binomial",
+    settings: SessionSettings | None = None,
+) -> AsyncIterator[Rig]:
+    """`kind` is memory or tcp. When it ends, no task is left over."""
+    before = asyncio.all_tasks()
+    rig = Rig(kind, nodes, sources, planner, settings or SessionSettings())
+    async with AsyncExitStack() as stack:
+        await rig.open(stack)
+        yield rig
+    assert asyncio.all_tasks() <= before

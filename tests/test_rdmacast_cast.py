@@ -1,0 +1,105 @@
+"""Casts of real nodes: every planner, any number of nodes and sources, bytes identical, and what is told."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from rdmacast.planners.catalog import PLANNERS
+from rdmacast.session import SessionSettings
+from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, NBYTES, make_rig
+from tests.patience import PATIENCE_S
+
+KINDS = ["memory", "tcp"]
+# So few blocks of so little that none is late, however busy the machine is.
+PATIENT = SessionSettings(pull_timeout_s=PATIENCE_S, patience_s=PATIENCE_S, least_slow_s=PATIENCE_S)
+
+
+def run(work: Awaitable[None]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await work
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("planner", list(PLANNERS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -> None:
+    async def main() -> None:
+        for nodes, sources in [(2, 1), (3, 2), (5, 1), (7, 3), (8, 1), (12, 2)]:
+            async with make_rig(kind, nodes, sources, planner) as rig:
+                rig.start()
+                reports = await rig.reports()
+            assert [report.state for report in reports] == ["complete"] * (nodes - sources)
+            for report in reports:
+                assert report.nbytes == NBYTES and report.held == BLOCKS
+                assert dict(report.bytes_by_transport) == {"tcp": NBYTES}
+                assert set(report.choices) >= set(report.bytes_by_peer)
+                assert (report.faults.damaged, report.faults.failed, dict(report.faults.lost)) == (0, 0, {})
+                assert report.first_block_s is not None and report.last_block_s is not None
+                assert 0 <= report.first_block_s <= report.last_block_s <= report.seconds
+
+    run(main())
+
+
+def test_each_block_comes_from_its_planned_source() -> None:
+    async def main() -> None:
+        async with make_rig("tcp", 6, planner="chain", settings=PATIENT) as rig:
+            rig.start()
+            reports = await rig.reports()
+            for index, report in enumerate(reports):
+                assert dict(report.bytes_by_peer) == {f"n{index}": NBYTES}
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
+    async def main() -> None:
+        async with make_rig(kind, 3) as rig:
+            kept = [0, 3, 4, BLOCKS - 1]
+            for block in kept:
+                start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, NBYTES)
+                rig.nodes[2].buffer[start:end] = CONTENT[start:end]
+            rig.start(1)
+            report = await rig.cast(2, held=kept).run()
+            assert rig.nodes[2].buffer == CONTENT
+            assert report.nbytes == NBYTES - 3 * BLOCK_BYTES - 123
+            await rig.reports()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
+    async def main() -> None:
+        async with make_rig(kind, 5, planner="chain") as rig:
+            rig.start(1, 2, 3)
+            await rig.reports()
+            rig.start(4)
+            await rig.reports()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
+    async def main() -> None:
+        async with make_rig(kind, 3) as rig:
+            rig.sources = ()
+            slow = rig.nodes[0]
+            fresh = type(slow.region)(CONTENT)
+            if slow.server is None:
+                rig.network.add(slow.address, {"image": fresh})
+            else:
+                await slow.server.withdraw("image")
+                slow.server.publish("image", fresh)
+            rig.start(1, 2)
+            fresh.mark(0, 10 * BLOCK_BYTES + 5)
+            await rig.holds(2, 10)
+            assert rig.nodes[2].region.have_map(BLOCK_BYTES).held.bit_count() == 10
+            fresh.complete()
+            await rig.reports()
+
+    run(main())
