@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,20 +17,14 @@ import pytest
 
 from cli.orphans import orphans_taken
 from registry.channel import Channel
-from registry.images.pack import pack_to_folder
 from registry.images.store import LocalStore
 from registry.messages import (
     Done,
-    Generate,
     GetStatus,
-    Holder,
-    ImageRef,
     InstanceProgress,
     InstanceStarted,
     NodeStatus,
-    Sampling,
     SettleCalls,
-    StartInstance,
     StopInstance,
     UnkeepImage,
     Usage,
@@ -43,71 +34,24 @@ from registry.node import NodeRecord
 from registry.redis_state import RedisState
 from registry.state import ClusterConfig
 from registry.usage import InstanceInterval
-from tests.checkpoints import write_checkpoint
-from tests.invoker_fixture import SECRET, make_image
+from tests.invoker_fixture import make_image
 from tests.patience import PATIENCE_S
-from tests.redis_fixture import RedisServer, running_redis
+from tests.redis_fixture import running_redis
+from tests.zygote_fixture import (
+    Machine,
+    Zygote,
+    ask,
+    channel_to,
+    counters,
+    generate,
+    holder,
+    joined,
+    make_model,
+    put,
+)
 
 CLUSTER = f"processes-{os.getpid()}"
 SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
-
-
-class Zygote:
-    """A zygote process and its events."""
-
-    def __init__(self, folder: Path, redis_url: str) -> None:
-        self._folder = folder
-        self._redis_url = redis_url
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "invoker.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "HYPERCAST_CLUSTER_SECRET": SECRET},
-        )
-
-    def send(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + b"\n")
-        self.process.stdin.flush()
-
-    def event(self) -> dict:
-        """The next thing the zygote says."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the zygote ended: {self.process.poll()}"
-        return json.loads(line)
-
-    def spawn(self, name: str, host: str, *flags: str) -> int:
-        """Fork a node; returns its process id."""
-        argv = ["--redis-url", self._redis_url, "--node-id", name, "--host-id", host, "--device", "cpu"]
-        argv += ["--gpu-memory", "32MiB", "--host-memory", "64MiB", "--lease-s", "2", "--threads", "1"]
-        order = {"id": name, "argv": [*argv, *flags], "log": str(self.log(name))}
-        self.send(json.dumps({"spawn": order}).encode())
-        event = self.event()
-        assert event.get("spawned") == name, event
-        return event["pid"]
-
-    def log(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
-
-    def stop(self) -> list[dict]:
-        """End it in order; returns what it still said."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        events = [json.loads(line) for line in self.process.stdout]
-        assert self.process.wait(30) == 0
-        self.process.stdout.close()
-        return events
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the tests of this file share."""
-
-    zygote: Zygote
-    redis: RedisServer
-    store: LocalStore
-    folder: Path
 
 
 @pytest.fixture(scope="module")
@@ -131,86 +75,17 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     shutil.rmtree(SHM, ignore_errors=True)
 
 
-async def joined(state: RedisState, name: str) -> NodeRecord:
-    """The record of a node, once it has joined."""
-    snapshot = await state.snapshot()
-    for up in snapshot.nodes:
-        if up.record.id == name:
-            return up.record
-    async for _, change in state.watch(snapshot.cursor):
-        record = getattr(change, "record", None)
-        if isinstance(record, NodeRecord) and record.id == name:
-            return record
-    raise AssertionError("the feed ended")
-
-
-@contextlib.asynccontextmanager
-async def channel_to(record: NodeRecord) -> AsyncIterator[Channel]:
-    channel = await Channel.connect(record.channel, SECRET.encode())
-    try:
-        yield channel
-    finally:
-        await channel.aclose()
-
-
-async def ask(channel: Channel, request) -> list:
-    async with channel.call(request) as call:
-        return [reply async for reply in call]
-
-
-async def counters(channel: Channel) -> dict[str, int]:
-    (status,) = await ask(channel, GetStatus())
-    return dict(status.record.counters)
-
-
-def holder(record: NodeRecord) -> Holder:
-    return Holder(node=record.id, host=record.host, cast=record.cast, tier="host")
-
-
-async def put(store: LocalStore, data: bytes) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        yield data
-
-    await store.append(hashlib.sha256(data).hexdigest(), 0, chunks(), total=len(data))
-
-
 def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -> None:
     zygote = machine.zygote
-    write_checkpoint("llama", machine.folder / "llama")
-    packed = pack_to_folder(machine.folder / "llama", machine.folder / "packed")
-    data = (packed.path / "image.bin").read_bytes()
-    encoded = (packed.path / "manifest.json").read_bytes()
-
-    def start(name: str, *holders: Holder) -> StartInstance:
-        image = ImageRef(
-            image=packed.manifest.sha256,
-            manifest=packed.manifest_digest,
-            nbytes=len(data),
-            holders=holders,
-            manifest_bytes=encoded,
-        )
-        return StartInstance(
-            instance_id=name,
-            function="llama",
-            version=1,
-            task="generate",
-            architecture=packed.manifest.architecture,
-            dtype="float32",
-            context_length=128,
-            max_concurrency=4,
-            assets={"config.json": (machine.folder / "llama" / "config.json").read_bytes()},
-            image=image,
-        )
+    model = make_model(machine.folder / "llama")
 
     async def tokens(channel: Channel, instance: str) -> list[int]:
-        sampling = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
-        request = Generate(request_id="r", instance_id=instance, prompt_ids=(3, 4, 5), sampling=sampling)
-        *messages, usage = await ask(channel, request)
+        *messages, usage = await ask(channel, generate(instance, "r", 12))
         assert isinstance(usage, Usage) and usage.gpu_us > 0
         return [token for message in messages for token in message.ids]
 
     async def scenario() -> None:
-        await put(machine.store, data)
+        await put(machine.store, model.data)
         pids = [zygote.spawn("n0", "h0"), zygote.spawn("n1", "h1")]
         async with RedisState.connect(machine.redis.url) as state:
             first, second = await joined(state, "n0"), await joined(state, "n1")
@@ -222,7 +97,7 @@ def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -
                     (b, "i1", (holder(first),)),
                     (b, "i2", (holder(first),)),
                 ):
-                    started = (await ask(channel, start(name, *holders)))[-1]
+                    started = (await ask(channel, model.start(name, *holders)))[-1]
                     assert isinstance(started, InstanceStarted)
                     kinds.append(started.start_kind)
                 expected = await tokens(a, "i0")
@@ -230,11 +105,11 @@ def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -
                 assert await tokens(b, "i1") == await tokens(b, "i2") == expected
                 await ask(b, StopInstance(instance_id="i1"))
                 await ask(b, StopInstance(instance_id="i2"))
-                warm = (await ask(b, start("i3")))[-1]
+                warm = (await ask(b, model.start("i3")))[-1]
                 assert [*kinds, warm.start_kind] == ["cold", "cold", "hot", "warm"]
-                assert (await counters(a))["disk_read_bytes"] == len(data)
+                assert (await counters(a))["disk_read_bytes"] == len(model.data)
                 assert (await counters(b))["disk_read_bytes"] == 0
-                assert (await counters(b))["cast_recv_bytes"] == len(data)
+                assert (await counters(b))["cast_recv_bytes"] == len(model.data)
         for name, pid in zip(("n0", "n1"), pids, strict=True):
             os.kill(pid, signal.SIGTERM)
             assert zygote.event() == {"exited": name, "pid": pid, "code": 0}
@@ -247,47 +122,23 @@ def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -
 
 def test_what_a_killed_node_owed_the_ledger_comes_with_its_successor(machine: Machine) -> None:
     zygote = machine.zygote
-    folder = machine.folder / "killed"
-    write_checkpoint("llama", folder)
-    packed = pack_to_folder(folder, machine.folder / "killed-packed")
-    data = (packed.path / "image.bin").read_bytes()
-    start = StartInstance(
-        instance_id="metered",
-        function="llama",
-        version=1,
-        task="generate",
-        architecture=packed.manifest.architecture,
-        dtype="float32",
-        context_length=128,
-        max_concurrency=4,
-        assets={"config.json": (folder / "config.json").read_bytes()},
-        image=ImageRef(
-            image=packed.manifest.sha256,
-            manifest=packed.manifest_digest,
-            nbytes=len(data),
-            manifest_bytes=(packed.path / "manifest.json").read_bytes(),
-        ),
-    )
-
-    def generate(call_id: str, tokens: int) -> Generate:
-        sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        return Generate(request_id=call_id, instance_id="metered", prompt_ids=(3, 4, 5), sampling=sampling)
+    model = make_model(machine.folder / "killed")
 
     async def metered(state: RedisState) -> list[InstanceInterval]:
         return [one for one in await state.intervals() if one.instance_id == "metered"]
 
     async def scenario() -> None:
-        await put(machine.store, data)
+        await put(machine.store, model.data)
         pid = zygote.spawn("p0", "p0", "--meter-interval", "100ms")
         async with RedisState.connect(machine.redis.url) as state:
             async with channel_to(await joined(state, "p0")) as channel:
-                await ask(channel, start)
-                settled = (await ask(channel, generate("settled/0", 12)))[-1].gpu_us
+                await ask(channel, model.start("metered"))
+                settled = (await ask(channel, generate("metered", "settled/0", 12)))[-1].gpu_us
                 await ask(channel, SettleCalls(request_ids=("settled/0",)))
-                unsettled = (await ask(channel, generate("unsettled/0", 12)))[-1].gpu_us
+                unsettled = (await ask(channel, generate("metered", "unsettled/0", 12)))[-1].gpu_us
                 async with (
-                    channel.call(generate("long/0", 120)) as one,
-                    channel.call(generate("long/1", 120)) as other,
+                    channel.call(generate("metered", "long/0", 120)) as one,
+                    channel.call(generate("metered", "long/1", 120)) as other,
                 ):
                     told = [await anext(aiter(call)) for call in (one, other)]
                     os.kill(pid, signal.SIGKILL)
