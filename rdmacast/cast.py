@@ -91,6 +91,7 @@ class Cast:
         self._links: PeerLinks | None = None
         self._over: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self._began_s = 0.0
         self._ended_s: float | None = None
 
@@ -225,10 +226,11 @@ class Cast:
     def _set_timer(self) -> None:
         """One timer, for the session's deadline; where that moved away, it is set anew when it is due."""
         deadline_s = self._session.deadline_s
-        if self._timer is not None and (deadline_s is None or deadline_s < self._timer.when()):
+        if self._timer is not None and (deadline_s is None or deadline_s < self._timer_s):
             self._timer.cancel()
             self._timer = None
         if self._timer is None and deadline_s is not None:
+            self._timer_s = deadline_s
             self._timer = asyncio.get_running_loop().call_at(deadline_s, self._time_passed)
 
     def _time_passed(self) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+
+import uvloop
 
 from rdmacast.cast import Cast
 from rdmacast.cast_report import CastReport
@@ -17,6 +19,7 @@ from rdmacast.session import SessionSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress
 from rdmacast.watching import RegionWatcher
+from tests.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 REGION = "image"
@@ -25,6 +28,21 @@ BLOCK_BYTES = 4 * UNIT
 BLOCKS = 25
 NBYTES = (BLOCKS - 1) * BLOCK_BYTES + 123
 CONTENT = random.Random(4).randbytes(NBYTES)
+KINDS = ["memory", "tcp", "tcp-uvloop"]
+
+
+def run(kind: str, work: Coroutine[None, None, None]) -> None:
+    """On the event loop of the kind; faults in callbacks are failures."""
+    faults: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with asyncio.timeout(PATIENCE_S):
+            await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if kind.endswith("uvloop") else None) as runner:
+        runner.run(main())
+    assert not faults
 
 
 def check(offset: int, view: memoryview) -> list[int]:
@@ -73,7 +91,7 @@ class Rig:
     """Some nodes, of which the first `sources` hold CONTENT."""
 
     def __init__(self, kind: str, nodes: int, sources: int, planner: str, settings: SessionSettings) -> None:
-        self.kind = kind
+        self.kind = kind.partition("-")[0]
         self.network = MemoryNetwork()
         self.sources = tuple(range(sources))
         self.planner = planner
@@ -164,7 +182,7 @@ async def make_rig(
     planner: str = "binomial",
     settings: SessionSettings | None = None,
 ) -> AsyncIterator[Rig]:
-    """`kind` is memory or tcp. When it ends, no task is left over."""
+    """`kind` is one of KINDS. When it ends, no task is left over."""
     before = asyncio.all_tasks()
     rig = Rig(kind, nodes, sources, planner, settings or SessionSettings())
     async with AsyncExitStack() as stack:

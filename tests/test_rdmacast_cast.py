@@ -1,26 +1,16 @@
 """Casts of real nodes: every planner, any number of nodes and sources, bytes identical, and what is told."""
 
 import asyncio
-from collections.abc import Awaitable
 
 import pytest
 
 from rdmacast.planners.catalog import PLANNERS
 from rdmacast.session import SessionSettings
-from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, NBYTES, make_rig
+from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig, run
 from tests.patience import PATIENCE_S
 
-KINDS = ["memory", "tcp"]
 # So few blocks of so little that none is late, however busy the machine is.
 PATIENT = SessionSettings(pull_timeout_s=PATIENCE_S, patience_s=PATIENCE_S, least_slow_s=PATIENCE_S)
-
-
-def run(work: Awaitable[None]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await work
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("planner", list(PLANNERS))
@@ -40,7 +30,7 @@ def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -
                 assert report.first_block_s is not None and report.last_block_s is not None
                 assert 0 <= report.first_block_s <= report.last_block_s <= report.seconds
 
-    run(main())
+    run(kind, main())
 
 
 def test_each_block_comes_from_its_planned_source() -> None:
@@ -51,7 +41,7 @@ def test_each_block_comes_from_its_planned_source() -> None:
             for index, report in enumerate(reports):
                 assert dict(report.bytes_by_peer) == {f"n{index}": NBYTES}
 
-    run(main())
+    run("tcp", main())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +58,7 @@ def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
             assert report.nbytes == NBYTES - 3 * BLOCK_BYTES - 123
             await rig.reports()
 
-    run(main())
+    run(kind, main())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +70,7 @@ def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
             rig.start(4)
             await rig.reports()
 
-    run(main())
+    run(kind, main())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,4 +92,4 @@ def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
             fresh.complete()
             await rig.reports()
 
-    run(main())
+    run(kind, main())
