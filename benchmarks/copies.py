@@ -1,0 +1,45 @@
+"""What a cast within one host is held to: plain copies of the source's memory, checked or not."""
+
+import mmap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.crew_member import Bytes
+from benchmarks.crew_messages import Done
+from registry.images.manifest import UNIT_BYTES
+from registry.images.verify import CHECKSUM_BYTES, unit_checksums
+
+COPY, COPY_CHECKED = "copy", "copy-checked"
+COPIES = (COPY, COPY_CHECKED)
+
+
+class Damaged(Exception):
+    """A unit is not as its checksum tells."""
+
+
+def copy(source: Path, into: Bytes, units: bytes | None) -> Done:
+    """Copy a file that is in memory, unit by unit; with `units` each is checked while it is in the cache.
+
+    The file is mapped, all its pages too, before the clock starts.
+    """
+    with source.open("rb") as file:
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        mapped = mmap.mmap(file.fileno(), into.nbytes, flags=flags, prot=mmap.PROT_READ)
+    given = np.frombuffer(mapped, np.uint8)
+    began_s = time.monotonic()
+    for start in range(0, into.nbytes, UNIT_BYTES):
+        end = start + UNIT_BYTES
+        np.copyto(into[start:end], given[start:end])
+        if units is not None and damaged_units(units, start, into.data[start:end]):
+            raise Damaged(f"unit {start // UNIT_BYTES} is not as it should be")
+    return Done(began_s=began_s, ended_s=time.monotonic())
+
+
+def damaged_units(units: bytes, offset: int, view: memoryview) -> Sequence[int]:
+    """The first unit of `[offset, offset + len(view))`, if any in there is not as `units` tell."""
+    first, found = offset // UNIT_BYTES, unit_checksums(view)
+    expected = units[first * CHECKSUM_BYTES : first * CHECKSUM_BYTES + len(found)]
+    return () if found == expected else (first,)

@@ -1,0 +1,267 @@
+"""Casts of a model to many nodes: ours with any planner, gloo and Open MPI, over links of a known rate.
+
+For each number of nodes this makes so many hosts on this machine (network namespaces, links shaped both
+ways: benchmarks/testbed.py; needs root and iproute2), starts all contenders there and takes them in turns.
+Every cast's bytes are checked afterwards. In each turn one plain copy between two hosts is timed, too: the
+fastest of these is `limit_s`, what a link needs for the size.
+
+A record a planner, number of blocks, of nodes and of sources, and a peer (`gloo`, `mpi`; one source):
+median_s         from the first process that begins until the last target holds everything
+first_full_s     until the first target does; skew_s is the time between the two
+first_pipeline_s until one target of each sub-group holds the chunk that its sub-group begins with: these
+                 targets can then serve together (ours alone)
+simulated_s      what rdmacast/simulate.py says of the plan at the measured rate (ours alone)
+bytes_per_cpu_s  bytes that targets got, by second of processor time of the whole machine
+processor_share  of the machine's processors; near 1, the processor was measured and not the links
+
+`mpi` is the fastest of the algorithms of --mpi-algorithms. With --transport shm there are no links: nodes on
+this host read each other's memory, beside plain copies by as many processes (`copy`), and copies of which
+each unit is checked while it is in the cache (`copy-checked`, whose median is `limit_s` there).
+
+  sudo python -m benchmarks.multicast --nodes 2,4,8,12 --sources 1,2,4 --json m.json --plot m.png
+  sudo python -m benchmarks.multicast --nodes 8 --planner binomial,chain --blocks 64,128,256 --rate 400mbit
+  sudo python -m benchmarks.multicast --nodes 8 --planner auto --straggler 0.25 --peers ""
+  python -m benchmarks.multicast --transport shm --nodes 5 --size 2GiB --planner chain --blocks 512
+"""
+
+import argparse
+import math
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks import multicast_ours, multicast_peers
+from benchmarks.copies import COPIES, COPY_CHECKED
+from benchmarks.crew import Crew, CrewError
+from benchmarks.crew_messages import CastTask
+from benchmarks.machine import describe_machine, write_records
+from benchmarks.multicast_records import Setting, link_record, plot, records, show
+from benchmarks.multicast_run import Contender, WrongBytes
+from benchmarks.multicast_turns import logs_shown, say, take_turns
+from benchmarks.processes import Processes
+from benchmarks.testbed import Testbed, TestbedError
+from benchmarks.testbed_plan import LinkShape
+from rdmacast.planners.automatic import LinkFacts, choose_planner
+from rdmacast.planners.catalog import PLANNERS
+from registry.errors import InvalidRecord
+from registry.sizes import parse_rate, parse_size
+
+AUTO = "auto"
+
+
+def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """All contenders with so many hosts. Raises TestbedError, CrewError, WrongBytes."""
+    slow = {nodes - 1: args.straggler} if args.straggler < 1 else {}
+    shape = LinkShape(rate_bytes_s=args.rate, shares=slow)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-")))
+        testbed = stack.enter_context(Testbed(nodes, shape))
+        stack.enter_context(logs_shown(folder))
+        contenders = list(start_contenders(stack, testbed, nodes, args, folder))
+        # A sequential cast takes a copy a target, and twice as long is still no failure.
+        patience_s = 60.0 + 2 * nodes * args.size / (args.rate * args.straggler)
+        turns = take_turns(
+            contenders, args.size, args.repeat, patience_s, lambda: testbed.link_rate(0, 1, args.size)
+        )
+    limit_s = min(copy.seconds for copy in turns.copies)
+    links = {"rate_bytes_s": args.rate, "mtu": shape.mtu, "burst_bytes": shape.burst_bytes, **common}
+    setting = Setting(nodes=nodes, nbytes=args.size, limit_s=limit_s, slow=slow, common=links)
+    return [link_record(turns.copies, setting), *records(turns, setting)]
+
+
+def start_contenders(
+    stack: ExitStack, testbed: Testbed, nodes: int, args: argparse.Namespace, folder: Path
+) -> Iterator[Contender]:
+    """Ours, then the peers that are to be had here."""
+    say(f"{nodes} nodes: starting the processes")
+    crew = stack.enter_context(multicast_ours.on_hosts(testbed, nodes, folder))
+    yield from our_contenders(crew, nodes, args)
+    for peer in args.peers:
+        reason = multicast_peers.why_not(peer)
+        if reason:
+            say(f"SKIPPED {peer}: {reason}")
+        elif peer == "gloo":
+            yield stack.enter_context(multicast_peers.gloo(testbed, nodes, folder))
+        else:
+            for algorithm in args.mpi_algorithms:
+                yield stack.enter_context(multicast_peers.mpi(testbed, nodes, folder, algorithm))
+
+
+def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator[Contender]:
+    for sources, planner in product(args.sources, args.planner):
+        if sources >= nodes:
+            continue
+        if planner == AUTO:
+            facts = LinkFacts(bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
+            chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
+            task = CastTask(planner=chosen.planner, blocks=chosen.blocks, sources=sources, window=args.window)
+            yield Contender(AUTO, crew, nodes, task, reason=chosen.reason)
+            continue
+        for blocks in args.blocks if planner not in COPIES else (1,):
+            task = CastTask(planner=planner, blocks=blocks, sources=sources, window=args.window)
+            yield Contender(planner, crew, nodes, task)
+
+
+def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """Nodes of one host, beside copies by as many processes. Raises CrewError, WrongBytes."""
+    args = argparse.Namespace(**{**vars(args), "planner": [*args.planner, *COPIES], "sources": [1]})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-")))
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        images = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-", dir=memory))
+        processes = stack.enter_context(Processes())
+        stack.enter_context(logs_shown(folder))
+        crew = stack.enter_context(multicast_ours.on_this_host(processes, nodes, folder, Path(images)))
+        contenders = list(our_contenders(crew, nodes, args))
+        turns = take_turns(contenders, args.size, args.repeat, 600.0, None)
+    checked = next(runs for one, runs in zip(contenders, turns.runs, strict=True) if one.name == COPY_CHECKED)
+    limit_s = statistics.median(run.seconds for run in checked)
+    return records(turns, Setting(nodes=nodes, nbytes=args.size, limit_s=limit_s, common=common))
+
+
+T = TypeVar("T")
+
+
+def listed(of: Callable[[str], T], allowed: Sequence[T] = ()) -> Callable[[str], list[T]]:
+    """A parser of values with commas between; an empty text is an empty list."""
+
+    def parse_list(text: str) -> list[T]:
+        found = [of(word.strip()) for word in text.split(",") if word.strip()]
+        unknown = [value for value in found if allowed and value not in allowed]
+        if unknown:
+            known = ", ".join(map(str, allowed))
+            raise argparse.ArgumentTypeError(f"there is no {unknown[0]}; use one or several of {known}")
+        return found
+
+    return parse_list
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse_number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, not {value}")
+        return value
+
+    parse_number.__name__ = "number"
+    return parse_number
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
+def share(text: str) -> float:
+    value = positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"must be at most 1, not {text}")
+    return value
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def rate(text: str) -> int:
+    try:
+        return parse_rate(text)
+    except InvalidRecord as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.multicast",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    planners = (*PLANNERS, AUTO)
+    add("--nodes", type=listed(at_least(2)), default="8", help="with the sources, as in 2,4,8 (default 8)")
+    add("--sources", type=listed(at_least(1)), default="1", help="of these; as in 1,2,4 (default 1)")
+    add("--size", type=size, default="128MiB", help="of the image (default 128MiB)")
+    add("--rate", type=rate, default="200mbit", help="of each link, each way (default 200mbit)")
+    add(
+        "--planner",
+        type=listed(str, planners),
+        default="binomial,chain,tree",
+        help=f"of {', '.join(planners)} (default binomial,chain,tree)",
+    )
+    add("--blocks", type=listed(at_least(1)), default="128", help="of a cast; as in 64,128 (default 128)")
+    add("--window", type=at_least(1), default=3, help="blocks that a node pulls at once (default 3)")
+    add("--latency", type=float, default=0.0005, help="for auto: seconds of a hop (default 0.0005)")
+    add("--restart", type=float, default=0.0005, help="for auto: seconds of a change of partner, a block")
+    add("--straggler", type=share, default=1.0, help="share of the rate that the last node's link has")
+    add(
+        "--peers",
+        type=listed(str, multicast_peers.PEERS),
+        default="gloo,mpi",
+        help='of gloo, mpi (default both, "" for none); one that is not installed is skipped, and named',
+    )
+    add(
+        "--mpi-algorithms",
+        type=listed(str),
+        default=",".join(multicast_peers.MPI_ALGORITHMS),
+        help="of coll_tuned_bcast_algorithm (default %(default)s)",
+    )
+    add("--transport", choices=("tcp", "shm"), default="tcp", help="shm: on this host, without links")
+    add("--repeat", type=at_least(1), default=5, help="turns (default 5)")
+    add("--json", type=Path, help="write the records to this file")
+    add("--plot", type=Path, help="write a PNG to this file")
+    args = parser.parse_args(arguments)
+    if not any(sources < nodes for sources in args.sources for nodes in args.nodes):
+        parser.error("no number of nodes is above a number of sources: nobody would receive anything")
+    return args
+
+
+def measure(args: argparse.Namespace, into: list[dict[str, Any]]) -> None:
+    """Each number of nodes; `into` has what is finished."""
+    common = {
+        "bytes": args.size,
+        "transport": args.transport,
+        "straggler": args.straggler,
+        "repeat": args.repeat,
+        **describe_machine("benchmarks.multicast"),
+    }
+    way = in_memory if args.transport == "shm" else on_links
+    for nodes in args.nodes:
+        rows = way(nodes, args, common)
+        for row in rows:
+            print(show(row), flush=True)
+        into.extend(rows)
+
+
+def main() -> None:
+    args = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is cleaned up then, too
+    rows: list[dict[str, Any]] = []
+    failure = ""
+    try:
+        measure(args, rows)
+    except (TestbedError, CrewError, WrongBytes, OSError) as error:
+        failure = f"multicast: {error}"
+    except KeyboardInterrupt:
+        failure = "multicast: interrupted"
+    if args.json and rows:
+        write_records(args.json, rows)
+    if args.plot and rows:
+        plot(rows, args.plot)
+    if failure:
+        print(failure, file=sys.stderr)
+        sys.exit(130 if failure.endswith("interrupted") else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The crews of the peers that ours is measured beside: gloo and Open MPI, one rank a host of a testbed."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.crew import Crew
+from benchmarks.machine import ROOT
+from benchmarks.multicast_run import Contender
+from benchmarks.processes import module
+from benchmarks.testbed import Testbed
+from benchmarks.testbed_plan import INTERFACE, TestbedPlan
+
+PEERS = ("gloo", "mpi")
+GLOO_PORT = 29500
+# Of Open MPI 4's coll_tuned_bcast_algorithm; what each does is in `mpi_algorithm`.
+MPI_ALGORITHMS = ("9", "8", "3", "5", "2")
+_MPI_NAMES = {
+    "9": "scatter + ring allgather",
+    "8": "scatter + recursive doubling",
+    "6": "binomial tree",
+    "5": "binary tree",
+    "3": "pipeline",
+    "2": "chain",
+}
+SEGMENT_BYTES = 256 << 10
+_START_S = 120.0
+
+
+def why_not(peer: str) -> str:
+    """Why a peer cannot be measured here; "" if it can."""
+    if peer == "gloo" and importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    if peer == "mpi" and shutil.which("mpirun") is None:
+        return "mpirun not found: install Open MPI (apt-get install openmpi-bin)"
+    return ""
+
+
+def mpi_algorithm(number: str) -> str:
+    return f"{number}: {_MPI_NAMES.get(number, 'unknown')}"
+
+
+@contextmanager
+def gloo(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
+    """Ranks of `torch.distributed`. Raises CrewError."""
+    path = folder / "gloo.socket"
+    with Crew("gloo", path, nodes) as crew, (folder / "gloo.log").open("wb") as log:
+        where = (nodes, testbed.address(0), GLOO_PORT)
+        commands = [module("benchmarks.gloo_node", path, rank, *where) for rank in range(nodes)]
+        processes = [
+            testbed.start(rank, command, stderr=log, env=environment())
+            for rank, command in enumerate(commands)
+        ]
+        try:
+            crew.gather(processes, _START_S)
+            yield Contender("gloo", crew, nodes)
+        finally:
+            crew.close()
+            for process in processes:
+                testbed.stop(process)
+
+
+@contextmanager
+def mpi(testbed: Testbed, nodes: int, folder: Path, algorithm: str) -> Iterator[Contender]:
+    """Ranks of Open MPI, all with one algorithm. Raises CrewError."""
+    path = folder / f"mpi-{algorithm}.socket"
+    agent = folder / "mpi-agent"
+    agent.write_text(agent_script(testbed.plan))
+    agent.chmod(0o755)
+    with Crew(f"mpi {algorithm}", path, nodes) as crew, (folder / f"mpi-{algorithm}.log").open("wb") as log:
+        command = mpirun(testbed.plan, nodes, agent, algorithm, path)
+        launcher = testbed.start(0, command, stdout=log, stderr=log, env=environment())
+        try:
+            crew.gather([launcher], _START_S)
+            yield Contender("mpi", crew, nodes, algorithm=mpi_algorithm(algorithm))
+        finally:
+            crew.close()
+            testbed.stop(launcher)
+
+
+def mpirun(plan: TestbedPlan, nodes: int, agent: Path, algorithm: str, socket: Path) -> list[str]:
+    """The command that starts a rank on each of the first hosts (pure)."""
+    options = {
+        "plm_rsh_agent": str(agent),
+        "btl": "tcp,self",
+        "btl_tcp_if_include": INTERFACE,
+        "oob_tcp_if_include": INTERFACE,
+        "coll_tuned_use_dynamic_rules": "1",
+        "coll_tuned_bcast_algorithm": algorithm,
+        "coll_tuned_bcast_algorithm_segmentsize": str(SEGMENT_BYTES),
+    }
+    chosen = [word for name, value in options.items() for word in ("--mca", name, value)]
+    hosts = ",".join(f"{plan.address(host)}:1" for host in range(nodes))
+    ranks = ["-np", str(nodes), "--host", hosts, "--map-by", "node", "--bind-to", "none"]
+    return ["mpirun", "--allow-run-as-root", *ranks, *chosen, *module("benchmarks.mpi_node", socket)]
+
+
+def agent_script(plan: TestbedPlan) -> str:
+    """What mpirun calls in the place of ssh: the host's address, then the command."""
+    cases = [f"{plan.address(host)}) namespace={plan.namespace(host)} ;;" for host in range(plan.hosts)]
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            'host="$1"; shift',
+            'case "$host" in',
+            *cases,
+            '*) echo "no host $host" >&2; exit 1 ;;',
+            "esac",
+            f'cd {ROOT} && exec ip netns exec "$namespace" sh -c "$*"',
+            "",
+        ]
+    )
+
+
+def environment() -> dict[str, str]:
+    """One thread a rank: the hosts share this machine's processors."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

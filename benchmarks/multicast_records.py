@@ -1,0 +1,190 @@
+"""What a multicast benchmark makes of its runs: records, lines for people and a picture."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.crew_messages import CastTask, block_bytes
+from benchmarks.link_rate import LinkRate
+from benchmarks.multicast_run import Contender, Run
+from benchmarks.multicast_turns import Turns
+from rdmacast.links import Links
+from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.planners.catalog import PLANNERS
+from rdmacast.planners.subgroups import balanced
+from rdmacast.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Under what the contenders ran: `limit_s` is how long the fastest plain copy over a link took.
+
+    `slow` gives nodes whose link has a share of the others' rate.
+    """
+
+    nodes: int
+    nbytes: int
+    limit_s: float
+    slow: dict[int, float] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
+
+
+def records(turns: Turns, setting: Setting) -> list[dict[str, Any]]:
+    """One a contender; of `mpi` one for all algorithms."""
+    rows = [
+        record(contender, runs, setting) for contender, runs in zip(turns.contenders, turns.runs, strict=True)
+    ]
+    ranks = [row for row in rows if row["name"] == "mpi"]
+    return [row for row in rows if row["name"] != "mpi"] + ([best_of(ranks)] if ranks else [])
+
+
+def link_record(copies: Sequence[LinkRate], setting: Setting) -> dict[str, Any]:
+    """Of the plain copies over one link."""
+    seconds = [copy.seconds for copy in copies]
+    return {
+        "name": "link",
+        "params": {"nodes": setting.nodes, "sources": 1, **setting.common},
+        "seconds": seconds,
+        "median_s": statistics.median(seconds),
+        "limit_s": setting.limit_s,
+        "bytes_per_s": setting.nbytes / setting.limit_s,
+    }
+
+
+def plan_of(task: CastTask, nodes: int, nbytes: int) -> TransferPlan:
+    """The plan that every node works out for itself."""
+    blocks = -(-nbytes // block_bytes(nbytes, task.blocks))
+    shape = CastShape(nodes=nodes, sources=tuple(range(task.sources)), blocks=blocks)
+    return PLANNERS[task.planner].plan(shape)
+
+
+def record(contender: Contender, runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
+    """Times are medians of the runs, which are all in `seconds`."""
+    targets = contender.nodes - contender.sources
+    seconds = [run.seconds for run in runs]
+    median_s = statistics.median(seconds)
+    row: dict[str, Any] = {
+        "name": contender.name,
+        "params": {
+            "nodes": contender.nodes,
+            "sources": contender.sources,
+            **_details(contender),
+            **setting.common,
+        },
+        "seconds": seconds,
+        "median_s": median_s,
+        "limit_s": setting.limit_s,
+        "ratio_to_limit": median_s / setting.limit_s,
+        "first_full_s": statistics.median(run.first_full_s for run in runs),
+        "skew_s": statistics.median(run.skew_s for run in runs),
+        "bytes_per_cpu_s": statistics.median(
+            targets * setting.nbytes / max(run.used.busy_s, 1e-3) for run in runs
+        ),
+        "processor_share": statistics.median(run.used.share for run in runs),
+    }
+    if setting.slow:
+        row["others_s"] = statistics.median(_others_s(run, contender.sources, setting.slow) for run in runs)
+    if contender.task is not None and contender.task.planner in PLANNERS:
+        plan = plan_of(contender.task, contender.nodes, setting.nbytes)
+        row |= _of_plan(plan, contender.task, runs, setting)
+    return row
+
+
+def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fastest of several algorithms of one peer; all their medians stand in it."""
+    best = min(rows, key=lambda row: row["median_s"])
+    return {**best, "algorithms": {row["params"]["algorithm"]: row["median_s"] for row in rows}}
+
+
+def first_pipeline_s(plan: TransferPlan, arrived_s: Sequence[Sequence[float]]) -> float:
+    """When one target of each sub-group had the chunk with which its sub-group begins, for the first time.
+
+    From then on these targets hold a whole model between them.
+    """
+    row_of = {node: row for row, node in enumerate(plan.shape.targets)}
+    groups = [[node for node in group if node in row_of] for group in plan.groups]
+    groups = [group for group in groups if group]
+    chunks = balanced(plan.shape.blocks, len(groups))
+    ready_s = [
+        min(max(arrived_s[row_of[node]][first:last], default=0.0) for node in group)
+        for group, (first, last) in zip(groups, chunks, strict=True)
+    ]
+    return max(ready_s)
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line for people."""
+    params = row["params"]
+    if row["name"] == "link":
+        return (
+            f"{'link':18} {params['nodes']:3} nodes: {row['bytes_per_s'] * 8e-6:.1f} Mbit/s in a plain copy"
+        )
+    blocks = f"{params['blocks']} blocks" if "blocks" in params else params.get("algorithm", "")[:12]
+    return (
+        f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"
+        f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit"
+        f"  first full {row['first_full_s']:7.3f} s  skew {row['skew_s']:6.3f} s"
+        f"  {row['bytes_per_cpu_s'] / 1e6:7.0f} MB a CPU-s  processors {row['processor_share']:4.0%}"
+    )
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Time over the limit by number of nodes, and each contender with most nodes, as PNG."""
+    from matplotlib.figure import Figure  # in the extra [dev] alone
+
+    single = [row for row in rows if row["params"]["sources"] == 1 and row["name"] != "link"]
+    most = max(row["params"]["nodes"] for row in rows)
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    over, bars = figure.subplots(1, 2)
+    for label in dict.fromkeys(_label(row) for row in single):
+        of_label = [row for row in single if _label(row) == label]
+        nodes = [row["params"]["nodes"] for row in of_label]
+        over.plot(nodes, [row["ratio_to_limit"] for row in of_label], "o-", label=label)
+    over.axhline(1.0, color="grey", linewidth=0.8)
+    over.set(xlabel="nodes, one source", ylabel="time ÷ time of one copy", yscale="log")
+    over.legend(fontsize="small")
+    largest = [row for row in rows if row["params"]["nodes"] == most and row["name"] != "link"]
+    names = [f"{_label(row)}, k={row['params']['sources']}" for row in largest]
+    bars.barh(names, [row["median_s"] for row in largest], color="tab:blue", label="all complete")
+    bars.barh(names, [row["first_full_s"] for row in largest], color="tab:cyan", label="first complete")
+    bars.axvline(largest[0]["limit_s"], color="crimson", linewidth=1, label="one copy")
+    bars.invert_yaxis()
+    bars.set(xlabel=f"seconds, {most} nodes")
+    bars.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _label(row: dict[str, Any]) -> str:
+    blocks = row["params"].get("blocks")
+    return f"{row['name']}, b={blocks}" if blocks else str(row["name"])
+
+
+def _details(contender: Contender) -> dict[str, Any]:
+    details: dict[str, Any] = {"algorithm": contender.algorithm} if contender.algorithm else {}
+    if contender.task is not None:
+        details |= {"blocks": contender.task.blocks, "window": contender.task.window}
+    return details | ({"reason": contender.reason} if contender.reason else {})
+
+
+def _others_s(run: Run, sources: int, slow: dict[int, float]) -> float:
+    """When all targets with a link of full rate were complete."""
+    return max(seconds for rank, seconds in enumerate(run.complete_s, start=sources) if rank not in slow)
+
+
+def _of_plan(plan: TransferPlan, task: CastTask, runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
+    """What only ours can tell."""
+    links = Links(bytes_per_s=setting.nbytes / setting.limit_s, slow=setting.slow, in_flight=task.window)
+    simulated = simulate(plan, links, setting.nbytes / plan.shape.blocks)
+    transports: dict[str, int] = {}
+    for run in runs:
+        for name, nbytes in run.transports.items():
+            transports[name] = transports.get(name, 0) + nbytes
+    return {
+        "first_pipeline_s": statistics.median(first_pipeline_s(plan, run.arrived_s) for run in runs),
+        "simulated_s": simulated.seconds,
+        "transports": transports,
+        "faults": sum(run.faults for run in runs),
+    }

@@ -1,0 +1,45 @@
+"""How much the processors of this machine did over a run, from /proc/stat."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_IDLE = (3, 4)  # idle, iowait
+_STOLEN = 7
+_COUNTED = 8  # user nice system idle iowait irq softirq steal; guest time is in user already
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTimes:
+    """Seconds of all processors together since the machine started; `stolen_s` is what its host took."""
+
+    busy_s: float
+    idle_s: float
+    stolen_s: float
+
+    def since(self, earlier: "ProcessorTimes") -> "ProcessorTimes":
+        return ProcessorTimes(
+            busy_s=self.busy_s - earlier.busy_s,
+            idle_s=self.idle_s - earlier.idle_s,
+            stolen_s=self.stolen_s - earlier.stolen_s,
+        )
+
+    @property
+    def share(self) -> float:
+        """The part of all processor time that was used, by us or anybody else on the machine."""
+        whole_s = self.busy_s + self.idle_s + self.stolen_s
+        return self.busy_s / whole_s if whole_s else 0.0
+
+
+def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
+    """From the text of /proc/stat."""
+    line = next(line for line in stat.splitlines() if line.startswith("cpu "))
+    seconds = [int(ticks) / ticks_per_s for ticks in line.split()[1 : 1 + _COUNTED]]
+    idle_s = sum(seconds[index] for index in _IDLE)
+    return ProcessorTimes(
+        busy_s=sum(seconds) - idle_s - seconds[_STOLEN], idle_s=idle_s, stolen_s=seconds[_STOLEN]
+    )
+
+
+def read_times() -> ProcessorTimes:
+    return parse_times(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))

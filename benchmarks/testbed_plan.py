@@ -1,0 +1,122 @@
+"""Which namespaces, links and addresses a testbed has, and the commands that make them (pure).
+
+One namespace is the switch: a bridge, and for each host the bridge's end of a veth pair. Nothing is added
+to the machine's own namespace, and nothing leads out of a testbed.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+PREFIX = "hcbed"
+MOST_HOSTS = 250
+INTERFACE = "eth0"
+_BRIDGE = "br0"
+_NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-(?:switch|h\d+)")
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a testbed is; `started`, in ticks since boot, tells it from a later process of its number."""
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkShape:
+    """How every host's link is shaped, each way; `shares` gives hosts whose link has a part of the rate.
+
+    A small burst or MTU splits every large segment, and the processor becomes the limit.
+    """
+
+    rate_bytes_s: int
+    burst_bytes: int = 512 << 10
+    queue_ms: int = 50
+    mtu: int = 9000
+    congestion: str = "cubic"
+    shares: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.rate_bytes_s < 1:
+            raise ValueError(f"a link's rate must be above 0, not {self.rate_bytes_s} bytes a second")
+        if not all(0 < share <= 1 for share in self.shares.values()):
+            raise ValueError("a link's share of the rate must be above 0 and at most 1")
+
+    def rate_bit_s(self, host: int) -> int:
+        return int(self.rate_bytes_s * self.shares.get(host, 1.0)) * 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestbedPlan:
+    """`hosts` hosts, numbered from 0, around one switch."""
+
+    hosts: int
+    shape: LinkShape
+    owner: Owner
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= MOST_HOSTS:
+            raise ValueError(f"a testbed has 1 to {MOST_HOSTS} hosts, not {self.hosts}")
+
+    @property
+    def switch(self) -> str:
+        return f"{PREFIX}-{self.owner.pid}-{self.owner.started}-switch"
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Of all hosts, then of the switch."""
+        return (*(self.namespace(host) for host in range(self.hosts)), self.switch)
+
+    def namespace(self, host: int) -> str:
+        self._check(host)
+        return f"{PREFIX}-{self.owner.pid}-{self.owner.started}-h{host}"
+
+    def address(self, host: int) -> str:
+        self._check(host)
+        return f"10.77.0.{host + 1}"
+
+    def commands(self) -> list[Command]:
+        """What makes the testbed, in order."""
+        bridge = [
+            ("ip", "netns", "add", self.switch),
+            ("ip", "-n", self.switch, "link", "add", _BRIDGE, "mtu", str(self.shape.mtu), "type", "bridge"),
+            ("ip", "-n", self.switch, "link", "set", _BRIDGE, "up"),
+        ]
+        return bridge + [command for host in range(self.hosts) for command in self._host(host)]
+
+    def _host(self, host: int) -> list[Command]:
+        name, port, mtu = self.namespace(host), f"p{host}", ("mtu", str(self.shape.mtu))
+        pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
+        route = ("10.77.0.0/24", "dev", INTERFACE, "src", self.address(host))
+        return [
+            ("ip", "netns", "add", name),
+            ("ip", "-n", self.switch, "link", "add", port, *mtu, *pair),
+            ("ip", "-n", self.switch, "link", "set", port, "master", _BRIDGE, "up"),
+            ("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE),
+            ("ip", "-n", name, "link", "set", INTERFACE, "up"),
+            ("ip", "-n", name, "link", "set", "lo", "up"),
+            # By the route: a namespace may not have a default that the machine does not allow to everybody.
+            ("ip", "-n", name, "route", "replace", *route, "congctl", self.shape.congestion),
+            self._shaped(name, INTERFACE, host),
+            self._shaped(self.switch, port, host),
+        ]
+
+    def _shaped(self, namespace: str, device: str, host: int) -> Command:
+        shape = self.shape
+        limits = ("rate", f"{shape.rate_bit_s(host)}bit", "burst", f"{shape.burst_bytes}b")
+        where = ("tc", "-n", namespace, "qdisc", "add", "dev", device, "root")
+        return (*where, "tbf", *limits, "latency", f"{shape.queue_ms}ms")
+
+    def _check(self, host: int) -> None:
+        if not 0 <= host < self.hosts:
+            raise ValueError(f"there is no host {host}: the testbed has {self.hosts}, numbered from 0")
+
+
+def owner_of(namespace: str) -> Owner | None:
+    """Whose testbed a namespace is of; None if it is of none."""
+    found = _NAME.fullmatch(namespace)
+    return Owner(int(found[1]), int(found[2])) if found else None
