@@ -1,6 +1,6 @@
 """A cast: one image on its way from its holders to several nodes at once, by one transfer plan."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from registry.node import Tier
 
 
 class CastState(StrEnum):
-    """Of a node's part in a cast."""
+    """Of a node's part in a cast; a node that comes back begins another one."""
 
     RUNNING = "running"  # blocks are missing, and somebody may still give them
     COMPLETE = "complete"  # all blocks are here and checked
@@ -74,7 +74,8 @@ class CastRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastProgress:
-    """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end.
+    """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end. What was
+    told earlier (by `updated_at`, Unix seconds of the node's clock) does not replace it.
 
     `held` of `blocks` are there. `received` are bytes of good blocks by transport, `transports` says of each
     peer that was pulled from by which transport, and why; `faults` counts pulls that went wrong, by kind.
@@ -91,3 +92,16 @@ class CastProgress:
     transports: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastStatus:
+    """A cast and what its nodes told of it, by node."""
+
+    record: CastRecord
+    progress: tuple[CastProgress, ...] = ()
+
+
+def in_order(records: Iterable[CastRecord]) -> list[CastRecord]:
+    """The latest first."""
+    return sorted(records, key=lambda record: (-record.started_at, record.cast_id))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from registry.cast import CastRecord
 from registry.function import Function, FunctionVersion
 from registry.instance import InstanceRecord
 from registry.node import NodeRecord
@@ -76,7 +77,23 @@ class ScaleAsked:
     target: ScaleTarget
 
 
-Change = NodeUp | NodeGone | InstanceChanged | FunctionChanged | FunctionDeleted | DemandChanged | ScaleAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastChanged:
+    """A cast was planned, or nodes joined it."""
+
+    record: CastRecord
+
+
+Change = (
+    NodeUp
+    | NodeGone
+    | InstanceChanged
+    | FunctionChanged
+    | FunctionDeleted
+    | DemandChanged
+    | ScaleAsked
+    | CastChanged
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +106,4 @@ class Snapshot:
     nodes: tuple[NodeUp, ...]
     instances: tuple[InstanceRecord, ...]
     demands: tuple[DemandChanged, ...]
+    casts: tuple[CastRecord, ...] = ()

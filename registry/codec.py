@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from registry.change import (
+    CastChanged,
     Change,
     DemandChanged,
     FunctionChanged,
@@ -29,6 +30,7 @@ _CHANGES: dict[bytes, type[Change]] = {
         FunctionDeleted,
         DemandChanged,
         ScaleAsked,
+        CastChanged,
     )
 }
 

@@ -14,6 +14,8 @@
 | `hc:gateways` | set | ids that may have a demand record |
 | `hc:demand:<gateway>` | string | DemandChanged; expires |
 | `hc:scale:<token>` | string | a wish that is in the feed already |
+| `hc:casts` | set | ids that may have a cast |
+| `hc:cast:<id>` | hash | `epoch`, `record`; `node <id>` -> CastProgress, `at <id>` -> its time; expires |
 | `hc:lease:<name>` | hash | `holder`, and `beat`, new with each renewal; expires |
 | `hc:lease-epochs` | hash | lease name -> latest epoch, and `name beats` -> beats so far |
 | `hc:keys` | hash | key id -> ApiKey |
@@ -43,6 +45,8 @@ INSTANCES_PREFIX = "hc:instances:"
 GATEWAYS = "hc:gateways"
 DEMAND_PREFIX = "hc:demand:"
 SCALE_PREFIX = "hc:scale:"
+CASTS = "hc:casts"
+CAST_PREFIX = "hc:cast:"
 LEASE_PREFIX = "hc:lease:"
 LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
@@ -66,6 +70,8 @@ FEED_LENGTH = 10_000
 INSTANCES_TTL_S = 3600
 # For this long a repeated wish of one token is known as a repetition.
 SCALE_TOKEN_TTL_S = 3600
+# A cast is told of for so long after its last change.
+CAST_TTL_S = 3600
 # A key that asked for nothing for so long has paid its debt of tokens.
 BUCKET_TTL_S = 86_400
 
@@ -84,6 +90,10 @@ def demand(gateway: str) -> str:
 
 def scale(token: str) -> str:
     return SCALE_PREFIX + token
+
+
+def cast(cast_id: str) -> str:
+    return CAST_PREFIX + cast_id
 
 
 def lease(name: str) -> str:

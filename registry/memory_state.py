@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from registry.api_key import ApiKey, SpendPeriod
+from registry.cast import CastProgress, CastRecord, CastStatus
 from registry.change import (
+    CastChanged,
     Change,
     Demand,
     DemandChanged,
@@ -26,6 +28,7 @@ from registry.function import Function, FunctionVersion, Scaling
 from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
 from registry.instance import TRANSITIONS, InstanceRecord
 from registry.keys import FEED_LENGTH
+from registry.memory_casts import MemoryCasts
 from registry.memory_ledger import MemoryLedger
 from registry.memory_quota import MemoryQuotas
 from registry.node import NodeRecord
@@ -109,6 +112,7 @@ class MemoryState(MemoryLedger, State):
         self._leases: dict[str, _Lease] = {}
         self._keys: dict[str, ApiKey] = {}
         self._quotas = MemoryQuotas(self._clock)
+        self._casts = MemoryCasts(self._clock)
 
     def __repr__(self) -> str:
         return f"<MemoryState at {self._feed.cursor}>"
@@ -221,6 +225,16 @@ class MemoryState(MemoryLedger, State):
         self._scale_tokens.add(target.token)
         self._feed.publish(ScaleAsked(target=target))
 
+    async def put_cast(self, record: CastRecord) -> None:
+        if self._casts.put(record):
+            self._feed.publish(CastChanged(record=record))
+
+    async def put_cast_progress(self, progress: CastProgress) -> None:
+        self._casts.tell(progress)
+
+    async def casts(self) -> list[CastStatus]:
+        return self._casts.all()
+
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
         now = self._clock.monotonic_s()
         lease = self._leases.get(name, _Lease("", 0, 0.0))
@@ -259,6 +273,7 @@ class MemoryState(MemoryLedger, State):
                 for _, (change, expires_at) in sorted(self._demands.items())
                 if expires_at > now
             ),
+            casts=tuple(self._casts.records()),
         )
 
     def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from registry import keys
+from registry.cast import CastRecord, in_order
 from registry.change import (
     Demand,
     DemandChanged,
@@ -115,7 +116,8 @@ return 1
 # Everything at one point of the feed. Names of expired nodes and gateways are dropped on the way.
 # No time to live is longer than it was at first, even if the clock of Redis was set back since.
 # An empty feed gets a first entry, of a kind that no watcher knows: a cursor must name an entry.
-# KEYS feed functions versions nodes gateways; ARGV node-prefix instances-prefix demand-prefix
+# KEYS feed functions versions nodes gateways casts
+# ARGV node-prefix instances-prefix demand-prefix cast-prefix
 _SNAPSHOT = Script(
     """
 local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
@@ -136,6 +138,10 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[4])) do
     redis.call('SREM', KEYS[4], id)
   end
 end
+local casts = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[6])) do
+  casts[#casts + 1] = redis.call('HGET', ARGV[4] .. id, 'record') or nil
+end
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
   local demand = redis.call('GET', ARGV[3] .. id)
   if demand then
@@ -144,7 +150,8 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
     redis.call('SREM', KEYS[5], id)
   end
 end
-return {cursor, redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3]), nodes, instances, demands}
+local heads, versions = redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3])
+return {cursor, heads, versions, nodes, instances, demands, casts}
 """
 )
 
@@ -218,10 +225,10 @@ class RedisNodes(RedisStore):
         )
 
     async def snapshot(self) -> Snapshot:
-        cursor, heads, versions, nodes, instances, demands = await self._redis.script(
+        cursor, heads, versions, nodes, instances, demands, casts = await self._redis.script(
             _SNAPSHOT,
-            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS],
-            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.DEMAND_PREFIX],
+            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS],
+            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.DEMAND_PREFIX, keys.CAST_PREFIX],
         )
         return Snapshot(
             cursor=cursor.decode(),
@@ -242,6 +249,7 @@ class RedisNodes(RedisStore):
                 )
             ),
             demands=tuple(sorted((_demand(raw, ttl) for raw, ttl in demands), key=lambda d: d.gateway)),
+            casts=tuple(in_order(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
         )
 
 

@@ -1,7 +1,7 @@
 """The shared state in Redis (5 or later; nothing newer than 6.2 is used).
 
-Its parts stand in redis_functions, redis_nodes, redis_feed, redis_lease and redis_ledger. Each change
-is one Lua script that also appends to the feed; records are JSON; reads that span keys are scripts too.
+Its parts stand in the other modules redis_*. Each change is one Lua script that also appends to the
+feed; records are JSON; reads that span keys are scripts too.
 """
 
 from types import TracebackType
@@ -11,6 +11,7 @@ from registry import keys
 from registry.api_key import ApiKey
 from registry.codec import decode, encode
 from registry.errors import Conflict, NotFound
+from registry.redis_casts import RedisCasts
 from registry.redis_connections import TIMEOUT_S, Connections, Script
 from registry.redis_feed import RedisFeed
 from registry.redis_functions import RedisFunctions
@@ -35,7 +36,9 @@ return 1
 )
 
 
-class RedisState(RedisFunctions, RedisNodes, RedisFeed, RedisLeases, RedisQuotas, RedisLedger, State):
+class RedisState(
+    RedisFunctions, RedisNodes, RedisCasts, RedisFeed, RedisLeases, RedisQuotas, RedisLedger, State
+):
     """All of the shared state over one bounded set of connections; use as `async with`, or `aclose()`."""
 
     @classmethod

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from registry.api_key import ApiKey, SpendPeriod
+from registry.cast import CastProgress, CastRecord, CastStatus
 from registry.change import Change, Demand, ScaleTarget, Snapshot
 from registry.function import Function, FunctionVersion, Scaling
 from registry.instance import InstanceRecord
@@ -51,7 +52,7 @@ class UsageRow:
 
 
 class ClusterState(Protocol):
-    """Functions, nodes, instances, demand, leases and the feed of their changes."""
+    """Functions, nodes, instances, demand, casts, leases and the feed of their changes."""
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
         """The cluster's configuration; `default` becomes it if there is none. Raises NotFound."""
@@ -106,6 +107,17 @@ class ClusterState(Protocol):
     async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None: ...
 
     async def ask_scale(self, target: ScaleTarget) -> None: ...
+
+    async def put_cast(self, record: CastRecord) -> None:
+        """Publish a cast, which is kept for an hour from its last change. One of no later epoch than is
+        known changes nothing."""
+        ...
+
+    async def put_cast_progress(self, progress: CastProgress) -> None: ...
+
+    async def casts(self) -> list[CastStatus]:
+        """Those that are kept, the latest first."""
+        ...
 
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
         """Take or renew a lease: its epoch (greater at each change of holder), or None if taken."""

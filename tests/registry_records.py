@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from registry.cast import CastMember, CastProgress, CastRecord, CastState
 from registry.function import FunctionVersion, Task
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.node import Holding, NodeRecord, NodeState, Tier
@@ -65,6 +66,44 @@ def instance(instance_id: str = "i0", node_id: str = "n0", **changes: Any) -> In
         start_kind=StartKind.COLD,
         since=NOW,
         phases_ms={"fetch": 1.5},
+    )
+    return replace(record, **changes)
+
+
+def cast(cast_id: str = "c0", **changes: Any) -> CastRecord:
+    """Of a megabyte, from node n0 to n1 and n2."""
+    members = tuple(
+        CastMember(node=f"n{index}", host=f"h{index}", address=f"tcp://127.0.0.1:{index + 1}")
+        for index in range(3)
+    )
+    record = CastRecord(
+        cast_id=cast_id,
+        image="a" * 64,
+        function="tiny",
+        version=1,
+        nbytes=1 << 20,
+        block_bytes=1 << 18,
+        planner="binomial",
+        reason="binomial, 4 blocks: 2 hops",
+        members=members,
+        sources=(0,),
+        planned=3,
+        started_at=NOW,
+    )
+    return replace(record, **changes)
+
+
+def cast_progress(node_id: str = "n1", cast_id: str = "c0", **changes: Any) -> CastProgress:
+    record = CastProgress(
+        cast_id=cast_id,
+        node=node_id,
+        state=CastState.RUNNING,
+        blocks=4,
+        held=2,
+        seconds=0.5,
+        updated_at=NOW + 0.5,
+        received={"tcp": 1 << 19},
+        transports={"n0": "tcp: another host"},
     )
     return replace(record, **changes)
 

@@ -1,0 +1,90 @@
+"""Casts in Redis: what was planned, and what each node tells of its part."""
+
+from registry import keys
+from registry.cast import CastProgress, CastRecord, CastStatus, in_order
+from registry.change import CastChanged
+from registry.codec import decode, encode
+from registry.redis_connections import Script
+from registry.redis_store import PUBLISH, RedisStore
+
+# Publish a cast, unless no earlier epoch of it is known.
+# KEYS feed casts cast; ARGV length id epoch record ttl-s change
+_PUT_CAST = Script(
+    PUBLISH
+    + """
+local known = redis.call('HGET', KEYS[3], 'epoch')
+if known and tonumber(ARGV[3]) <= tonumber(known) then return 0 end
+redis.call('HSET', KEYS[3], 'epoch', ARGV[3], 'record', ARGV[4])
+redis.call('EXPIRE', KEYS[3], ARGV[5])
+redis.call('SADD', KEYS[2], ARGV[2])
+publish('CastChanged', ARGV[6])
+return 1
+"""
+)
+
+# What a node tells of its part, unless it told something later. It may come before the cast itself does.
+# KEYS cast; ARGV node at progress ttl-s
+_PUT_PROGRESS = Script(
+    """
+local known = redis.call('HGET', KEYS[1], 'at ' .. ARGV[1])
+if known and tonumber(ARGV[2]) < tonumber(known) then return 0 end
+redis.call('HSET', KEYS[1], 'node ' .. ARGV[1], ARGV[3], 'at ' .. ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+)
+
+# All casts with what their nodes told. Ids of expired ones are dropped on the way.
+# KEYS casts; ARGV cast-prefix
+_CASTS = Script(
+    """
+local found = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local record = redis.call('HGET', ARGV[1] .. id, 'record')
+  if record then
+    local row = {record}
+    local fields = redis.call('HGETALL', ARGV[1] .. id)
+    for i = 1, #fields, 2 do
+      if string.sub(fields[i], 1, 5) == 'node ' then row[#row + 1] = fields[i + 1] end
+    end
+    found[#found + 1] = row
+  else
+    redis.call('SREM', KEYS[1], id)
+  end
+end
+return found
+"""
+)
+
+
+class RedisCasts(RedisStore):
+    async def put_cast(self, record: CastRecord) -> None:
+        await self._redis.script(
+            _PUT_CAST,
+            [keys.FEED, keys.CASTS, keys.cast(record.cast_id)],
+            [
+                self._feed_length,
+                record.cast_id,
+                record.epoch,
+                encode(record),
+                keys.CAST_TTL_S,
+                encode(CastChanged(record=record)),
+            ],
+        )
+
+    async def put_cast_progress(self, progress: CastProgress) -> None:
+        await self._redis.script(
+            _PUT_PROGRESS,
+            [keys.cast(progress.cast_id)],
+            [progress.node, repr(progress.updated_at), encode(progress), keys.CAST_TTL_S],
+        )
+
+    async def casts(self) -> list[CastStatus]:
+        rows = await self._redis.script(_CASTS, [keys.CASTS], [keys.CAST_PREFIX])
+        found = {}
+        for raw, *told in rows:
+            record = decode(CastRecord, raw, keys.CAST_PREFIX)
+            progress = [decode(CastProgress, one, keys.cast(record.cast_id)) for one in told]
+            progress.sort(key=lambda one: one.node)
+            found[record.cast_id] = CastStatus(record=record, progress=tuple(progress))
+        return [found[record.cast_id] for record in in_order(one.record for one in found.values())]

@@ -1,0 +1,109 @@
+"""What every State promises of casts: the latest plan of each, and each node's latest word of it."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from registry import keys
+from registry.cast import CastMember, CastState, CastStatus
+from registry.change import CastChanged
+from registry.clock import FakeClock
+from registry.errors import InvalidRecord
+from registry.keys import CAST_TTL_S
+from registry.memory_state import MemoryState
+from registry.redis_connections import Connections
+from registry.redis_state import RedisState
+from registry.state import State
+from tests.registry_records import NOW, cast, cast_progress
+from tests.state_fixture import after, until
+
+
+def test_a_cast_is_told_in_feed_and_snapshot(on_state):
+    async def scenario(state: State) -> None:
+        cursor = (await state.snapshot()).cursor
+        first, second = cast(), cast("c1", started_at=NOW + 1)
+        await state.put_cast(first)
+        await state.put_cast(first)  # changes nothing, so it is not in the feed again
+        await state.put_cast(second)
+        changes = await after(state, cursor, 2)
+        assert changes == [CastChanged(record=first), CastChanged(record=second)]
+        assert (await state.snapshot()).casts == (second, first)
+        assert await state.casts() == [CastStatus(record=second), CastStatus(record=first)]
+
+    on_state(scenario)
+
+
+def test_nodes_join_a_cast_by_its_next_epoch(on_state):
+    async def scenario(state: State) -> None:
+        first = cast()
+        late = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+        joined = replace(first, members=(*first.members, late), epoch=1)
+        await state.put_cast(joined)
+        await state.put_cast(first)  # of a controller that is behind
+        assert [status.record for status in await state.casts()] == [joined]
+        assert joined.targets == (first.members[1], first.members[2], late)
+
+    on_state(scenario)
+
+
+def test_of_each_node_the_latest_word_counts(on_state):
+    async def scenario(state: State) -> None:
+        begun = cast_progress(held=0, updated_at=NOW)
+        half, whole = cast_progress(), cast_progress(held=4, state=CastState.COMPLETE, updated_at=NOW + 1)
+        await state.put_cast_progress(begun)  # even before the cast itself is known
+        assert await state.casts() == []
+        await state.put_cast(cast())
+        for told in (whole, half, cast_progress("n2")):
+            await state.put_cast_progress(told)
+        (status,) = await state.casts()
+        assert status.progress == (whole, cast_progress("n2"))
+        await state.put_cast_progress(replace(begun, updated_at=NOW + 2))  # it came back
+        (status,) = await state.casts()
+        assert status.progress[0].state is CastState.RUNNING
+
+    on_state(scenario)
+
+
+def test_a_cast_is_forgotten_in_the_end() -> None:
+    async def scenario() -> None:
+        clock = FakeClock()
+        state = MemoryState(clock=clock)
+        await state.put_cast(cast())
+        clock.advance(CAST_TTL_S / 2)
+        await state.put_cast_progress(cast_progress())
+        clock.advance(CAST_TTL_S - 1)
+        assert len(await state.casts()) == 1
+        clock.advance(1)
+        assert await state.casts() == [] and (await state.snapshot()).casts == ()
+
+    asyncio.run(scenario())
+
+
+def test_a_cast_is_forgotten_by_redis_too(redis_url: str) -> None:
+    async def scenario() -> None:
+        connections = Connections(redis_url)
+        async with RedisState.connect(redis_url) as state:
+            await connections.call("FLUSHALL")
+            await state.put_cast(cast())
+            assert 0 < await connections.call("TTL", keys.cast("c0")) <= CAST_TTL_S
+            await connections.call("PEXPIRE", keys.cast("c0"), 1)
+            await until(lambda: _none(state))
+            assert (await state.snapshot()).casts == ()
+            assert await connections.call("SCARD", keys.CASTS) == 0
+        await connections.aclose()
+
+    asyncio.run(scenario())
+
+
+async def _none(state: State) -> bool:
+    return await state.casts() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sources": ()}, {"sources": (3,)}, {"planned": 0}, {"planned": 4}, {"planned": 0, "sources": (0,)}],
+)
+def test_a_cast_that_makes_no_sense_is_no_record(wrong):
+    with pytest.raises(InvalidRecord, match="cast c0"):
+        cast(**wrong)
