@@ -227,6 +227,7 @@ class Nodes:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
+        self._asked.clear()  # what was asked since the last one died, nobody has heard
         try:
             for node in self._arguments:
                 await self._ask(node)
@@ -280,7 +281,6 @@ class Nodes:
 
     def _adopt(self, tasks: asyncio.TaskGroup) -> None:
         """Watch over the nodes of a zygote that is gone."""
-        self._asked.clear()
         for node, pid in self._forked.items():
             with suppress(ProcessLookupError):  # it ended, and the zygote had no time to say so
                 self._orphans[node] = Orphan(pid)

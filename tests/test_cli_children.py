@@ -5,11 +5,12 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,9 @@ with socket.socket(socket.AF_UNIX) as link:
 """
 
 
-def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def told_by_zygotes(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str, int]]]:
+    """The name and the number of each process that is started by the stand-ins, and of these themselves."""
     told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,10 +137,14 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
             told.put_nowait((name, int(pid)))
         writer.close()
 
+    async with await asyncio.start_unix_server(serve, folder / "s"):
+        yield told
+
+
+def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(tmp_path: Path) -> None:
     async def main() -> list[int]:
-        server = await asyncio.start_unix_server(serve, tmp_path / "s")
         command = (sys.executable, "-c", FORKING, str(tmp_path / "s"))
-        async with server, Nodes({"a": [], "b": []}, tmp_path, command) as nodes:
+        async with told_by_zygotes(tmp_path) as told, Nodes({"a": [], "b": []}, tmp_path, command) as nodes:
             async with asyncio.timeout(PATIENCE_S):
                 (_, zygote), a, b = [await told.get() for _ in range(3)]
                 os.kill(zygote, signal.SIGKILL)
@@ -154,6 +161,38 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
         first = asyncio.run(main())
         assert os.waitpid(-1, 0)[1] == signal.SIGKILL  # the last `a`: there is no other child left
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+
+
+def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, away = tmp_path / "zygote", tmp_path / "away"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o700)
+
+    async def logged(text: str) -> None:
+        while text not in caplog.text:
+            await asyncio.sleep(0.005)
+
+    async def main() -> int:
+        command = (str(script), "-c", FORKING, str(tmp_path / "s"))
+        async with told_by_zygotes(tmp_path) as told, Nodes({"a": []}, tmp_path, command):
+            async with asyncio.timeout(PATIENCE_S):
+                (_, zygote), (_, a) = [await told.get() for _ in range(2)]
+                script.rename(away)  # no zygote can be started
+                os.kill(zygote, signal.SIGKILL)
+                await logged("zygote cannot be started")
+                os.kill(a, signal.SIGKILL)
+                await logged("the zygote is gone; a starts with the next one")
+                away.rename(script)
+                names, pids = zip(*[await told.get() for _ in range(2)], strict=True)
+                assert names == ("zygote", "a")
+        os.kill(pids[1], signal.SIGKILL)  # this stand-in does not stop its own
+        return int(pids[1])
+
+    with orphans_taken():
+        again = asyncio.run(main())
+        assert os.waitpid(again, 0)[1] == signal.SIGKILL
 
 
 def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> None:
