@@ -14,12 +14,14 @@ from invoker.assembly import run_node
 from invoker.engine.contract import DeviceRegion, GenerateEngine, ModelSpec
 from invoker.engine.fake import FakeEngine, StepGate
 from invoker.settings import Settings, parse_settings
+from registry.change import InstanceChanged
 from registry.channel import Channel
 from registry.clock import Clock
 from registry.images.codec import encode_manifest
 from registry.images.manifest import MANIFEST_FORMAT, LayerSpan, Manifest
 from registry.images.store import LocalStore
 from registry.images.verify import unit_checksums
+from registry.instance import InstanceState
 from registry.memory_state import MemoryState
 from registry.messages import (
     Generate,
@@ -106,6 +108,7 @@ class FakeEngines:
 class FakeNode:
     """A running node and a channel to it."""
 
+    state: MemoryState
     settings: Settings
     channel: Channel
     engines: FakeEngines
@@ -125,6 +128,17 @@ class FakeNode:
         (status,) = await self.ask(GetStatus())
         assert isinstance(status, NodeStatus)
         return status.record
+
+    async def draining(self, instance: str) -> None:
+        """Return once the instance takes no more work and lets what is under way finish."""
+        snapshot = await self.state.snapshot()
+        told = {one.instance_id: one.state for one in snapshot.instances}
+        if told[instance] is InstanceState.DRAINING:
+            return
+        async for _, change in self.state.watch(snapshot.cursor):
+            record = change.record if isinstance(change, InstanceChanged) else None
+            if record and (record.instance_id, record.state) == (instance, InstanceState.DRAINING):
+                return
 
     async def holder(self, tier: str = "host") -> Holder:
         record = await self.record()
@@ -181,7 +195,7 @@ class FakeCluster:
             record = await _joined(watching, name, task)
             channel = await Channel.connect(record.channel, SECRET.encode())
             try:
-                yield FakeNode(settings, channel, engines, stop, task)
+                yield FakeNode(self.state, settings, channel, engines, stop, task)
                 stop.set()
                 await task
             finally:

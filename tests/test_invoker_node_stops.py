@@ -27,19 +27,6 @@ from tests.invoker_fixture import (
 SIZE = 3 * 1024 * KIB + 1234
 
 
-async def _refusal(node, request) -> RemoteError | None:
-    """What the node refuses a request with; None if it takes it (the call is left at once)."""
-    async with node.channel.call(request) as call:
-        try:
-            async with asyncio.timeout(0.05):
-                await anext(aiter(call))
-        except RemoteError as error:
-            return error
-        except TimeoutError:
-            return None
-    return None
-
-
 def test_a_caller_that_leaves_does_not_end_the_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
@@ -76,9 +63,10 @@ def test_a_stop_lets_work_finish_and_refuses_more(tmp_path: Path) -> None:
                 replies = aiter(call)
                 first = await anext(replies)
                 stopping = asyncio.create_task(node.ask(StopInstance(instance_id="i1")))
-                while not isinstance(refused := await _refusal(node, generate("i1", "r2")), RemoteError):
-                    pass
-                assert refused.code == "draining"
+                await node.draining("i1")
+                with pytest.raises(RemoteError) as refused:
+                    await node.ask(generate("i1", "r2"))
+                assert refused.value.code == "draining"
                 gate.open()
                 rest = [reply async for reply in replies]
                 assert sum(len(r.ids) for r in [first, *rest[:-1]]) == 6
@@ -101,8 +89,7 @@ def test_a_stop_whose_caller_is_gone_still_ends_the_instance(tmp_path: Path) -> 
                 replies = aiter(call)
                 await anext(replies)
                 async with controller.call(StopInstance(instance_id="i1", grace_s=60.0)):
-                    while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
-                        pass
+                    await node.draining("i1")
                     await controller.aclose()  # the gateway dies while the instance drains
                 gate.open()
                 rest = [reply async for reply in replies]
@@ -173,8 +160,7 @@ def test_a_second_stop_cuts_no_draining_short(tmp_path: Path, way: str) -> None:
                 replies = aiter(call)
                 await anext(replies)
                 stops = [asyncio.create_task(node.ask(stop))]
-                while not isinstance(await _refusal(node, generate("i1", "r2")), RemoteError):
-                    pass
+                await node.draining("i1")
                 if way == "stop":
                     stops.append(asyncio.create_task(node.ask(stop)))
                 else:
