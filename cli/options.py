@@ -75,6 +75,11 @@ def period_options(command: F) -> F:
     """`--since`, `--until`, `--function` and `--tenant`."""
     command = click.option("--tenant", help="Only this tenant.")(command)
     command = click.option("--function", help="Only this function.")(command)
+    return time_options(command)
+
+
+def time_options(command: F) -> F:
+    """`--since` and `--until`."""
     command = click.option("--until", type=MOMENT, help="Only before this time.")(command)
     return click.option(
         "--since",

@@ -17,6 +17,7 @@ from cli.options import (
     period_options,
     query,
     report_output_options,
+    time_options,
 )
 from cli.output import emit_record, emit_report, emit_rows, table
 from registry.usage_groups import DEFAULT_BY, PROPERTIES
@@ -134,19 +135,23 @@ def show(request_id: str, form: str, url: str | None, api_key: str | None) -> No
 
 @usage_command.command("check")
 @click.option("--wait", type=DURATION, default=0.0, help="Look again for so long, until everything adds up.")
+@time_options
 @output_option
 @client_options
-def check(wait: float, form: str, url: str | None, api_key: str | None) -> None:
+def check(
+    wait: float, since: float | None, until: float | None, form: str, url: str | None, api_key: str | None
+) -> None:
     """Whether what instances were busy for is what requests were told they used, to the microsecond.
 
     Exits with 1 where it is proven that it is not. `open` instances have calls in flight, or used time
     that their node has yet to write down (at most its --meter-interval): --wait for them. What is
     `unproven` adds up, but an earlier release did not write what would prove it.
 
-    Example: hypercast usage check --wait 90s
+    Example: hypercast usage check --since 24h --wait 90s
     """
+    asked = query(since=since, until=until)
     with connect(url, api_key) as client:
-        found = checked(client, time.monotonic() + wait)
+        found = checked(client, asked, time.monotonic() + wait)
     if form == "table":
         sys.stdout.write(
             f"{found['verdict']}: {found['requests']} requests on {found['instances_checked']} instances "
@@ -162,10 +167,10 @@ def check(wait: float, form: str, url: str | None, api_key: str | None) -> None:
         raise CliError("the ledger does not add up")
 
 
-def checked(client: Client, until_s: float) -> dict[str, Any]:
+def checked(client: Client, asked: dict[str, object], until_s: float) -> dict[str, Any]:
     """The check's answer, asked for again until it can change no more for the better, or the time is over."""
     while True:
-        found: dict[str, Any] = client.json("GET", "/admin/usage/check")
+        found: dict[str, Any] = client.json("GET", "/admin/usage/check", params=asked)
         left_s = until_s - time.monotonic()
         if found["verdict"] in ("exact", "unproven") or left_s <= 0:
             return found

@@ -349,6 +349,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Whether the ledger adds up",
         tag="usage",
         answer=answers.UsageCheck,
+        parameters=(p.SINCE, p.UNTIL),
         failures=(422,),
     ),
     Operation(

@@ -79,11 +79,13 @@ class UsageRoutes:
         return await _answer(request, rows, columns)
 
     async def check(self, request: Request) -> Response:
-        """Whether busy time is what records and lost calls tell, for every instance of the ledger."""
+        """Whether busy time is what records and lost calls tell, for every instance of `[since, until)`."""
         if exchanges.of(request.scope).caller.role is not Role.ADMIN:
             raise Forbidden("this needs an admin key")
         async with self._reading:
-            found = await usage_reader.balance(self._services.state, self._live)
+            found = await usage_reader.balance(
+                self._services.state, self._live, since=SINCE.read(request), until=UNTIL.read(request)
+            )
         instances = [
             msgspec.to_builtins(one) | {"missing_us": one.missing_us}
             for one in found.instances

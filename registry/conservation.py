@@ -11,19 +11,24 @@ call that it knows to be settled. `EXACT` needs one too: `OPEN` is what may stil
 what adds up as far as it can be told, where something that would prove it is not there to be read.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from registry.gpu_shares import recorded_us
-from registry.instance_books import CallName, InstanceBooks, Named
+from registry.instance_books import WHOLE, CallName, InstanceBooks, Named, Span
 from registry.instance_books import Verdict as Verdict
 from registry.presence import Presence
 from registry.usage import InstanceInterval, LostCall, RequestRecord
-from registry.usage_report import by_end
+from registry.usage_report import by_end, overlaps
 
 # Metered time and the clock's are both rounded, an interval.
 TOLERANCE_US = 1000
+
+# No request is known to last longer, and no clock to be so far off: intervals of this time before and after
+# that which is asked for name the calls of its records.
+MARGIN_S = 3600.0
 
 NOBODY: Mapping[str, str] = {}
 
@@ -89,11 +94,18 @@ class Conservation:
 
 
 class Balances:
-    """Adds up a ledger. Feed it all intervals, each instance's in their order, and after each `add` compare
-    the calls that it `named`; after the last, those that it `left`. Then all lost calls, then each record:
-    whatever is written meanwhile is then merely ahead."""
+    """Adds up a ledger, or what of it is of the `asked` times.
 
-    def __init__(self) -> None:
+    Feed it all intervals that overlap `read`, each instance's in their order, and after each `add` compare
+    the calls that it `named`; after the last, those that it `left`. Then the lost calls of somewhat more
+    time, then each record that ended in the asked times: whatever is written meanwhile is then merely ahead.
+    It keeps instances, calls in flight, and calls that differ from their records: `held` counts them.
+    """
+
+    def __init__(self, asked: Span = WHOLE) -> None:
+        self.asked = asked
+        self.read = Span(asked.since - MARGIN_S, asked.until + MARGIN_S)
+        self._open_calls = 0
         self._instances: dict[str, InstanceBooks] = {}
         self._presence: dict[tuple[str, int], Presence] = {}
         self._named: list[Named] = []
@@ -107,17 +119,23 @@ class Balances:
         for interval in intervals:
             to_at = interval.to_at
             instance = self._instance(interval.instance_id, interval.node)
+            before = instance.open_calls
             self._named += instance.add(interval)
+            self._open_calls += instance.open_calls - before
             if interval.final:
                 self._ended[interval.instance_id] = to_at
             process = interval.node, interval.epoch
             if process not in self._presence:
-                self._presence[process] = Presence()
+                self._presence[process] = Presence(_micros(self.read.since), _micros(self.read.until))
             presence = self._presence[process]
             presence.add(micros(interval.from_at), micros(interval.to_at), interval.allocated_us)
         if to_at is not None:
             for name in [name for name, at in self._ended.items() if at < to_at]:
                 self._leave(name)
+
+    @property
+    def held(self) -> int:
+        return len(self._instances) + self._open_calls + len(self._short)
 
     def named(self) -> list[Named]:
         """Calls that nothing follows of, to be compared with their records now."""
@@ -135,7 +153,8 @@ class Balances:
         for call in calls:
             record = records.get(call.name)
             call.recorded_us = 0 if record is None else recorded_us(record, *call.name)
-            self._instances[call.instance_id].named_us += call.recorded_us
+            if record is not None and self.asked.holds(record.ended_at):
+                self._instances[call.instance_id].named_us += call.recorded_us
             if call.recorded_us != call.metered_us:
                 self._short[call.name] = call
 
@@ -145,8 +164,10 @@ class Balances:
             name = one.call_id, one.instance_id
             record = records.get(name)
             rest_us = max(0, one.used_us - (0 if record is None else recorded_us(record, *name)))
-            instance = self._instance(one.instance_id, one.node)
             short = self._short.get(name)
+            if short is None and not self.asked.holds(one.ended_at):
+                continue
+            instance = self._instance(one.instance_id, one.node)
             if short is not None:
                 rest_us = max(0, rest_us - short.lost_us)
                 short.lost_us += rest_us
@@ -181,12 +202,14 @@ class Balances:
 
     def _leave(self, name: str) -> None:
         self._ended.pop(name, None)
-        self._named += self._instances[name].leave(name)
+        left = self._instances[name].leave(name)
+        self._open_calls -= len(left)
+        self._named += left
 
     def _instance(self, name: str, node: str) -> InstanceBooks:
         found = self._instances.get(name)
         if found is None:
-            found = self._instances[name] = InstanceBooks(node)
+            found = self._instances[name] = InstanceBooks(node, self.read)
         return found
 
     def _balance(self, name: str, live: Mapping[str, str]) -> InstanceBalance:
@@ -208,8 +231,8 @@ class Balances:
         for process, presence in self._presence.items():
             if process[0] != node:
                 continue
-            over_us = presence.allocated_us - presence.present_us
-            if abs(over_us) > presence.intervals * TOLERANCE_US and verdict is not Verdict.WRONG:
+            over_us, tolerance_us = presence.over_us, presence.intervals * TOLERANCE_US
+            if abs(over_us) > tolerance_us and verdict is not Verdict.WRONG:
                 # Of instances that share a node, the intervals are cut at different times.
                 waits = node in open_nodes and (over_us < 0 or not process[1])
                 verdict = Verdict.OPEN if waits else Verdict.WRONG
@@ -223,19 +246,26 @@ def conservation(
     lost: Iterable[LostCall],
     *,
     live: Mapping[str, str] = NOBODY,
+    asked: Span = WHOLE,
 ) -> Conservation:
-    """The balance of a whole ledger; see `Balances`."""
+    """The balance of a whole ledger, or of the asked times of it; see `Balances`."""
     records, lost = list(records), list(lost)
     of_call = {(part.call_id, part.instance_id): record for record in records for part in record.gpu}
-    balances = Balances()
-    for _, together in groupby(by_end(intervals), key=lambda one: one.to_at):
+    balances = Balances(asked)
+    read = [one for one in intervals if overlaps(one, balances.read.since, balances.read.until)]
+    for _, together in groupby(by_end(read), key=lambda one: one.to_at):
         balances.add_intervals(together)
         balances.compare(balances.named(), of_call)
     balances.compare(balances.left(), of_call)
     balances.add_lost(lost, of_call)
     for record in records:
-        balances.add(record)
+        if asked.holds(record.ended_at):
+            balances.add(record)
     return balances.result(live=live)
+
+
+def _micros(at: float) -> int | None:
+    return micros(at) if math.isfinite(at) else None
 
 
 def micros(at: float) -> int:

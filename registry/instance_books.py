@@ -1,5 +1,6 @@
 """One instance as the ledger tells it: its intervals, what its calls used, and the verdict on both. Pure."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -19,6 +20,24 @@ class Verdict(StrEnum):
 class Judgement:
     verdict: Verdict
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`[since, until)` in Unix seconds: each interval that overlaps it is read."""
+
+    since: float = -math.inf
+    until: float = math.inf
+
+    @property
+    def whole(self) -> bool:
+        return self.since == -math.inf and self.until == math.inf
+
+    def holds(self, at: float) -> bool:
+        return self.since <= at < self.until
+
+
+WHOLE = Span()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +64,12 @@ class Named:
 class InstanceBooks:
     """What is known of an instance; all in microseconds.
 
-    `itemised`: its intervals say which calls used what. `begun`: they are known to be there from the first.
+    `span` is what is read of it. `itemised`: its intervals say which calls used what. `begun`: they are known
+    to be there from the first.
     """
 
     node: str
+    span: Span = WHOLE
     busy_us: int = 0
     used_us: int = 0  # what records say
     lost_us: int = 0
@@ -57,6 +78,7 @@ class InstanceBooks:
     intervals: int = 0
     itemised: bool = False
     begun: bool = False
+    cut: bool = False  # it was there before what is read
     ended: bool = False
     fault: str = ""
     waiting: str = ""  # a call that is not in the ledger as it is in intervals, and may be yet
@@ -107,13 +129,25 @@ class InstanceBooks:
             self.fault = self.fault or f"the settled {what}"
         elif self.ended and call.told_us > call.metered_us:
             self.fault = self.fault or f"the {what}"
-        else:
+        elif not self.goes_on or call.told_us < call.metered_us:
             self.waiting = "calls that ended with it are not recorded yet" if self.ended else what
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are kept for what follows."""
+        return len(self._calls)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is there after what is read."""
+        return not self.ended and self.itemised and self._to_at >= self.span.until
 
     @property
     def unwritten(self) -> bool:
         """Whether its node, or the journal that it left, may hold time that is not written."""
-        return not self.ended and (self.itemised or not self.intervals)
+        if self.ended or self.goes_on:
+            return False
+        return self.itemised or (not self.intervals and self.span.whole)
 
     def judged(self, *, live: bool) -> Judgement:
         """The verdict, when everything is in."""
@@ -124,23 +158,28 @@ class InstanceBooks:
         beyond_us = self.used_us - self.named_us + self.unnamed_us
         if beyond_us and self.ended and self.begun:
             return Judgement(Verdict.WRONG, f"no interval names calls of it that used {beyond_us} us")
-        if live and not self.ended:
+        if live and not (self.ended or self.goes_on):
             return Judgement(Verdict.OPEN if beyond_us or self.waiting else self._proven)
         if self.unwritten:
             return Judgement(Verdict.OPEN, "its node is gone and the last of it is not written yet")
         if self.waiting:
             return Judgement(Verdict.OPEN, self.waiting)
+        if beyond_us and (self.cut or self.goes_on or not self.intervals):
+            why = f"no interval at the asked times names calls of it that used {beyond_us} us"
+            return Judgement(Verdict.UNPROVEN, why)
         if beyond_us or self._proven is Verdict.UNPROVEN:
             return Judgement(Verdict.UNPROVEN, "an earlier release wrote it: earlier ones may be missing")
         return Judgement(Verdict.EXACT)
 
     @property
     def _proven(self) -> Verdict:
-        return Verdict.EXACT if self.begun or not self.intervals else Verdict.UNPROVEN
+        known = self.begun or self.cut or not self.intervals
+        return Verdict.EXACT if known else Verdict.UNPROVEN
 
     def _begin(self, interval: InstanceInterval) -> None:
         self.begun = interval.earlier_us == 0
-        if interval.earlier_us:
+        self.cut = bool(interval.earlier_us) and interval.from_at <= self.span.since
+        if interval.earlier_us and not self.cut:
             self.fault = f"its first intervals are missing, of {interval.earlier_us} us"
 
     def _take(self, part: CallPart) -> None:
@@ -154,6 +193,9 @@ class InstanceBooks:
 
     def _sums(self, *, live: bool) -> Judgement:
         """Of an earlier release, whose intervals did not name calls, there are sums only."""
+        if not self.span.whole:
+            why = "an earlier release wrote it: only the sum of all its time can be compared"
+            return Judgement(Verdict.UNPROVEN, why)
         if self.busy_us == self.used_us + self.lost_us:
             return Judgement(Verdict.UNPROVEN, "an earlier release wrote it: only its sum can be compared")
         return Judgement(Verdict.OPEN if live else Verdict.WRONG)

@@ -1,9 +1,11 @@
 """All of a ledger's records of a kind, a page at a time: the loop goes on between pages."""
 
 import asyncio
+import math
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from registry.errors import InvalidRecord
 from registry.gpu_shares import recorded_us, request_ids
@@ -25,12 +27,14 @@ async def each_request(
     """The records that match, in order of `ended_at`. Raises InvalidRecord where the span of time holds
     more than `most`, of whomever: all of them must be read."""
     span = replace(where, function=None, tenant=None)
-    cursor, count = "", 0
+    cursor, count, fits = "", 0, -math.inf
     while True:
         page, cursor = await ledger.requests(span, limit=PAGE, cursor=cursor)
         count += len(page)
         if count > most:
-            raise InvalidRecord(f"more than {most} requests: narrow the time with since and until")
+            raise too_many(most, "requests", fits, where.since)
+        if count <= most // 2 and page:
+            fits = page[-1].ended_at
         for record in page:
             if matches(where, record):
                 yield record
@@ -46,18 +50,22 @@ async def interval_pages(
     until: float | None = None,
     most: int = MAX_INTERVALS,
     most_calls: int = MAX_CALLS,
+    beyond_s: float = 0.0,
 ) -> AsyncIterator[list[InstanceInterval]]:
     """The intervals that overlap `[since, until)`, in order of `to_at`, a page of few calls at a time. Raises
-    InvalidRecord where more than `most` must be read for it, or more than `most_calls` are named."""
-    read = calls = 0
+    InvalidRecord where more than `most` must be read for it, or more than `most_calls` are named; whoever
+    asked for a time that ends `beyond_s` before `until` is told how to narrow that."""
+    read, calls, fits = 0, 0, -math.inf
     async for page in ledger.interval_pages(since=since, until=until):
         read += len(page)
         if read > most:
-            raise InvalidRecord(f"more than {most} intervals: narrow the time with since and until")
+            raise too_many(most, "intervals", fits - beyond_s, since)
         found = [interval for interval in page if overlaps(interval, since, until)]
         calls += sum(len(interval.calls) for interval in found)
         if calls > most_calls:
-            raise InvalidRecord(f"more than {most_calls} calls: narrow the time with since and until")
+            raise too_many(most_calls, "calls", fits - beyond_s, since)
+        if read <= most // 2 and calls <= most_calls // 2:
+            fits = page[-1].to_at
         for some in _of_few_calls(found):
             yield some
             await asyncio.sleep(0)
@@ -85,12 +93,26 @@ async def lost_calls(
 ) -> list[LostCall]:
     """Those that ended in `[since, until)`. Raises InvalidRecord for more than `most`."""
     found: list[LostCall] = []
+    fits = -math.inf
     async for page in ledger.lost_call_pages(since=since, until=until):
         found += page
         if len(found) > most:
-            raise InvalidRecord(f"more than {most} lost calls: narrow the time with since and until")
+            raise too_many(most, "lost calls", fits, since)
+        if len(found) <= most // 2 and page:
+            fits = page[-1].ended_at
         await asyncio.sleep(0)
     return found
+
+
+def too_many(most: int, what: str, fits: float, since: float | None) -> InvalidRecord:
+    """The error where there are more; up to the moment that `fits` there was half of it."""
+    until = math.floor(fits) if math.isfinite(fits) else -1
+    if until <= max(0, since or 0):
+        return InvalidRecord(f"more than {most} {what}: narrow the time with since and until")
+    moment = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return InvalidRecord(
+        f"more than {most} {what}: narrow the time, first to until={until} ({moment}), then from there on"
+    )
 
 
 async def records_of(

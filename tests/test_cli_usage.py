@@ -108,6 +108,8 @@ def test_the_check_waits_and_fails_by_name() -> None:
         done = hypercast("usage", "check")
         assert isinstance(done.exception, CliError) and done.exception.exit_code == 1
         assert done.stdout.startswith("wrong: ") and "i9" in done.stdout
+        later = hypercast("usage", "check", "--since", "2023-11-16", "--until", "2023-11-17")
+        assert later.exit_code == 0 and later.stdout == "exact: 0 requests on 0 instances of 0 nodes\n"
 
     against(scenario)
 
