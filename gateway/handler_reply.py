@@ -48,13 +48,14 @@ class HandlerReply:
             async with Attended(receive, tick=tick, tick_in_s=settings.head_wait_s) as attended:
                 async with job:
                     answer = await self._run(job, stream, teller)
+                    if answer is None and not stream.started:
+                        raise DispatchError("function_error", "the handler gave no answer", status=500)
                     await job.settle()
                 attended.finish()
                 if stream.started:
                     await stream.end(DONE)
                     return
-            if answer is None:
-                raise DispatchError("function_error", "the handler gave no answer", status=500)
+            assert answer is not None
             await json_response(answer, headers=job.headers(final=True))(scope, receive, send)
         except ClientGone:
             raise

@@ -22,6 +22,8 @@ from gateway.settings import RequestLimits
 from registry.change import NodeUp, Snapshot
 from registry.function import Task
 from registry.messages import Array, Arrays, Compute, HandlerChunk, InvokeHandler, Usage
+from registry.state import UsageFilter
+from registry.usage import RequestStatus
 from tests import registry_records as records
 from tests.gateway_http_fixture import byte_tokenizer, gateway
 
@@ -164,6 +166,23 @@ def test_handlers_answer_json_or_events() -> None:
             assert wanted.text == 'data: {"a":1}\n\ndata: [DONE]\n\n'
             assert (await http.post("/functions/echo/invoke", content=b"{")).status_code == 400
             assert (await http.get("/admin/usage/report")).json()["rows"][0]["requests"] == 3
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_gives_no_answer_has_failed_and_costs_nothing() -> None:
+    async def nothing(call: Call) -> AsyncIterator[Event]:
+        yield HOT
+        yield USAGE
+
+    async def main() -> None:
+        async with gateway() as gw, gw.http(gw.caller_key) as http:
+            await gw.add_function("echo", Task.HANDLER)
+            gw.dispatcher.script = nothing
+            answer = await http.post("/functions/echo/invoke", json={})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "function_error")
+            (record,), _ = await gw.state.requests(UsageFilter())
+            assert (record.status, record.cost_nanos) == (RequestStatus.FAILED, 0)
 
     asyncio.run(main())
 
