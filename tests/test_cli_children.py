@@ -171,7 +171,7 @@ def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(
     script.chmod(0o700)
 
     async def logged(text: str) -> None:
-        while text not in caplog.text:
+        while text not in caplog.text:  # noqa: ASYNC110 (the log tells nobody of it)
             await asyncio.sleep(0.005)
 
     async def main() -> int:
