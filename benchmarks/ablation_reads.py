@@ -1,0 +1,140 @@
+"""Reads of an image that another process serves, as benchmarks.ablation takes them."""
+
+import asyncio
+import mmap
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from rdmacast.planners.subgroups import balanced
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.transport import Link, PeerAddress, Transport
+from registry.images.manifest import UNIT_BYTES
+from registry.images.verify import unit_checksums
+
+SECRET = b"only for measuring"
+HOST = "bench"
+_REGION = "image"
+_LAYERS = 24
+# Of a layer's bytes: q, k, v, o, gate, up and down of a Llama; the two norms have the bytes below.
+_SHARES = (4, 4, 4, 4, 11, 11, 11)
+_NORM_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    seconds: float
+    processor_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """[start, end) of each read, side by side over the whole image."""
+
+    parts: tuple[tuple[int, int], ...]
+
+    async def run(self, transport: Transport, peer: PeerAddress, window: int, *, fresh: bool) -> Spent:
+        """Read all parts, `window` at once, into memory that is there or, if `fresh`, into some a part."""
+        nbytes = self.parts[-1][1]
+        ready = None if fresh else memoryview(_touched(nbytes))
+        left = iter(self.parts)
+        kept: list[memoryview] = []
+
+        async def work(link: Link) -> None:
+            for start, end in left:
+                into = memoryview(mmap.mmap(-1, end - start)) if ready is None else ready[start:end]
+                kept.append(into)  # as an image is
+                await link.read_into(_REGION, start, into)
+                _check(into)
+
+        async with transport.connect(peer) as link:
+            began_s, began_processor_s = time.perf_counter(), time.process_time()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(window):
+                    group.create_task(work(link))
+            return Spent(time.perf_counter() - began_s, time.process_time() - began_processor_s)
+
+
+def by_blocks(nbytes: int, count: int) -> Reads:
+    return Reads(tuple((start, end) for start, end in balanced(nbytes, count) if end > start))
+
+
+def by_tensors(nbytes: int) -> Reads:
+    """As a Llama's tensors lie in an image: seven matrices and two norms a layer."""
+    parts: list[tuple[int, int]] = []
+    for start, end in balanced(nbytes, _LAYERS):
+        matrices = max(0, end - start - 2 * _NORM_BYTES)
+        sizes = [matrices * share // sum(_SHARES) for share in _SHARES]
+        ends = [start]
+        for size in (_NORM_BYTES, *sizes[:4], _NORM_BYTES, *sizes[4:-1]):
+            ends.append(min(end, ends[-1] + size))
+        parts += zip(ends, [*ends[1:], end], strict=True)
+    return Reads(tuple(part for part in parts if part[1] > part[0]))
+
+
+def copied(nbytes: int) -> Spent:
+    """A copy of as many bytes, in units that are checked as they come."""
+    source, target = _touched(nbytes), _touched(nbytes)
+    whole, into = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
+    began_s, began_processor_s = time.perf_counter(), time.process_time()
+    for start in range(0, nbytes, UNIT_BYTES):
+        part = slice(start, min(nbytes, start + UNIT_BYTES))
+        into[part] = whole[part]
+        _check(memoryview(target)[part])
+    return Spent(time.perf_counter() - began_s, time.process_time() - began_processor_s)
+
+
+@contextmanager
+def served(nbytes: int, shm_dir: Path) -> Iterator[PeerAddress]:
+    """A process that serves an image of shared memory, until this is left."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory(prefix="hypercast-ablation-", dir=shm_dir) as folder:
+        process = context.Process(target=_serve, args=(theirs, Path(folder) / "image", nbytes), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            yield PeerAddress(url=ours.recv(), host=HOST)
+        finally:
+            ours.close()
+            process.join()
+
+
+def _serve(told: Connection, file: Path, nbytes: int) -> None:
+    async def serve() -> None:
+        with file.open("w+b") as opened:
+            opened.truncate(nbytes)
+            mapped = mmap.mmap(opened.fileno(), nbytes)  # for as long as the process lives
+        np.frombuffer(mapped, np.uint8)[:] = 7
+        async with RegionServer(SECRET, host=HOST) as server:
+            server.publish(_REGION, GrowingRegion(memoryview(mapped), shm_path=str(file), complete=True))
+            told.send(server.address.url)
+            await asyncio.to_thread(_until_closed, told)
+            await server.withdraw(_REGION)
+
+    asyncio.run(serve())
+
+
+def _until_closed(told: Connection) -> None:
+    try:
+        told.recv()
+    except (EOFError, KeyboardInterrupt):
+        pass
+
+
+def _check(part: memoryview) -> None:
+    unit_checksums(part)
+
+
+def _touched(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes)
+    np.frombuffer(memory, np.uint8)[:] = 1
+    return memory

@@ -1,0 +1,187 @@
+"""The runs of benchmarks.multicast_sim: plans on imagined links, and what a paper measured beside them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.planners.automatic import LinkFacts, choose_planner
+from rdmacast.planners.catalog import PLANNERS
+from rdmacast.planners.topology import Site
+from rdmacast.simulate import Links, simulate
+
+AUTOMATIC = "automatic"
+EVEN, JITTER, STRAGGLER = "even", "jitter", "straggler"
+CONDITIONS = (EVEN, JITTER, STRAGGLER)
+PARAMETER_BYTES = 2  # bfloat16
+MODEL_BYTES = {name: int(name[:-1]) * 10**9 * PARAMETER_BYTES for name in ("7B", "13B", "70B")}
+
+# Seconds from one node to eight as λScale's authors recorded them on their cluster (400 Gb/s, H800).
+PAPER = "λScale, 1 to 8 nodes"
+PAPER_NODES = 8
+PAPER_S = {
+    "7B": {"λScale": 0.47, "FaaSNet": 0.76, "NCCL": 0.83},
+    "13B": {"λScale": 0.80, "FaaSNet": 1.46, "NCCL": 1.22},
+    "70B": {"λScale": 9.3, "FaaSNet": 16.3, "NCCL": 12.9},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What holds for all runs: rates in bytes, delays in seconds, `jitter` and `straggler` as shares."""
+
+    bytes_per_s: float
+    latency_s: float
+    overhead_s: float
+    jitter: float
+    straggler: float
+    in_flight: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`blocks` 0: the automatic planner's own count."""
+
+    planner: str
+    model: str
+    nodes: int
+    sources: int
+    blocks: int
+    condition: str
+
+
+@dataclass(slots=True)
+class Timings:
+    """Of one case, a figure a seed. `others_s`: until all but the straggler are complete."""
+
+    seconds: list[float] = field(default_factory=list)
+    first_full_s: list[float] = field(default_factory=list)
+    others_s: list[float] = field(default_factory=list)
+
+
+def cases(
+    planners: Sequence[str],
+    models: Sequence[str],
+    nodes: Sequence[int],
+    sources: Sequence[int],
+    blocks: Sequence[int],
+    conditions: Sequence[str],
+) -> Iterator[Case]:
+    """The smallest first; cases of one plan follow each other, so that it is made once."""
+    for count in sorted(nodes):
+        for k in (k for k in sources if k < count):
+            for planner in planners:
+                for number in [0] if planner == AUTOMATIC else blocks:
+                    for model in models:
+                        for condition in _possible(conditions, count - k):
+                            yield Case(
+                                planner=planner,
+                                model=model,
+                                nodes=count,
+                                sources=k,
+                                blocks=number,
+                                condition=condition,
+                            )
+
+
+def _possible(conditions: Sequence[str], targets: int) -> list[str]:
+    """A straggler needs others to hold up."""
+    return [condition for condition in conditions if condition != STRAGGLER or targets > 1]
+
+
+def measure(case: Case, network: Network) -> dict[str, Any]:
+    """One record of the simulation."""
+    nbytes, straggler = MODEL_BYTES[case.model], _straggler(case)
+    slow = {straggler: network.straggler} if case.condition == STRAGGLER else {}
+    plan, reason = _plan(case, nbytes, network, slow)
+    timings = Timings()
+    for seed in network.seeds if case.condition != EVEN else network.seeds[:1]:
+        links = Links(
+            bytes_per_s=network.bytes_per_s,
+            latency_s=network.latency_s,
+            overhead_s=network.overhead_s,
+            jitter=0.0 if case.condition == EVEN else network.jitter,
+            slow=slow,
+            in_flight=network.in_flight,
+            seed=seed,
+        )
+        run = simulate(plan, links, nbytes / plan.shape.blocks)
+        timings.seconds.append(run.seconds)
+        timings.first_full_s.append(run.first_full_s)
+        others = np.delete(run.arrived_s.max(axis=1), straggler)
+        timings.others_s.append(float(others.max()))
+    return _record(case, plan, reason, timings, nbytes / network.bytes_per_s)
+
+
+def paper_records(models: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": f"{system} (from the paper)",
+            "params": {"from": PAPER, "simulated": False, "model": model, "nodes": PAPER_NODES, "sources": 1},
+            "seconds": [seconds],
+            "median_s": seconds,
+        }
+        for model in models
+        for system, seconds in PAPER_S[model].items()
+    ]
+
+
+def _straggler(case: Case) -> int:
+    """A target in the middle."""
+    return max(case.sources, case.nodes // 2)
+
+
+def _plan(case: Case, nbytes: int, network: Network, slow: dict[int, float]) -> tuple[TransferPlan, str]:
+    """The plan, and why it was chosen. The automatic planner knows the rates of the links."""
+    if case.planner != AUTOMATIC:
+        return _named_plan(case.planner, case.nodes, case.sources, case.blocks), ""
+    facts = LinkFacts(
+        bytes_per_s=network.bytes_per_s, latency_s=network.latency_s, overhead_s=network.overhead_s
+    )
+    sites = [Site(bytes_per_s=network.bytes_per_s * slow.get(node, 1.0)) for node in range(case.nodes)]
+    chosen = choose_planner(nodes=case.nodes, sources=case.sources, nbytes=nbytes, facts=facts, sites=sites)
+    return chosen.plan(case.nodes, tuple(range(case.sources))), chosen.reason
+
+
+@lru_cache(maxsize=2)
+def _named_plan(planner: str, nodes: int, sources: int, blocks: int) -> TransferPlan:
+    return PLANNERS[planner].plan(CastShape(nodes=nodes, sources=tuple(range(sources)), blocks=blocks))
+
+
+def _record(case: Case, plan: TransferPlan, reason: str, timings: Timings, limit_s: float) -> dict[str, Any]:
+    median_s = float(np.median(timings.seconds))
+    others_s = float(np.median(timings.others_s)) if case.condition == STRAGGLER else median_s
+    first_full_s = float(np.median(timings.first_full_s))
+    params: dict[str, Any] = {
+        "simulated": True,
+        "model": case.model,
+        "bytes": MODEL_BYTES[case.model],
+        "nodes": case.nodes,
+        "sources": case.sources,
+        "blocks": plan.shape.blocks,
+        "condition": case.condition,
+    }
+    if reason:
+        params |= {"chosen": plan.planner, "reason": reason}
+    return {
+        "name": case.planner,
+        "params": params,
+        "seconds": [_short(seconds) for seconds in timings.seconds],
+        "median_s": _short(median_s),
+        "limit_s": _short(limit_s),
+        "ratio_to_limit": _short(median_s / limit_s),
+        "others_s": _short(others_s),
+        "others_ratio_to_limit": _short(others_s / limit_s),
+        "first_full_s": _short(first_full_s),
+        "skew_s": _short(median_s - first_full_s),
+        "steps": plan.steps,
+    }
+
+
+def _short(value: float) -> float:
+    """Six digits: there are a thousand records."""
+    return float(f"{value:.6g}")
