@@ -32,11 +32,11 @@ _WRITE_S = 8.0  # a request waits so long for its bill at most
 class BillingFailed(ApiError):
     """The ledger did not take a record."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, why: str = "the registry does not answer") -> None:
         super().__init__(
             503,
             "billing_failed",
-            f"request {request_id} cannot be billed: the registry does not answer",
+            f"request {request_id} cannot be billed: {why}",
             retry_after_s=_RETRY_AFTER_S,
         )
 
@@ -137,11 +137,12 @@ class _Tried(Enum):
     TAKEN = "taken"  # a record of that id is there: this one, by a write whose answer was lost, or another
     FAILED = "failed"  # the ledger could not take it
     SILENT = "silent"  # the time was up before it said so
+    REFUSED = "refused"  # something else is wrong, maybe with just this record: to insist is of no use
 
 
 class Biller:
-    """Writes records to the ledger, surely: a client that leaves does not stop the write. `settled` hears
-    of the calls whose record is written."""
+    """Writes records to the ledger, surely: a client that leaves does not stop the write, and no error ends
+    it. `settled` hears of the calls whose record is written."""
 
     def __init__(self, ledger: Ledger, pulse: Pulse, clock: Clock, settled: Settled) -> None:
         self._ledger = ledger
@@ -192,10 +193,10 @@ class Biller:
 
     async def _bill(self, entry: Entry) -> None:
         until_s = asyncio.get_running_loop().time() + _WRITE_S
-        write = asyncio.ensure_future(self._ledger.add_request(entry.record))
+        write = self._begin(entry)
         self._give_up_at(until_s, write)
         cancelled = await see_out(write)
-        first = self._outcome(write)
+        first = self._outcome(entry, write)
         if first is _Tried.WRITTEN:
             self._settled(entry.uses)
         else:
@@ -207,7 +208,15 @@ class Biller:
         if cancelled is not None:
             raise cancelled
 
-    def _outcome(self, write: asyncio.Future[bool]) -> "_Tried":
+    def _begin(self, entry: Entry) -> asyncio.Future[bool]:
+        try:
+            return asyncio.ensure_future(self._ledger.add_request(entry.record))
+        except Exception as error:  # a record that cannot even be written down; told of by `_outcome`
+            refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+
+    def _outcome(self, entry: Entry, write: asyncio.Future[bool]) -> "_Tried":
         if write.cancelled():
             return _Tried.SILENT
         try:
@@ -215,6 +224,9 @@ class Biller:
         except StateUnavailable as error:
             self._pulse.note(alive=False, reason=str(error))
             return _Tried.FAILED
+        except Exception as error:  # whatever it is, the record is kept
+            entry.refused(error)
+            return _Tried.REFUSED
         self._pulse.note(alive=True)
         return _Tried.WRITTEN if new else _Tried.TAKEN
 
@@ -235,22 +247,33 @@ class Biller:
 
     async def _insist(self, entry: Entry, first: "_Tried", until_s: float) -> None:
         """Try on after a first try that brought no new record. Raises BillingFailed."""
+        why = "the registry does not answer"
         try:
             async with asyncio.timeout_at(until_s):
                 if first is _Tried.SILENT:
                     raise TimeoutError
-                if first is _Tried.TAKEN and await self._try(entry):
+                if first is not _Tried.REFUSED and await self._tries(entry, first):
                     return
-                for pause_s in self.pauses_s:
-                    await asyncio.sleep(pause_s)
-                    if await self._try(entry):
-                        return
         except TimeoutError:
             self._pulse.note(alive=False, reason=f"no answer in {_WRITE_S:g} s")
-        _log.error("not billed now, the ledger does not answer: %s", entry.record.request_id)
+        except Exception as error:  # whatever it is, the record is kept
+            entry.refused(error)
+        if entry.is_refused:
+            why = "the registry does not take its record"
+        _log.error("not billed now, %s: %s", why, entry.record.request_id)
         entry.unacknowledged()
         self.spool.put(entry)
-        raise BillingFailed(entry.record.request_id)
+        raise BillingFailed(entry.record.request_id, why)
+
+    async def _tries(self, entry: Entry, first: "_Tried") -> bool:
+        """Whether the ledger took it in one of several tries."""
+        if first is _Tried.TAKEN and await self._try(entry):
+            return True
+        for pause_s in self.pauses_s:
+            await asyncio.sleep(pause_s)
+            if await self._try(entry):
+                return True
+        return False
 
     async def _try(self, entry: Entry) -> bool:
         try:

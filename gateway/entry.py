@@ -1,6 +1,7 @@
 """A request's record on its way to the ledger: written once, however often that is tried."""
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ from registry.errors import RegistryError, StateUnavailable
 from registry.gpu_shares import request_ids
 from registry.state import Ledger
 from registry.usage import RequestRecord, RequestStatus, voided
+
+_log = logging.getLogger("hypercast.gateway")
 
 
 def _other_id(record: RequestRecord) -> str:
@@ -23,6 +26,7 @@ class Entry:
     def __init__(self, record: RequestRecord, uses: Sequence[CallUse]) -> None:
         self.record = record
         self.uses = tuple(uses)
+        self.is_refused = False
         self._other_id = ""
         self._withdrawn: RequestRecord | None = None  # what earlier writes may have brought to the ledger
 
@@ -30,7 +34,7 @@ class Entry:
         return f"<Entry {self.record.request_id} {self.record.status}>"
 
     async def write(self, ledger: Ledger) -> None:
-        """Raises StateUnavailable; then it may be called again."""
+        """Raises StateUnavailable, or what else was wrong; then it may be called again."""
         if await ledger.add_request(self.record) or await self._is_there(ledger, self.record.request_id):
             return
         # The client used its request id before: this is another request, which gets an id of its own.
@@ -40,6 +44,12 @@ class Entry:
             # So has another of its requests used that id, drawn by chance.
             taken, self._other_id = self._other_id, f"{self.record.request_id}~{secrets.token_hex(8)}"
             raise StateUnavailable(f"another request has the id {taken}")
+
+    def refused(self, error: Exception) -> None:
+        """The ledger is there, and does not take it: said once, however often that is tried."""
+        if not self.is_refused:
+            _log.error("the record of request %s is refused", self.record.request_id, exc_info=error)
+        self.is_refused = True
 
     def unacknowledged(self) -> None:
         """The client was told that its request failed: it costs nothing."""

@@ -17,8 +17,9 @@ _LAST_TRY_S = 2.0
 
 
 class Spool:
-    """Bounded: of too many the oldest goes. None of these requests was acknowledged, and their calls are
-    not settled: of one that is lost with the gateway, the nodes write what it used (`LostCall`)."""
+    """Bounded: of too many the first goes. None of these requests was acknowledged, and their calls are
+    not settled: of one that is lost with the gateway, or not written within 15 minutes, the nodes write what
+    it used (`LostCall`). One that is not taken goes behind the others, so that it keeps none of them."""
 
     def __init__(self, ledger: Ledger, settled: Settled, *, most: int = _MOST) -> None:
         self._ledger = ledger
@@ -47,28 +48,36 @@ class Spool:
                 await asyncio.sleep(_PAUSE_S)
 
     async def drain(self) -> bool:
-        """Write all; says whether the ledger took them."""
-        while self._entries:
+        """Write all, unless the ledger does not answer; says whether it took them."""
+        for _ in range(len(self._entries)):
             entry = self._entries.popleft()
             try:
                 await entry.write(self._ledger)
-            except StateUnavailable:
-                self._entries.appendleft(entry)
+            except StateUnavailable:  # perhaps for just this record: the next round begins with another
+                self._entries.append(entry)
                 return False
             except asyncio.CancelledError:
                 self._entries.appendleft(entry)
                 raise
+            except Exception as error:  # whatever it is, the record is kept
+                entry.refused(error)
+                self._entries.append(entry)
+                continue
             _log.info("billed late: %s", entry.record.request_id)
             self._settled(entry.uses)
+        if self._entries:
+            return False
         self._some.clear()
         return True
 
     async def aclose(self) -> None:
-        """Try once more."""
+        """Try each once more."""
         try:
             async with asyncio.timeout(_LAST_TRY_S):
-                await self.drain()
+                for _ in range(len(self._entries)):
+                    if await self.drain():
+                        break
         except TimeoutError:
             pass  # told below
         for entry in self._entries:
-            _log.error("never billed, the ledger does not answer: %r", entry.record)
+            _log.error("never billed, the ledger does not take it: %r", entry.record)
