@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from registry.api_key import ApiKey, SpendPeriod
 from registry.clock import Clock
-from registry.quota import UNITS, Place, Standing, Verdict, drained, judge, spend_field
+from registry.quota import LONGEST_PLACE_S, UNITS, Place, Standing, Verdict, drained, judge, spend_field
 from registry.usage import RequestRecord
 
 
@@ -32,7 +32,10 @@ class MemoryQuotas:
         elapsed_ms = int(moment_s * 1000) - account.at_ms
         requests = drained(account.requests_used, key.requests_per_minute or 0, elapsed_ms)
         tokens = drained(account.tokens_used or 0, key.tokens_per_minute or 0, elapsed_ms)
-        account.places = {id_: until for id_, until in account.places.items() if until > moment_s}
+        latest_s = moment_s + max(ttl_s, LONGEST_PLACE_S)
+        account.places = {
+            id_: min(until, latest_s) for id_, until in account.places.items() if until > moment_s
+        }
         spent = account.spent[spend_field(key.spend_period, now)]
         verdict = Verdict.ADMITTED
         if place not in account.places:

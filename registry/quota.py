@@ -16,6 +16,7 @@ from registry.errors import InvalidRecord
 UNITS = 60_000
 NANOS = 10**9
 MAX_NANOS = 2**53
+LONGEST_PLACE_S = 60  # a place that lapses later was taken when the clock was ahead
 _BUSY_RETRY_S = 1.0
 _DAY_S = 86_400
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 from registry import keys
 from registry.api_key import ApiKey, SpendPeriod
-from registry.quota import UNITS, Place, Standing, Verdict, spend_field
+from registry.quota import LONGEST_PLACE_S, UNITS, Place, Standing, Verdict, spend_field
 from registry.redis_connections import Script
 from registry.redis_store import RedisStore, milliseconds
 
 # Judge (registry/quota.py) and, if the request is admitted, count it and give it a place. A repetition
 # finds its place and counts nothing. The places of gateways that died lapse by their scores.
-# A bucket from a time when Redis' clock was ahead drains from now on.
+# A bucket from a time when Redis' clock was ahead drains from now on, and a place lapses soon. When the
+# clock jumps ahead all places lapse, until their gateways keep them again (gateway/places.py: in 5 s).
 # KEYS bucket places spend
 # ARGV place ttl-ms units requests-limit tokens-limit places-limit (0: none) spend-limit (-1: none)
-#      spend-field bucket-ttl-s
+#      spend-field bucket-ttl-s longest-place-ms
 _ADMIT = Script(
     """
 local time = redis.call('TIME')
@@ -35,6 +36,9 @@ local requests = math.max(0, (bucket[2] or 0) - elapsed * requests_limit)
 local tokens = math.max(0, (bucket[3] or 0) - elapsed * tokens_limit)
 local spent = tonumber(redis.call('HGET', KEYS[3], ARGV[8]) or 0)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+local latest = now + math.max(tonumber(ARGV[2]), tonumber(ARGV[10]))
+local beyond = redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%.0f', latest), '+inf')
+for _, place in ipairs(beyond) do redis.call('ZADD', KEYS[2], latest, place) end
 local places = redis.call('ZCARD', KEYS[2])
 
 local verdict = 'admitted'
@@ -92,6 +96,7 @@ class RedisQuotas(RedisStore):
                 -1 if key.spend_limit_nanos is None else key.spend_limit_nanos,
                 spend_field(key.spend_period, now),
                 keys.BUCKET_TTL_S,
+                milliseconds(LONGEST_PLACE_S),
             ],
         )
         return Standing(
