@@ -44,6 +44,7 @@ from benchmarks.machine import describe_machine, write_records
 from benchmarks.multicast_records import Setting, link_record, plot, records, show
 from benchmarks.multicast_run import Contender, WrongBytes
 from benchmarks.multicast_turns import logs_shown, say, take_turns
+from benchmarks.owner import own_folder
 from benchmarks.processes import Processes
 from benchmarks.testbed import Testbed, TestbedError
 from benchmarks.testbed_plan import LinkShape
@@ -60,7 +61,7 @@ def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> li
     slow = {nodes - 1: args.straggler} if args.straggler < 1 else {}
     shape = LinkShape(rate_bytes_s=args.rate, shares=slow)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-")))
+        folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
         testbed = stack.enter_context(Testbed(nodes, shape))
         stack.enter_context(logs_shown(folder))
         contenders = list(start_contenders(stack, testbed, nodes, args, folder))
@@ -112,12 +113,11 @@ def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> l
     """Nodes of one host, beside copies by as many processes. Raises CrewError, WrongBytes."""
     args = argparse.Namespace(**{**vars(args), "planner": [*args.planner, *COPIES], "sources": [1]})
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-")))
-        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        images = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-multicast-", dir=memory))
+        folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
+        images = stack.enter_context(own_folder(Path("/dev/shm")))
         processes = stack.enter_context(Processes())
         stack.enter_context(logs_shown(folder))
-        crew = stack.enter_context(multicast_ours.on_this_host(processes, nodes, folder, Path(images)))
+        crew = stack.enter_context(multicast_ours.on_this_host(processes, nodes, folder, images))
         contenders = list(our_contenders(crew, nodes, args))
         turns = take_turns(contenders, args.size, args.repeat, 600.0, None)
     checked = next(runs for one, runs in zip(contenders, turns.runs, strict=True) if one.name == COPY_CHECKED)

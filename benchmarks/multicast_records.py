@@ -121,7 +121,9 @@ def show(row: dict[str, Any]) -> str:
         return (
             f"{'link':18} {params['nodes']:3} nodes: {row['bytes_per_s'] * 8e-6:.1f} Mbit/s in a plain copy"
         )
-    blocks = f"{params['blocks']} blocks" if "blocks" in params else params.get("algorithm", "")[:12]
+    blocks = (
+        f"{params['blocks']} blocks" if "blocks" in params else params.get("algorithm", "").partition(":")[0]
+    )
     return (
         f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"
         f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit"

@@ -34,10 +34,12 @@ class ProcessorTimes:
 def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
     """From the text of /proc/stat."""
     line = next(line for line in stat.splitlines() if line.startswith("cpu "))
-    seconds = [int(ticks) / ticks_per_s for ticks in line.split()[1 : 1 + _COUNTED]]
-    idle_s = sum(seconds[index] for index in _IDLE)
+    ticks = [int(word) for word in line.split()[1 : 1 + _COUNTED]]
+    idle = sum(ticks[index] for index in _IDLE)
     return ProcessorTimes(
-        busy_s=sum(seconds) - idle_s - seconds[_STOLEN], idle_s=idle_s, stolen_s=seconds[_STOLEN]
+        busy_s=(sum(ticks) - idle - ticks[_STOLEN]) / ticks_per_s,
+        idle_s=idle / ticks_per_s,
+        stolen_s=ticks[_STOLEN] / ticks_per_s,
     )
 
 

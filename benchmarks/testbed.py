@@ -24,11 +24,14 @@ from typing import Any, Self
 
 from benchmarks.link_rate import LinkRate
 from benchmarks.machine import ROOT
+from benchmarks.owner import is_left, owner_with
 from benchmarks.processes import Processes, module
 from benchmarks.processor import read_times
-from benchmarks.testbed_plan import Command, LinkShape, Owner, TestbedPlan, owner_of
+from benchmarks.testbed_plan import Command, LinkShape, TestbedPlan
 from registry.errors import InvalidRecord
 from registry.sizes import parse_rate, parse_size
+
+_CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 
 
 class TestbedError(Exception):
@@ -39,7 +42,7 @@ class Testbed:
     """Namespaces and the processes started in them; a context manager that leaves nothing behind."""
 
     def __init__(self, hosts: int, shape: LinkShape) -> None:
-        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=_owner(os.getpid()))
+        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=owner_with(os.getpid()))
         self._processes = Processes()
 
     def __repr__(self) -> str:
@@ -115,14 +118,19 @@ def why_not() -> str:
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found: install iproute2 (apt-get install iproute2)"
-    if os.geteuid() != 0:
-        return "network namespaces need root: run this with sudo, or in a container of your own as root"
+    if _CAPABILITIES & ~_capabilities():
+        return "network namespaces need root (CAP_SYS_ADMIN and CAP_NET_ADMIN): run this with sudo"
     return ""
+
+
+def _capabilities() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
 
 
 def sweep() -> list[str]:
     """Remove the namespaces of runs that have ended, and end what still runs in them; returns their names."""
-    left = [name for name in _namespaces() if (owner := owner_of(name)) and not _is_alive(owner)]
+    left = [name for name in _namespaces() if is_left(name)]
     for name in left:
         _remove(name)
     return left
@@ -139,18 +147,6 @@ def _remove(namespace: str) -> None:
 
 def _namespaces() -> list[str]:
     return [line.split()[0] for line in _run(("ip", "netns", "list")).splitlines() if line.strip()]
-
-
-def _is_alive(owner: Owner) -> bool:
-    try:
-        return _owner(owner.pid) == owner
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _owner(pid: int) -> Owner:
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Owner(pid, int(after_name[19]))
 
 
 def _run(command: Command | Sequence[str]) -> str:

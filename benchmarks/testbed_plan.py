@@ -4,26 +4,17 @@ One namespace is the switch: a bridge, and for each host the bridge's end of a v
 to the machine's own namespace, and nothing leads out of a testbed.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-PREFIX = "hcbed"
+from benchmarks.owner import Owner
+
 MOST_HOSTS = 250
 INTERFACE = "eth0"
 _BRIDGE = "br0"
-_NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-(?:switch|h\d+)")
 
 Command = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose a testbed is; `started`, in ticks since boot, tells it from a later process of its number."""
-
-    pid: int
-    started: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +55,7 @@ class TestbedPlan:
 
     @property
     def switch(self) -> str:
-        return f"{PREFIX}-{self.owner.pid}-{self.owner.started}-switch"
+        return self.owner.name("switch")
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -73,7 +64,7 @@ class TestbedPlan:
 
     def namespace(self, host: int) -> str:
         self._check(host)
-        return f"{PREFIX}-{self.owner.pid}-{self.owner.started}-h{host}"
+        return self.owner.name(f"h{host}")
 
     def address(self, host: int) -> str:
         self._check(host)
@@ -114,9 +105,3 @@ class TestbedPlan:
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts:
             raise ValueError(f"there is no host {host}: the testbed has {self.hosts}, numbered from 0")
-
-
-def owner_of(namespace: str) -> Owner | None:
-    """Whose testbed a namespace is of; None if it is of none."""
-    found = _NAME.fullmatch(namespace)
-    return Owner(int(found[1]), int(found[2])) if found else None

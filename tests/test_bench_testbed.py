@@ -1,0 +1,159 @@
+"""The testbed of network namespaces: its plan, its owner, and (as root) what its links carry."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Not by name: pytest takes classes of the name Test… for tests.
+from benchmarks import testbed as beds
+from benchmarks import testbed_plan as plans
+from benchmarks.multicast_peers import agent_script, mpirun
+from benchmarks.owner import Owner, is_left, own_folder, owner_of, owner_with
+from benchmarks.processor import ProcessorTimes, parse_times
+from benchmarks.testbed import sweep, why_not
+from benchmarks.testbed_plan import LinkShape
+
+OWNER = Owner(41, 7)
+SHAPE = LinkShape(rate_bytes_s=25_000_000)
+# No process has this number.
+NOBODY = Owner(1 << 30, 1)
+
+
+def plan(hosts: int = 3, shape: LinkShape = SHAPE) -> plans.TestbedPlan:
+    return plans.TestbedPlan(hosts=hosts, shape=shape, owner=OWNER)
+
+
+def test_every_host_is_joined_to_the_switch_and_shaped_both_ways() -> None:
+    commands = [" ".join(command) for command in plan().commands()]
+    for host, name in enumerate(("hcbed-41-7-h0", "hcbed-41-7-h1", "hcbed-41-7-h2")):
+        shaped = "root tbf rate 200000000bit burst 524288b latency 50ms"
+        assert f"ip netns add {name}" in commands
+        assert f"tc -n {name} qdisc add dev eth0 {shaped}" in commands
+        assert f"tc -n hcbed-41-7-switch qdisc add dev p{host} {shaped}" in commands
+        assert f"ip -n {name} address add 10.77.0.{host + 1}/24 dev eth0" in commands
+    assert all(len(f"p{host}") <= 15 for host in range(250))
+
+
+def test_nothing_is_made_outside_of_the_testbeds_own_namespaces() -> None:
+    for command in plan().commands():
+        where = command[2] if command[1] in ("-n", "netns") else ""
+        assert where == "add" or where in plan().namespaces, command
+
+
+def test_a_host_can_have_a_share_of_the_rate() -> None:
+    shape = LinkShape(rate_bytes_s=25_000_000, shares={2: 0.25})
+    assert [plan(shape=shape).shape.rate_bit_s(host) for host in range(3)] == [200_000_000] * 2 + [50_000_000]
+
+
+@pytest.mark.parametrize("hosts", [0, 251])
+def test_a_number_of_hosts_that_has_no_addresses_is_refused(hosts: int) -> None:
+    with pytest.raises(ValueError, match="1 to 250"):
+        plan(hosts)
+
+
+def test_what_cannot_be_a_link_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        LinkShape(rate_bytes_s=0)
+    with pytest.raises(ValueError, match="share"):
+        LinkShape(rate_bytes_s=1, shares={0: 1.5})
+    with pytest.raises(ValueError, match="no host 3"):
+        plan().address(3)
+
+
+def test_names_tell_their_owner() -> None:
+    assert [owner_of(name) for name in plan().namespaces] == [OWNER] * 4
+    assert owner_of("somebody-else-41-7-h0") is None
+    assert owner_with(os.getpid()).is_alive
+    assert is_left(NOBODY.name("h0"))
+    assert not is_left(owner_with(os.getpid()).name("h0"))
+    assert not is_left("docker0")
+
+
+def test_a_later_process_of_the_same_number_is_another_owner() -> None:
+    here = owner_with(os.getpid())
+    assert is_left(Owner(here.pid, here.started - 1).name("switch"))
+
+
+def test_a_folder_goes_at_the_end_and_so_do_those_of_killed_runs(tmp_path: Path) -> None:
+    left, kept = tmp_path / NOBODY.name("files"), tmp_path / "another"
+    for folder in (left, kept):
+        folder.mkdir()
+        (folder / "file").touch()
+    with own_folder(tmp_path) as folder:
+        (folder / "image").touch()
+        assert not left.exists()
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_processor_time_is_read_from_the_kernel() -> None:
+    stat = "cpu  100 10 50 800 40 3 7 20 5 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+    times = parse_times(stat, 100)
+    assert times == ProcessorTimes(busy_s=1.7, idle_s=8.4, stolen_s=0.2)
+    later = ProcessorTimes(busy_s=2.7, idle_s=9.2, stolen_s=0.4)
+    assert later.since(times).share == pytest.approx(0.5)
+
+
+def test_mpirun_is_led_to_the_namespaces() -> None:
+    command = mpirun(plan(), 2, Path("agent"), "9", Path("socket"))
+    assert command[command.index("--host") + 1] == "10.77.0.1:1,10.77.0.2:1"
+    assert command[command.index("coll_tuned_bcast_algorithm") + 1] == "9"
+    script = agent_script(plan())
+    assert "10.77.0.3) namespace=hcbed-41-7-h2 ;;" in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_without_its_rights_a_testbed_says_what_it_needs(root: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.testbed", "--hosts", "2"]
+    if not why_not():
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv, which takes rights away, is not installed")
+        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 1
+    assert re.search("need root|iproute2|of Linux", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def possible() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"no testbed here: {reason}")
+
+
+@pytest.mark.usefixtures("possible")
+def test_links_have_their_rate_and_nothing_is_left_behind() -> None:
+    with beds.Testbed(2, LinkShape(rate_bytes_s=2_500_000)) as testbed:
+        names = testbed.plan.namespaces
+        # 2 MiB less the burst of half a MiB take 0.63 s at 20 Mbit/s; unshaped they would take a millisecond.
+        rate = testbed.link_rate(0, 1, 2 << 20)
+        assert rate.nbytes == 2 << 20
+        assert rate.seconds > 0.5
+        testbed.start(1, ["sleep", "600"])
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not set(names) & set(listed.split())
+
+
+@pytest.mark.usefixtures("possible")
+def test_what_a_killed_run_left_is_swept() -> None:
+    script = (
+        "import time\nfrom benchmarks.testbed import Testbed\nfrom benchmarks.testbed_plan import LinkShape\n"
+        "testbed = Testbed(1, LinkShape(rate_bytes_s=1000)); testbed.__enter__()\n"
+        "left = testbed.start(0, ['sleep', '600']).pid\n"
+        "print(left, testbed.plan.switch, testbed.plan.namespace(0), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        pid, *names = killed.stdout.readline().split()
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert set(names) <= set(sweep())
+    # A process that nobody has waited for yet is a zombie; it runs no more.
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
