@@ -9,6 +9,7 @@ from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, void
 from registry.usage_report import bounded, matches, overlaps, row_of, total
 
 INTERVALS_PAGE = 200
+PAGE_PARTS = 2000  # calls that intervals of a page name, but for the last
 
 
 def _order(record: RequestRecord) -> tuple[float, str]:
@@ -79,8 +80,16 @@ class MemoryLedger(Ledger):
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
         found = sorted(await self.intervals(since=since, until=until), key=lambda one: one.to_at)
-        for start in range(0, len(found), INTERVALS_PAGE):
-            yield found[start : start + INTERVALS_PAGE]
+        page: list[InstanceInterval] = []
+        parts = 0
+        for interval in found:
+            page.append(interval)
+            parts += len(interval.calls)
+            if len(page) == INTERVALS_PAGE or parts >= PAGE_PARTS:
+                yield page
+                page, parts = [], 0
+        if page:
+            yield page
 
     async def add_lost_call(self, lost: LostCall) -> bool:
         if lost.id in self._lost:

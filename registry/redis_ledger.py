@@ -33,7 +33,8 @@ return 1
 
 # The next records in order: after the member ARGV[1], or from the score ARGV[2] on if that is "".
 # The rank makes a page start right after its cursor, also among equal scores. -1: no such cursor.
-# KEYS records index; ARGV cursor min-score count
+# A page ends with the record that fills its bytes.
+# KEYS records index; ARGV cursor min-score count bytes
 _PAGE = Script(
     """
 local start
@@ -45,13 +46,21 @@ else
   start = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
 end
 local ids = redis.call('ZRANGE', KEYS[2], start, start + ARGV[3] - 1)
-if #ids == 0 then return {} end
-return redis.call('HMGET', KEYS[1], unpack(ids))
+local page, room = {}, tonumber(ARGV[4])
+for at = 1, #ids do
+  local record = redis.call('HGET', KEYS[1], ids[at])
+  page[at] = record
+  room = room - (record and #record or 0)
+  if room <= 0 then break end
+end
+return page
 """
 )
 
-# Records that one script call reads; Lua's unpack has a limit of some thousands.
+# Records that one script call reads.
 PAGE = 1000
+# Of long records it reads fewer: to decode a page takes some milliseconds at most.
+PAGE_BYTES = 256 << 10
 # Intervals that are counted in one go; see ledger_pages.
 INTERVALS_PAGE = 200
 
@@ -186,7 +195,7 @@ class RedisLedger(RedisStore):
         self, records: str, index: str, cursor: str | bytes, since: float | None, count: int
     ) -> list[bytes]:
         lowest = "-inf" if since is None else repr(float(since))
-        page = await self._redis.script(_PAGE, [records, index], [cursor, lowest, count])
+        page = await self._redis.script(_PAGE, [records, index], [cursor, lowest, count, PAGE_BYTES])
         if page == -1:
             raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
         return list(page)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from registry import gpu_report
-from registry.conservation import MARGIN_S, Balances, Conservation, micros
+from registry.conservation import MARGIN_S, Balances, Conservation, InstanceBalance, NodeBalance, micros
 from registry.gpu_report import GpuRow, GpuTime, lost_by_call
 from registry.gpu_shares import shares
 from registry.instance_books import Named, Span, Verdict
@@ -100,7 +100,7 @@ async def balance(
 def _wrong(found: Conservation) -> set[tuple[object, int]]:
     """What is wrong, each with what its node has allocated: that grows with all that comes late."""
     allocated_us = {one.node: one.allocated_us for one in found.nodes}
-    balances = [*found.instances, *found.nodes]
+    balances: list[InstanceBalance | NodeBalance] = [*found.instances, *found.nodes]
     return {(one, allocated_us.get(one.node, 0)) for one in balances if one.verdict is Verdict.WRONG}
 
 

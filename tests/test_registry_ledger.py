@@ -15,7 +15,7 @@ from registry.prices import DEFAULT_RATES, ensure_default_rates
 from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import Ledger, UsageFilter
-from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
+from registry.usage import CallPart, InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
 from registry.usage_report import DAY_S, day_of, matches, row_of, split_days, total
 from tests.registry_records import request
 
@@ -215,6 +215,37 @@ def test_intervals_are_added_once_and_found_by_overlap(run):
         assert not any(pages)
         assert [lost async for page in ledger.lost_call_pages() for lost in page] == []
         assert await ledger.requests_by_id(["nobody's"]) == [] == await ledger.requests_by_id([])
+
+    run(scenario)
+
+
+def test_a_page_of_intervals_names_few_calls(run):
+    async def scenario(ledger: Ledger) -> None:
+        calls = tuple(
+            CallPart(call_id=f"req-{number:024}/0-{number:08}", from_us=0, to_us=10_000)
+            for number in range(500)
+        )
+        written = [
+            InstanceInterval(
+                instance_id=f"i{number:02}",
+                function="tiny",
+                version=1,
+                node="n0",
+                state="ready",
+                from_at=0.0,
+                to_at=60.0 + number // 3,
+                gpu_count=1,
+                calls=calls,
+            )
+            for number in range(40)
+        ]
+        for interval in written:
+            await ledger.add_interval(interval)
+        pages = [page async for page in ledger.interval_pages()]
+        assert max(map(len, pages)) <= 12 and min(map(len, pages)) >= 1
+        found = [one for page in pages for one in page]
+        assert sorted(found, key=lambda one: one.instance_id) == written
+        assert [one.to_at for one in found] == sorted(one.to_at for one in written)
 
     run(scenario)
 
