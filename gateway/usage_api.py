@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from gateway.parameters import (
     SINCE,
     UNTIL,
 )
+from gateway.readings import Readings
 from gateway.responses import encoded
 from gateway.services import Services
 from registry import gpu_report, usage_groups, usage_reader
@@ -30,7 +32,7 @@ from registry.conservation import Verdict
 from registry.errors import NotFound
 from registry.state import UsageFilter
 from registry.tables import to_csv, to_parquet
-from registry.usage_report import COLUMNS
+from registry.usage_report import COLUMNS, bounded, split_days
 
 _MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -38,22 +40,27 @@ Row = Mapping[str, Any]
 
 
 class UsageRoutes:
-    """Reports from the ledger. Of those that read many records there is one at a time."""
+    """Reports from the ledger. Those that read many records take turns."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._reading = asyncio.Lock()
+        self._readings = Readings()
 
     async def report(self, request: Request) -> Response:
         """Sums by function and tenant, or other properties, over `[since, until)` in Unix seconds."""
-        where, state = _where(request), self._services.state
+        where, state = bounded(_where(request)), self._services.state
         by = usage_groups.parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY))
         key = OF_KEY.read(request)
         columns = (*by, *COLUMNS)
         if by == usage_groups.DEFAULT_BY and key is None:
-            rows = [msgspec.to_builtins(row) for row in await state.report(where)]
+            if split_days(where.since, where.until).edges:
+                async with self._turn(request):
+                    sums = await state.report(where)
+            else:
+                sums = await state.report(where)
+            rows = [msgspec.to_builtins(row) for row in sums]
         else:
-            async with self._reading:
+            async with self._turn(request):
                 found = await usage_reader.grouped(state, where, by, key=key)
             rows = [dict(zip(by, row.group, strict=True)) | _fields(row, COLUMNS) for row in found]
         return await _answer(request, rows, columns)
@@ -61,7 +68,7 @@ class UsageRoutes:
     async def summary(self, request: Request) -> Response:
         """Requests by status, time and cost of a period, by function and tenant."""
         where = _where(request)
-        async with self._reading:
+        async with self._turn(request):
             rows = await usage_reader.summary(self._services.state, where)
         return encoded({"rows": rows})
 
@@ -70,7 +77,7 @@ class UsageRoutes:
         where, by = _where(request), GPU_BY.read(request)
         grouped_by = gpu_report.PROPERTIES if by is None else gpu_report.parse_by(by)
         step_s = gpu_report.RESOLUTIONS_S.get(RESOLUTION.read(request) or "", 0)
-        async with self._reading:
+        async with self._turn(request):
             found = await usage_reader.gpu_time(self._services.state, where, grouped_by, step_s=step_s)
         columns = [
             name for name in gpu_report.COLUMNS if name in grouped_by or name not in gpu_report.PROPERTIES
@@ -82,7 +89,7 @@ class UsageRoutes:
         """Whether busy time is what records and lost calls tell, for every instance of `[since, until)`."""
         if exchanges.of(request.scope).caller.role is not Role.ADMIN:
             raise Forbidden("this needs an admin key")
-        async with self._reading:
+        async with self._turn(request):
             found = await usage_reader.balance(
                 self._services.state, self._live, since=SINCE.read(request), until=UNTIL.read(request)
             )
@@ -110,6 +117,9 @@ class UsageRoutes:
             # Another tenant's record looks as if it were not there.
             raise NotFound(f"no request {request_id}")
         return encoded(record)
+
+    def _turn(self, request: Request) -> AbstractAsyncContextManager[None]:
+        return self._readings.turn(exchanges.of(request.scope).caller.tenant, request.receive)
 
     def _live(self) -> dict[str, str]:
         return {one.instance_id: one.node for one in self._services.cluster.view().instances}
