@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gateway.known_casts import KnownCasts
 from registry.change import (
+    CastChanged,
     Change,
     Demand,
     DemandChanged,
@@ -98,6 +100,7 @@ class Directory:
         self.incomplete = False
         self.functions: dict[str, Function] = {}
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
+        self.casts = KnownCasts()
         self.failure_serial = 0
         self._versions: dict[VersionKey, FunctionVersion] = {}
         self._nodes: dict[str, NodeEntry] = {}
@@ -144,12 +147,7 @@ class Directory:
             )
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
         for id_, entry in kept.items():
-            self._nodes[id_] = NodeEntry(
-                record=entry.record,
-                ttl_s=entry.ttl_s,
-                deadline_s=now + max(entry.ttl_s, GRACE_S),
-                channel_epoch=entry.channel_epoch,
-            )
+            self._nodes[id_] = replace(entry, deadline_s=now + max(entry.ttl_s, GRACE_S))
         for instance in held.values():
             if instance.node in kept:
                 self._put_instance(instance)
@@ -158,6 +156,7 @@ class Directory:
         self._leaving &= self._instances.keys()
         for demand in snapshot.demands:
             self._put_demand(demand, now)
+        self.casts = KnownCasts(snapshot.casts)
 
     def apply(self, change: Change, now: float) -> None:
         match change:
@@ -179,6 +178,8 @@ class Directory:
                 self._put_demand(change, now)
             case ScaleAsked(target=target):
                 self.wishes.append(Wish(target=target, arrived_s=now))
+            case CastChanged(record=record):
+                self.casts.put(record)
 
     def expire(self, now: float) -> bool:
         """Drop nodes and demands whose time is up. Returns whether anything was."""
@@ -320,6 +321,7 @@ class Directory:
                 DemandChanged(gateway=gateway, demands=remote.demands, ttl_s=remote.ttl_s)
                 for gateway, remote in self._demands.items()
             ),
+            casts=tuple(self.casts),
         )
 
     # --- inside
@@ -346,9 +348,7 @@ class Directory:
     def _set_channel(self, node: str, epoch: int) -> None:
         entry = self._nodes.get(node)
         if entry is not None:
-            self._nodes[node] = NodeEntry(
-                record=entry.record, ttl_s=entry.ttl_s, deadline_s=entry.deadline_s, channel_epoch=epoch
-            )
+            self._nodes[node] = replace(entry, channel_epoch=epoch)
 
     def _remove_node(self, id_: str) -> None:
         del self._nodes[id_]
