@@ -28,6 +28,7 @@
 | `hc:usage-days` | set | days that have sums |
 | `hc:intervals` | hash | JSON [instance id, state, from_at] -> InstanceInterval |
 | `hc:intervals-by-end` | sorted set | the same identities by `to_at` |
+| `hc:intervals-by-start` | sorted set | and by `from_at`; earlier releases did not write it |
 | `hc:lost` | hash | id -> LostCall |
 | `hc:lost-by-end` | sorted set | the same ids by `ended_at` |
 | `hc:rates` | hash | rate id -> Rate |
@@ -59,6 +60,7 @@ USAGE_PREFIX = "hc:usage:"
 USAGE_DAYS = "hc:usage-days"
 INTERVALS = "hc:intervals"
 INTERVALS_BY_END = "hc:intervals-by-end"
+INTERVALS_BY_START = "hc:intervals-by-start"
 LOST_CALLS = "hc:lost"
 LOST_CALLS_BY_END = "hc:lost-by-end"
 RATES = "hc:rates"

@@ -79,6 +79,8 @@ class MemoryLedger(Ledger):
     async def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
+        if since is not None and until is not None and until <= since:
+            return
         found = sorted(await self.intervals(since=since, until=until), key=lambda one: one.to_at)
         page: list[InstanceInterval] = []
         parts = 0

@@ -1,6 +1,7 @@
 """The usage ledger in Redis: each record and its sums are added together, once."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
@@ -28,6 +29,39 @@ _ADD_UNSUMMED = Script(
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
 return 1
+"""
+)
+
+# KEYS intervals by-end by-start; ARGV id interval to-at from-at
+_ADD_INTERVAL = Script(
+    """
+if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1])
+return 1
+"""
+)
+
+# How many intervals begin before `until` and do not end before `since`; -1 if not all are in both indexes.
+# KEYS by-end by-start; ARGV since until
+_COUNT_OVERLAPPING = Script(
+    """
+if redis.call('ZCARD', KEYS[1]) ~= redis.call('ZCARD', KEYS[2]) then return -1 end
+local begun = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
+return begun - redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1])
+"""
+)
+
+# Write what earlier releases did not: where the intervals begin that end as the next thousand from a rank on.
+# Returns how many these are. KEYS by-end by-start; ARGV rank
+_INDEX_STARTS = Script(
+    """
+if redis.call('ZCARD', KEYS[1]) == redis.call('ZCARD', KEYS[2]) then return 0 end
+local ids = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[1] + 999)
+for at = 1, #ids do
+  redis.call('ZADD', KEYS[2], string.format('%.17g', cjson.decode(ids[at])[3]), ids[at])
+end
+return #ids
 """
 )
 
@@ -117,9 +151,14 @@ class RedisLedger(RedisStore):
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
         added = await self._redis.script(
-            _ADD_UNSUMMED,
-            [keys.INTERVALS, keys.INTERVALS_BY_END],
-            [_identity(interval), encode(interval), repr(float(interval.to_at))],
+            _ADD_INTERVAL,
+            [keys.INTERVALS, keys.INTERVALS_BY_END, keys.INTERVALS_BY_START],
+            [
+                _identity(interval),
+                encode(interval),
+                repr(float(interval.to_at)),
+                repr(float(interval.from_at)),
+            ],
         )
         return bool(added)
 
@@ -137,12 +176,20 @@ class RedisLedger(RedisStore):
     async def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
+        if since is not None and until is not None and until <= since:
+            return
+        if until is not None:
+            await self._index_starts()
         cursor: str | bytes = ""
+        seen = 0
         while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, INTERVALS_PAGE):
             page = [decode(InstanceInterval, raw, keys.INTERVALS) for raw in raws]
             yield page
-            if until is not None and page[-1].to_at >= until + LONGEST_INTERVAL_S:
-                return
+            if until is not None:
+                seen += sum(one.from_at < until for one in page)
+                # Counted anew each time: of what is written meanwhile some is behind, and then more is read.
+                if page[-1].to_at >= until + LONGEST_INTERVAL_S or await self._seen_all(seen, since, until):
+                    return
             cursor = _identity(page[-1])
 
     async def add_lost_call(self, lost: LostCall) -> bool:
@@ -199,6 +246,23 @@ class RedisLedger(RedisStore):
         if page == -1:
             raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
         return list(page)
+
+    async def _index_starts(self) -> None:
+        rank = 0
+        while count := await self._redis.script(
+            _INDEX_STARTS, [keys.INTERVALS_BY_END, keys.INTERVALS_BY_START], [rank]
+        ):
+            rank += count
+
+    async def _seen_all(self, seen: int, since: float | None, until: float) -> bool:
+        """Whether these are all intervals that begin before `until` and do not end before `since`."""
+        lowest = -math.inf if since is None else since
+        count = await self._redis.script(
+            _COUNT_OVERLAPPING,
+            [keys.INTERVALS_BY_END, keys.INTERVALS_BY_START],
+            [repr(float(lowest)), repr(float(until))],
+        )
+        return 0 <= count <= seen
 
     async def _day(self, day: int) -> list[UsageRow]:
         flat = await self._redis.call("HGETALL", keys.usage(day))

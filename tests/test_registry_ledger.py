@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from registry import keys
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.memory_state import MemoryState
 from registry.prices import DEFAULT_RATES, ensure_default_rates
@@ -16,7 +17,7 @@ from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import Ledger, UsageFilter
 from registry.usage import CallPart, InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
-from registry.usage_report import DAY_S, day_of, matches, row_of, split_days, total
+from registry.usage_report import DAY_S, day_of, matches, overlaps, row_of, split_days, total
 from tests.registry_records import request
 
 Scenario = Callable[[Ledger], Awaitable[None]]
@@ -217,6 +218,75 @@ def test_intervals_are_added_once_and_found_by_overlap(run):
         assert await ledger.requests_by_id(["nobody's"]) == [] == await ledger.requests_by_id([])
 
     run(scenario)
+
+
+spans = st.tuples(st.integers(0, 500), st.one_of(st.integers(0, 60), st.sampled_from([0, 300])))
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    lives=st.lists(spans, max_size=40),
+    since=st.one_of(st.none(), st.integers(0, 600)),
+    until=st.one_of(st.none(), st.integers(0, 600)),
+)
+def test_pages_hold_each_interval_that_overlaps_the_times(run, lives, since, until):
+    async def scenario(ledger: Ledger) -> None:
+        written = [numbered(index, start, start + length) for index, (start, length) in enumerate(lives)]
+        for interval in written:
+            await ledger.add_interval(interval)
+        found = [one async for page in ledger.interval_pages(since=since, until=until) for one in page]
+        backwards = since is not None and until is not None and until <= since
+        wanted = [] if backwards else [one for one in written if overlaps(one, since, until)]
+        found = sorted(found, key=lambda one: int(one.instance_id[1:]))
+        assert [one for one in found if overlaps(one, since, until)] == wanted
+
+    run(scenario)
+
+
+def test_an_hour_of_a_long_ledger_is_read_by_itself(run):
+    async def scenario(ledger: Ledger) -> None:
+        for minute in range(3000):
+            await ledger.add_interval(numbered(minute % 2, 60.0 * minute, 60.0 * minute + 120))
+        pages = [page async for page in ledger.interval_pages(since=36_000, until=39_600)]
+        assert 61 <= sum(map(len, pages)) <= 200
+
+    run(scenario)
+
+
+def test_intervals_of_an_earlier_release_are_found_by_their_times_too(redis_url):
+    async def main() -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        async with RedisState.connect(redis_url) as ledger:
+            for minute in range(2500):
+                await ledger.add_interval(numbered(minute % 2, 60.1 * minute, 60.1 * minute + 120))
+            await connections.call("DEL", keys.INTERVALS_BY_START)
+            for _ in range(2):
+                pages = [page async for page in ledger.interval_pages(since=36_000, until=39_600)]
+                assert 61 <= sum(map(len, pages)) <= 200
+            assert await connections.call("ZCARD", keys.INTERVALS_BY_START) == 2500
+            score = await connections.call("ZSCORE", keys.INTERVALS_BY_START, f'["i1","ready",{60.1 * 77}]')
+            assert float(score) == 60.1 * 77
+        await connections.aclose()
+
+    asyncio.run(main())
+
+
+def numbered(index: int, start: float, end: float) -> InstanceInterval:
+    return InstanceInterval(
+        instance_id=f"i{index}",
+        function="tiny",
+        version=1,
+        node="n0",
+        state="ready",
+        from_at=float(start),
+        to_at=float(end),
+        gpu_count=1,
+    )
 
 
 def test_a_page_of_intervals_names_few_calls(run):
