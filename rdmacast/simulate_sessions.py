@@ -58,7 +58,8 @@ class _Cast:
         self._directed = directed
         self._slow: frozenset[int] = frozenset()
         self._epoch = 0
-        self._under_way: dict[tuple[int, int], tuple[int, float]] = {}  # (target, number): source, since
+        # By (target, pull): its source, since when, and how many pulls of the target share its port.
+        self._under_way: dict[tuple[int, int], tuple[int, float, int]] = {}
         self._ended: deque[Observed] = deque(maxlen=8 * nodes)
         self._sources = plan.shape.sources
         self._port_s: list[float] = port_seconds(links, nodes, block_bytes).tolist()
@@ -143,7 +144,8 @@ class _Cast:
             self._ports[pull.source].waiting.append((node, pull))
             self._serve(pull.source)
 
-        self._under_way[node, pull.number] = (pull.source, self._now_s)
+        sharing = 1 + sum(target == node for target, _ in self._under_way)
+        self._under_way[node, pull.number] = (pull.source, self._now_s, sharing)
         self._later(self._now_s + self._links.latency_s, come)
 
     def _serve(self, source: int) -> None:
@@ -165,8 +167,8 @@ class _Cast:
         def arrive() -> None:
             self._arrived_s[target, pull.block] = self._now_s
             self._do(target, self._sessions[target].arrived(pull.number, self._now_s))
-            began_s = self._under_way.pop((target, pull.number))[1]
-            self._ended.append(Observed(pull.source, target, self._now_s - began_s))
+            _, began_s, sharing = self._under_way.pop((target, pull.number))
+            self._ended.append(Observed(pull.source, target, (self._now_s - began_s) / sharing))
             if self._directed:
                 self._direct()
 
@@ -176,16 +178,18 @@ class _Cast:
     def _direct(self) -> None:
         """Plan anew if a node turns out to be slow; the others hear of it a latency later."""
         ages = [
-            Observed(source, target, self._now_s - began_s)
-            for (target, _), (source, began_s) in self._under_way.items()
+            Observed(source, target, (self._now_s - began_s) / sharing)
+            for (target, _), (source, began_s, sharing) in self._under_way.items()
         ]
         limit_s = max((pull.seconds for pull in self._ended), default=0.0)
         late = [pull for pull in ages if pull.seconds > limit_s / 2]
-        slow = self._slow | slow_nodes([*self._ended, *late])
+        told = [pull for pull in (*self._ended, *late) if not {pull.source, pull.target} & self._slow]
+        slow = self._slow | slow_nodes(told)
         orders = around(self._plan, slow) if slow != self._slow else None
         if orders is None:
             return
         self._slow, self._epoch = slow, self._epoch + 1
+        self._ended.clear()  # what was seen under the plan of before tells nothing of the next
         epoch = self._epoch
 
         def replan() -> None:

@@ -17,7 +17,7 @@ Order = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A pull that took `seconds`, or takes so long already."""
+    """A pull that took `seconds`, or takes so long already; pulls of a target at once share their time."""
 
     source: int
     target: int
