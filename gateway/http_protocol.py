@@ -190,7 +190,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        cycle = self.cycle  # the last request's: while others are in line, the answer to an earlier one
+        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
             body = error.envelope()
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
 
+from gateway.contract import Call, Event
+from gateway.fakes import HOT
 from gateway.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from gateway.settings import RequestLimits
+from registry.function import Task
+from registry.messages import HandlerChunk
 from tests.gateway_http_fixture import gateway
 from tests.patience import PATIENCE_S
 
@@ -79,6 +84,28 @@ def test_endless_fields_are_cut(head: bytes) -> None:
                 pass
             writer.close()
             assert sent < 32 << 20  # what sockets buffer, not all of it
+
+    asyncio.run(main())
+
+
+def test_no_answer_is_written_into_another() -> None:
+    async def endless(call: Call) -> AsyncIterator[Event]:
+        yield HOT
+        yield HandlerChunk(data=b'{"n":1}', stream=True)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with gateway() as gw, asyncio.timeout(PATIENCE_S):
+            await gw.add_function("h", Task.HANDLER)
+            gw.dispatcher.script = endless
+            reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+            head = f"POST /functions/h/invoke HTTP/1.1\r\nauthorization: Bearer {gw.caller_key}\r\n"
+            call = head.encode() + b"content-length: 2\r\n\r\n{}"
+            writer.write(call)
+            await reader.readuntil(b'{"n":1}\n\n\r\n')
+            writer.write(call + b"no HTTP\r\n\r\n")  # a second request, which waits, and then rubbish
+            assert await reader.read() == b""
+            writer.close()
 
     asyncio.run(main())
 
