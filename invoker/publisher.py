@@ -15,6 +15,7 @@ from registry.usage import InstanceInterval, LostCall
 
 COALESCE_S = 0.05
 BACKOFF_S = (0.1, 0.2, 0.5)
+DUES_AT_ONCE = 50  # a round trip each: then whatever else is new comes first again
 
 log = logging.getLogger("invoker.publisher")
 
@@ -107,6 +108,11 @@ class Publisher:
             await self._pause(max(0.0, self._heartbeat_s - time.monotonic()))
 
     async def _publish(self, node: Callable[[], NodeRecord]) -> None:
+        await self._tell(node)
+        while await self._pay():
+            await self._tell(node)
+
+    async def _tell(self, node: Callable[[], NodeRecord]) -> None:
         # The node first: an instance of an unknown node would make no sense to a reader.
         if self._node_dirty or time.monotonic() >= self._heartbeat_s:
             await self._publish_node(node)
@@ -124,13 +130,22 @@ class Publisher:
                 self._live[instance_id] = record
             else:
                 self._live.pop(instance_id, None)
-        while (due := self._dues.first_due()) is not None:
+
+    async def _pay(self) -> bool:
+        """Pay some dues, until a heartbeat is due at most; whether there are more."""
+        for _ in range(DUES_AT_ONCE):
+            due = self._dues.first_due()
+            if due is None:
+                return False
             number, owed = due
             if isinstance(owed, InstanceInterval):
                 await self._state.add_interval(owed)
             else:
                 await self._state.add_lost_call(owed)
             self._dues.paid(number)
+            if time.monotonic() >= self._heartbeat_s:
+                break
+        return True
 
     async def _publish_node(self, node: Callable[[], NodeRecord]) -> None:
         self._node_dirty = False
