@@ -71,16 +71,21 @@ class Spare:
         """Make it the file of an image; this spare is gone then. None if it cannot be had.
 
         What there is too much of it, the caller cuts off, when the folder is no longer locked: that is as
-        much work as reading a third as much. Raises OSError where the file system refuses.
+        much work as reading a third as much.
         """
         self._stop.set()
         self._thread.join(_STOP_S)
         if self._thread.is_alive() or not self.is_there:
             self.discard()
             return None
-        if nbytes > self.nbytes:
-            os.ftruncate(self._fd, nbytes)
-        self._path.rename(part)
+        try:
+            if nbytes > self.nbytes:
+                os.ftruncate(self._fd, nbytes)
+            self._path.rename(part)
+        except OSError as error:
+            log.warning("the memory kept ready for an image is not taken for it: %s", error)
+            self.discard()
+            return None
         fd, self._fd = self._fd, -1
         return OpenPart(fd, self._mapping, min(self.ready_bytes, nbytes))
 

@@ -20,8 +20,8 @@ from invoker.fetch import Target, from_store
 from invoker.filling import Filling
 from invoker.host_mapping import HostMapping
 from invoker.host_tier import HostTier
-from invoker.spare import LARGEST_SHARE, LEAST_BYTES
-from invoker.tier_folder import is_open_elsewhere
+from invoker.spare import LARGEST_SHARE, LEAST_BYTES, Spare
+from invoker.tier_folder import TierFolder, is_open_elsewhere
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
 from registry.images.manifest import UNIT_BYTES
@@ -324,3 +324,12 @@ def test_the_store_is_read_into_the_spare_and_checked(folder: Path, tmp_path: Pa
 
     asyncio.run(scenario())
     assert not folder.parent.exists()
+
+
+def test_a_spare_that_cannot_become_an_image_is_given_back(folder: Path) -> None:
+    own = TierFolder(folder)
+    spare = Spare(own, SPARE)
+    spare.wait()
+    assert spare.take(folder / "nowhere" / "a.part", SPARE) is None
+    assert not spare.is_there and not spares(folder)
+    own.leave()
