@@ -59,14 +59,14 @@ class Done(_Message, frozen=True, kw_only=True):
     """When this process began and when it held everything, on the machine's monotonic clock.
 
     `arrived_s` has the moment of each block, where the process knows it, `transports` the bytes by
-    transport, `faults` how many pulls went wrong or elsewhere than planned.
+    transport, `faults` how many pulls went wrong or elsewhere than planned, by kind.
     """
 
     began_s: float
     ended_s: float
     arrived_s: list[float] = []
     transports: dict[str, int] = {}
-    faults: int = 0
+    faults: dict[str, int] = {}
 
 
 class Check(_Message, frozen=True, kw_only=True):

@@ -121,7 +121,12 @@ class CastNode:
             ended_s=max(arrived_s),
             arrived_s=arrived_s,
             transports=dict(report.bytes_by_transport),
-            faults=faults.damaged + faults.late + faults.failed + faults.replanned,
+            faults={
+                "damaged": faults.damaged,
+                "late": faults.late,
+                "failed": faults.failed,
+                "replanned": faults.replanned,
+            },
         )
 
     def _path_of(self, rank: int) -> Path:

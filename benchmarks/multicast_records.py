@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.crew_messages import CastTask, block_bytes
 from benchmarks.link_rate import LinkRate
-from benchmarks.multicast_run import Contender, Run
+from benchmarks.multicast_run import Contender, Run, added
 from benchmarks.multicast_turns import Turns
 from rdmacast.links import Links
 from rdmacast.plan import CastShape, TransferPlan
@@ -180,13 +180,9 @@ def _of_plan(plan: TransferPlan, task: CastTask, runs: Sequence[Run], setting: S
     """What only ours can tell."""
     links = Links(bytes_per_s=setting.nbytes / setting.limit_s, slow=setting.slow, in_flight=task.window)
     simulated = simulate(plan, links, setting.nbytes / plan.shape.blocks)
-    transports: dict[str, int] = {}
-    for run in runs:
-        for name, nbytes in run.transports.items():
-            transports[name] = transports.get(name, 0) + nbytes
     return {
         "first_pipeline_s": statistics.median(first_pipeline_s(plan, run.arrived_s) for run in runs),
         "simulated_s": simulated.seconds,
-        "transports": transports,
-        "faults": sum(run.faults for run in runs),
+        "transports": added(run.transports for run in runs),
+        "faults": added(run.faults for run in runs),
     }

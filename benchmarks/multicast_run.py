@@ -1,6 +1,7 @@
 """One cast of one contender: told to a crew, timed, and its bytes checked."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.crew import Crew
@@ -35,14 +36,14 @@ class Run:
 
     `complete_s` is by target, in order of rank; `arrived_s` the moment of each block at each target, of
     contenders that know it; `transports` the bytes that targets received by transport; `faults` how many
-    pulls went wrong or elsewhere than planned.
+    pulls went wrong or elsewhere than planned, by kind.
     """
 
     complete_s: tuple[float, ...]
     used: ProcessorTimes
     arrived_s: tuple[tuple[float, ...], ...] = ()
     transports: dict[str, int] = field(default_factory=dict)
-    faults: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -108,16 +109,19 @@ def timed(done: Sequence[Done], sources: int, used: ProcessorTimes) -> Run:
     """What the processes told, as times from their beginning (pure)."""
     began_s = min(one.began_s for one in done)
     targets = done[sources:]
-    transports: dict[str, int] = {}
-    for one in targets:
-        for name, nbytes in one.transports.items():
-            transports[name] = transports.get(name, 0) + nbytes
     return Run(
         complete_s=tuple(one.ended_s - began_s for one in targets),
         used=used,
         arrived_s=tuple(
             tuple(moment - began_s for moment in one.arrived_s) for one in targets if one.arrived_s
         ),
-        transports=transports,
-        faults=sum(one.faults for one in targets),
+        transports=added(one.transports for one in targets),
+        faults=added(one.faults for one in targets),
     )
+
+
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
