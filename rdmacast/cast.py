@@ -10,12 +10,14 @@ from functools import partial
 from types import MappingProxyType
 
 from rdmacast.cast_report import CastReport, CastTally
-from rdmacast.cast_spec import CastSpec, Order
+from rdmacast.cast_spec import CastSpec
 from rdmacast.connector import Connector, PeerLinks
-from rdmacast.errors import BlocksLost, CastError, NotShared
+from rdmacast.errors import BlocksLost, CastError, LinkClosed, NotShared
 from rdmacast.have_map import HaveMap
+from rdmacast.planners.own_part import Order
 from rdmacast.region import GrowingRegion
-from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionSettings, SessionState
+from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionState
+from rdmacast.session_settings import SessionSettings
 from rdmacast.waiting import run_in_thread, wait_to_end
 from rdmacast.watching import Watch, Watcher
 
@@ -25,6 +27,7 @@ Check = Callable[[int, memoryview], Sequence[int]]
 OnBlock = Callable[[int, int], None]
 
 _NAMED = 8  # blocks in a message
+_MOST_WATCHES = 4  # of one peer, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Cast:
         self._pulls: dict[int, asyncio.Task[_Came]] = {}
         self._watching: dict[int, asyncio.Task[None]] = {}
         self._watches: dict[int, Watch] = {}  # those that are open
-        self._asked: dict[int, int] = {}  # questions for those that are not open yet
+        self._asked: dict[int, int] = {}  # the latest question to each, if it has no answer
         self._epochs: dict[int, int] = {}
         self._links: PeerLinks | None = None
         self._over: asyncio.Future[None] | None = None
@@ -142,8 +145,14 @@ class Cast:
             bytes_by_peer=MappingProxyType(dict(tally.by_peer)),
             bytes_by_transport=MappingProxyType(dict(tally.by_transport)),
             choices=MappingProxyType({by_url[url]: choice for url, choice in choices.items()}),
-            faults=tally.faults,
+            faults=tally.faults(self._lost),
         )
+
+    @property
+    def _lost(self) -> dict[str, str]:
+        """Nodes by name, and why each was lost: what its connection said, or else the session."""
+        given_up = {self._name(peer): reason for peer, reason in self._session.given_up.items()}
+        return given_up | self._tally.lost
 
     def replan(self, epoch: int, order: Order) -> None:
         """A new plan for what is missing; one that is not newer than the last is ignored."""
@@ -179,7 +188,7 @@ class Cast:
     def _failure(self) -> BlocksLost:
         blocks = self._session.unreachable
         named = ", ".join(map(str, blocks[:_NAMED])) + (", …" if len(blocks) > _NAMED else "")
-        lost = "; ".join(f"{name}: {reason}" for name, reason in self._tally.lost.items())
+        lost = "; ".join(f"{name}: {reason}" for name, reason in self._lost.items())
         extents = [self._spec.extent(block) for block in blocks]
         return BlocksLost(
             f"nobody is left to give blocks {named} of {self._spec.region} ({lost or 'no node was lost'})",
@@ -240,36 +249,43 @@ class Cast:
     # Watches.
 
     def _ask(self, ask: Ask) -> None:
+        self._asked[ask.peer] = ask.number
         watch = self._watches.get(ask.peer)
         if watch is not None:
             watch.ask(ask.number)
-            return
-        self._asked[ask.peer] = ask.number
-        if ask.peer not in self._watching:
+        elif ask.peer not in self._watching:
             self._watching[ask.peer] = asyncio.create_task(self._watch(ask.peer))
 
     async def _watch(self, peer: int) -> None:
         """Hear what a peer holds, until it is lost."""
-        member, spec = self._spec.members[peer], self._spec
-        heard = partial(self._heard, peer)
-        try:
-            opening = self._watcher.watch(member.address, spec.region, spec.block_bytes, heard)
-            async with opening as watch:
-                self._watches[peer] = watch
-                if peer in self._asked:
-                    watch.ask(self._asked.pop(peer))
-                reason = await watch.ended()
-        except CastError as error:
-            reason = error
-        finally:
-            self._watches.pop(peer, None)
-            self._watching.pop(peer, None)
-        logger.warning("cast %s: lost %s: %s", spec.cast, member.name, reason)
-        self._tally.lost[member.name] = str(reason)
+        address, spec = self._spec.members[peer].address, self._spec
+        for _ in range(_MOST_WATCHES):
+            try:
+                opening = self._watcher.watch(
+                    address, spec.region, spec.block_bytes, partial(self._heard, peer)
+                )
+                async with opening as watch:
+                    self._watches[peer] = watch
+                    if peer in self._asked:
+                        watch.ask(self._asked[peer])
+                    reason = await watch.ended()
+            except CastError as error:
+                reason = error
+                break
+            finally:
+                self._watches.pop(peer, None)
+            # A peer that spoke and is still reached lives: only the connection broke.
+            if not isinstance(reason, LinkClosed) or peer not in self._epochs:
+                break
+        del self._watching[peer]
+        logger.warning("cast %s: lost %s: %s", spec.cast, self._name(peer), reason)
+        self._tally.lost[self._name(peer)] = str(reason)
         self._step(lambda now_s: self._session.lost(peer, now_s, self._epochs.get(peer)))
 
     def _heard(self, peer: int, told: HaveMap, answers: int) -> None:
         self._epochs[peer] = max(told.epoch, self._epochs.get(peer, -1))
+        if answers and self._asked.get(peer) == answers:
+            del self._asked[peer]
         self._step(lambda now_s: self._session.heard(peer, told, now_s, answers or None))
 
     # Pulls.

@@ -61,16 +61,15 @@ class CastTally:
         self.last_block_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"CastTally({sum(self.by_peer.values())} bytes, {self.faults})"
+        return f"CastTally({sum(self.by_peer.values())} bytes, {self.faults(self.lost)})"
 
-    @property
-    def faults(self) -> CastFaults:
+    def faults(self, lost: Mapping[str, str]) -> CastFaults:
         return CastFaults(
             damaged=self.damaged,
             late=self.late,
             failed=self.failed,
             replanned=self.replanned,
-            lost=MappingProxyType(dict(self.lost)),
+            lost=MappingProxyType(dict(lost)),
         )
 
     def came(self, peer: str, transport: str, nbytes: int, at_s: float, *, planned: bool) -> None:

@@ -1,14 +1,12 @@
 """What a node must know to take part in a cast (pure)."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from rdmacast.have_map import MAX_BLOCKS
-from rdmacast.plan import CastShape, TransferPlan
+from rdmacast.plan import CastShape
 from rdmacast.planners.catalog import PLANNERS
+from rdmacast.planners.own_part import Order, own_part
 from rdmacast.transport import PeerAddress
-
-Order = tuple[tuple[int, int], ...]  # (source, block): whom to pull what from, first to last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +67,4 @@ class CastSpec:
 
     def order(self, node: int) -> Order:
         """The node's own part of the plan."""
-        if node in self.sources:
-            return ()
-        part = _plan(self.planner, self.shape).receives(node)
-        return tuple(zip(part.source.tolist(), part.block.tolist(), strict=True))
-
-
-@lru_cache(maxsize=4)
-def _plan(planner: str, shape: CastShape) -> TransferPlan:
-    return PLANNERS[planner].plan(shape)
+        return own_part(self.planner, self.shape, node)

@@ -5,12 +5,14 @@ order of its plan, each as soon as its planned source holds it. What its planned
 slow, damaged) it pulls from whoever can, the rarest block first. It never waits for a step of the others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
 from rdmacast.session_peers import Peers
+from rdmacast.session_settings import SessionSettings
 
 
 class SessionState(Enum):
@@ -18,32 +20,6 @@ class SessionState(Enum):
     COMPLETE = "complete"  # all blocks are here; goes on serving
     FAILED = "failed"  # `unreachable` names the blocks that nobody can give
     CANCELLED = "cancelled"  # nothing is pulled any more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSettings:
-    """`pull_timeout_s` bounds one pull, `ask_timeout_s` the answer of a peer that was asked what it holds,
-    and `patience_s` how long a node without any pull waits for what its planned sources do not get.
-    No pull that took less than `least_slow_s` counts as slow: among quick ones the processor's turns show.
-
-    A peer is lost after `max_failures` failed pulls in a row or `max_asks` unanswered questions, and
-    is not asked again for a block of which `max_tries` pulls ended badly.
-    """
-
-    window: int = 3
-    pull_timeout_s: float = 30.0
-    ask_timeout_s: float = 2.0
-    patience_s: float = 2.0
-    least_slow_s: float = 0.05
-    max_tries: int = 3
-    max_failures: int = 5
-    max_asks: int = 4
-
-    def __post_init__(self) -> None:
-        if min(self.window, self.max_tries, self.max_failures, self.max_asks) < 1:
-            raise ValueError("window and limits of a session must be 1 or more")
-        if not min(self.pull_timeout_s, self.ask_timeout_s, self.patience_s) > 0:
-            raise ValueError("the timeouts of a session must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +98,15 @@ class Session:
         )
         self._under_way: dict[int, _UnderWay] = {}
         self._asked: dict[int, _Question] = {}  # by peer: the latest question, if it has no answer
+        self._given_up: dict[int, str] = {}
         self._questions = 0
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
         self._pulls = 0
         self._unreachable = 0
         self._state = SessionState.RUNNING
-        self._order = self._ordered(order)
+        self._order: dict[int, int | None] = {}
+        self._planned_of: dict[int, int] = {}  # by source: the blocks planned from it, as bits
+        self._take(order)
 
     def __repr__(self) -> str:
         return (
@@ -151,6 +130,11 @@ class Session:
     def unreachable(self) -> tuple[int, ...]:
         """Once failed: the blocks that nobody can give."""
         return tuple(blocks_in(self._unreachable))
+
+    @property
+    def given_up(self) -> Mapping[int, str]:
+        """Peers of which nothing was expected any more at some time, and why the last time."""
+        return MappingProxyType(self._given_up)
 
     @property
     def deadline_s(self) -> float | None:
@@ -213,7 +197,7 @@ class Session:
         if epoch <= self._epoch:
             return []
         self._epoch = epoch
-        self._order = self._ordered(order)
+        self._take(order)
         return [Publish(), *self._go_on(now_s)]
 
     def passed(self, now_s: float) -> list[Action]:
@@ -251,13 +235,17 @@ class Session:
         """Blocks that a read may write into."""
         return bits_of(pull.pull.block for pull in self._under_way.values())
 
-    def _ordered(self, order: Sequence[tuple[int, int]]) -> dict[int, int | None]:
+    def _take(self, order: Sequence[tuple[int, int]]) -> None:
         """The planned source of each missing block, in the order to pull; blocks without one come last."""
         planned: dict[int, int | None] = {
             block: source for source, block in order if 0 <= block < self._blocks
         }
         planned.update((block, None) for block in range(self._blocks) if block not in planned)
-        return {block: source for block, source in planned.items() if not self._held >> block & 1}
+        self._order = {block: source for block, source in planned.items() if not self._held >> block & 1}
+        self._planned_of = {}
+        for block, source in self._order.items():
+            if source is not None:
+                self._planned_of[source] = self._planned_of.get(source, 0) | 1 << block
 
     def _limit_s(self, under_way: _UnderWay) -> float:
         """When a pull has taken too long: twice the usual where a quicker node could give the block."""
@@ -300,6 +288,7 @@ class Session:
     def _give_up(self, peer: int, reason: str) -> list[Action]:
         """Nothing is expected of the peer any more."""
         self._peers.lost(peer)
+        self._given_up[peer] = reason
         self._asked.clear()  # all are asked anew, by those who call this
         dropped: list[Action] = []
         for number, under_way in self._under_way.items():
@@ -332,13 +321,15 @@ class Session:
             self._state = SessionState.COMPLETE
             self._asked.clear()
             return self._drop_all("the block is here")
-        lost = self._ungiven()
+        open_ = self._all & ~self._held & ~self._busy
+        lost = open_ & ~self._expected(open_) & ~self._peers.gifts()
         unheard = self._peers.unheard if lost else []
-        curious = unheard or self._planned_unheard()
+        curious = unheard or self._planned_unheard(open_)
         actions: list[Action] = [self._ask(peer, now_s) for peer in curious if peer not in self._asked]
         lacking = 0 if unheard else lost & ~self._peers.reachable()
         if lacking:
-            self._state, self._unreachable = SessionState.FAILED, lacking
+            self._state = SessionState.FAILED
+            self._unreachable = open_ & ~self._peers.reachable()  # also what nobody will get now
             self._asked.clear()
             return [*actions, *self._drop_all("the cast has failed"), Publish()]
         started = self._pull_more(now_s)
@@ -348,59 +339,57 @@ class Session:
             self._idle_since_s = now_s
         return [*actions, *started]
 
-    def _ungiven(self) -> int:
-        """Missing blocks, as bits, that are not to be expected and that nobody is known to hold."""
-        found = 0
-        for block in blocks_in(self._all & ~self._held & ~self._busy):
-            source = self._order[block]
-            if source is not None and self._peers.is_expected(source, block):
-                continue
-            if not self._peers.givers(block):
-                found |= 1 << block
-        return found
+    def _expected(self, blocks: int) -> int:
+        """Those of the blocks, as bits, for which their planned source is to be waited for."""
+        bits = 0
+        for source, planned in self._planned_of.items():
+            if planned & blocks:
+                bits |= self._peers.expected(source, planned & blocks)
+        return bits
 
-    def _planned_unheard(self) -> list[int]:
-        """Planned sources of missing blocks that have not told what they hold."""
-        sources = {self._order[block] for block in blocks_in(self._all & ~self._held & ~self._busy)}
-        return sorted(source for source in sources if source is not None and self._peers.is_unheard(source))
+    def _planned_unheard(self, blocks: int) -> list[int]:
+        """Planned sources of these blocks that have not told what they hold."""
+        sources = [source for source, planned in self._planned_of.items() if planned & blocks]
+        return sorted(source for source in sources if self._peers.is_unheard(source))
 
     def _pull_more(self, now_s: float) -> list[Action]:
         started: list[Action] = []
-        busy = self._busy
         room = self._settings.window - self._coming.bit_count()
-        while room > 0:
-            found = self._planned(busy) or self._replanned(busy)
-            if found is None:
-                break
-            source, block = found
+        if room <= 0:
+            return []
+        open_ = self._all & ~self._held & ~self._busy
+        expected = self._expected(open_)
+        planned = 0
+        for source, blocks in self._planned_of.items():
+            planned |= blocks & expected & self._peers.gift(source)
+        others = open_ & ~expected & self._peers.gifts()
+        while room > 0 and (planned or others):
+            source, block = self._planned(planned) if planned else self._replanned(others)
+            planned, others = planned & ~(1 << block), others & ~(1 << block)
             self._pulls += 1
-            room, busy = room - 1, busy | 1 << block
+            room -= 1
             pull = Pull(self._pulls, source, block)
             self._under_way[pull.number] = _UnderWay(pull, now_s)
             started.append(pull)
         return [*started, Publish()] if started else []
 
-    def _planned(self, busy: int) -> tuple[int, int] | None:
-        """The first block of the plan that its planned source can give."""
+    def _planned(self, blocks: int) -> tuple[int, int]:
+        """The first in the plan of these blocks, and its source."""
         for block, source in self._order.items():
-            if source is None or busy >> block & 1:
-                continue
-            if self._peers.gives(source, block) and self._peers.is_expected(source, block):
+            if blocks >> block & 1 and source is not None:
                 return source, block
-        return None
+        raise AssertionError("a planned block is not in the plan")
 
-    def _replanned(self, busy: int) -> tuple[int, int] | None:
-        """The rarest block that is not expected from its planned source, and who is best to give it."""
-        best: tuple[int, int, int] | None = None
-        for block, source in self._order.items():
-            if busy >> block & 1:
-                continue
-            if source is not None and self._peers.is_expected(source, block):
-                continue
-            givers = self._peers.givers(block)
-            if givers and (best is None or len(givers) < best[0]):
-                best = (len(givers), self._best(givers, block), block)
-        return best[1:] if best is not None else None
+    def _replanned(self, blocks: int) -> tuple[int, int]:
+        """The rarest of these blocks, and who is best to give it."""
+        best: tuple[int, int] | None = None
+        for block in self._order:
+            if blocks >> block & 1:
+                holders = len(self._peers.givers(block))
+                if best is None or holders < best[0]:
+                    best = (holders, block)
+        assert best is not None
+        return self._best(self._peers.givers(best[1]), best[1]), best[1]
 
     def _best(self, givers: list[int], block: int) -> int:
         """Of equals the one that we pull least from now."""

@@ -29,6 +29,8 @@ class _Peer:
     stuck: bool = False
     failures: int = 0  # in a row
     tries: dict[int, int] = field(default_factory=dict)  # by block: pulls that failed or brought damage
+    tried: int = 0  # the blocks of `tries`, as bits
+    spent: int = 0  # those of them that had all their tries
     pulls_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
 
 
@@ -71,7 +73,7 @@ class Peers:
             return
         if told.epoch > peer.epoch:
             peer.tries.clear()
-            peer.failures, peer.held = 0, 0
+            peer.failures, peer.held, peer.tried, peer.spent = 0, 0, 0, 0
         if told.held & ~peer.held:
             peer.stuck = False
         peer.epoch, peer.alive, peer.unheard = told.epoch, True, peer.unheard and not is_answer
@@ -101,18 +103,27 @@ class Peers:
         """
         peer = self._peers[node]
         peer.tries[block] = peer.tries.get(block, 0) + 1
+        peer.tried |= 1 << block
+        if peer.tries[block] >= self._max_tries:
+            peer.spent |= 1 << block
         peer.failures += whole_peer
         return peer.alive and peer.failures >= self._max_failures
 
     def gives(self, node: int, block: int) -> bool:
         """Whether the node holds the block and may be asked for it."""
+        return bool(self.gift(node) >> block & 1)
+
+    def gift(self, node: int) -> int:
+        """The blocks, as bits, that the node holds and may be asked for."""
         peer = self._peers.get(node)
-        return (
-            peer is not None
-            and peer.alive
-            and bool(peer.held >> block & 1)
-            and peer.tries.get(block, 0) < self._max_tries
-        )
+        return peer.held & ~peer.spent if peer is not None and peer.alive else 0
+
+    def gifts(self) -> int:
+        """The blocks, as bits, that anybody holds and may be asked for."""
+        bits = 0
+        for node in self._holders:
+            bits |= self.gift(node)
+        return bits
 
     def givers(self, block: int) -> list[int]:
         """Who may be asked for the block."""
@@ -127,8 +138,7 @@ class Peers:
         bits = 0
         for peer in self._peers.values():
             if peer.alive:
-                spent = sum(1 << block for block, tries in peer.tries.items() if tries >= self._max_tries)
-                bits |= (peer.held | peer.coming) & ~spent
+                bits |= (peer.held | peer.coming) & ~peer.spent
         return bits
 
     def has_quick_giver(self, block: int, besides: int) -> bool:
@@ -153,9 +163,9 @@ class Peers:
         if node in self._peers:
             self._peers[node].stuck = True
 
-    def is_expected(self, node: int, block: int) -> bool:
-        """Whether to wait for the node to get the block and pass it on."""
+    def expected(self, node: int, blocks: int) -> int:
+        """Those of the blocks, as bits, that the node is to be waited for: it holds them or will get them."""
         peer = self._peers.get(node)
-        if peer is None or not peer.alive or peer.stuck or peer.tries.get(block, 0):
-            return False
-        return not peer.held >> block & 1 or not self.is_slow(node)
+        if peer is None or not peer.alive or peer.stuck:
+            return 0
+        return blocks & ~peer.tried & ~(peer.held if self.is_slow(node) else 0)

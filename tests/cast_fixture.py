@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import uvloop
 
-from rdmacast.cast import Cast
+from rdmacast.cast import Cast, OnBlock
 from rdmacast.cast_report import CastReport
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport, MemoryWatcher
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from rdmacast.session import SessionSettings
+from rdmacast.session_settings import SessionSettings
+from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress
 from rdmacast.watching import RegionWatcher
@@ -54,12 +55,20 @@ def check(offset: int, view: memoryview) -> list[int]:
     ]
 
 
-class DamagedRegion(GrowingRegion):
-    """Gives a flipped byte the first time that it is asked for what covers one of the `bad` offsets."""
+# What is slow here is the machine: nobody is given up for it.
+PATIENT = SessionSettings(
+    pull_timeout_s=PATIENCE_S, ask_timeout_s=PATIENCE_S, patience_s=0.5, least_slow_s=PATIENCE_S
+)
+LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S / 4, ping_timeout_s=PATIENCE_S)
 
-    def __init__(self, buffer: bytearray | bytes, bad: Iterable[int] = (), *, complete: bool = False) -> None:
+
+class DamagedRegion(GrowingRegion):
+    """Gives a flipped byte where it is asked for what covers one of the `bad` offsets: once, or always."""
+
+    def __init__(self, buffer: bytearray | bytes, *, complete: bool = False) -> None:
         super().__init__(buffer, complete=complete)
-        self.bad = set(bad)
+        self.bad: set[int] = set()
+        self.always = False
         self.given = 0  # damaged views
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -67,12 +76,23 @@ class DamagedRegion(GrowingRegion):
         hit = {bad for bad in self.bad if offset <= bad < offset + nbytes}
         if not hit:
             return view
-        self.bad -= hit
+        if not self.always:
+            self.bad -= hit
         self.given += 1
         damaged = bytearray(view)
         for bad in hit:
             damaged[bad - offset] ^= 0x40
         return memoryview(damaged).toreadonly()
+
+
+class HangingRegion(GrowingRegion):
+    """Says that it holds everything, and gives nothing."""
+
+    def __init__(self, buffer: bytes) -> None:
+        super().__init__(buffer, complete=True)
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        await asyncio.get_running_loop().create_future()
 
 
 @dataclass(slots=True)
@@ -90,7 +110,9 @@ class Node:
 class Rig:
     """Some nodes, of which the first `sources` hold CONTENT."""
 
-    def __init__(self, kind: str, nodes: int, sources: int, planner: str, settings: SessionSettings) -> None:
+    def __init__(
+        self, kind: str, nodes: int, sources: int, planner: str, settings: SessionSettings, loaded: int
+    ) -> None:
         self.kind = kind.partition("-")[0]
         self.network = MemoryNetwork()
         self.sources = tuple(range(sources))
@@ -99,6 +121,7 @@ class Rig:
         self.nodes: list[Node] = []
         self.spec: CastSpec
         self._count = nodes
+        self._loaded = loaded
 
     async def open(self, stack: AsyncExitStack) -> None:
         for index in range(self._count):
@@ -116,26 +139,29 @@ class Rig:
     async def _add(self, stack: AsyncExitStack, index: int) -> None:
         holds, name = index in self.sources, f"n{index}"
         buffer = bytearray(CONTENT if holds else NBYTES)
-        region = DamagedRegion(buffer, complete=holds)
+        region = DamagedRegion(buffer, complete=holds and self._loaded == BLOCKS)
+        if holds and self._loaded < BLOCKS:
+            region.mark(0, self._loaded * BLOCK_BYTES)
         if self.kind == "memory":
             address = self.network.add(PeerAddress(url=f"tcp://{name}:1", host=name), {REGION: region})
             self.nodes.append(Node(name, address, buffer, region, None))
             return
-        server = await stack.enter_async_context(RegionServer(SECRET, host=name))
+        server = await stack.enter_async_context(RegionServer(SECRET, host=name, settings=LINK))
         server.publish(REGION, region)
         self.nodes.append(Node(name, server.address, buffer, region, server))
 
-    def cast(self, index: int, *, held: Iterable[int] = (), spec: CastSpec | None = None) -> Cast:
+    def cast(self, index: int, *, held: Iterable[int] = (), on_block: OnBlock | None = None) -> Cast:
         node = self.nodes[index]
         memory = self.kind == "memory"
-        transport = MemoryTransport(self.network, name="tcp") if memory else TcpTransport(SECRET)
+        tcp = TcpTransport(SECRET, settings=LINK)
         return Cast(
-            spec or self.spec,
+            self.spec,
             node.name,
             memoryview(node.buffer),
-            connector=Connector(node.name, [transport]),
-            watcher=MemoryWatcher(self.network) if memory else RegionWatcher(SECRET),
+            connector=Connector(node.name, [MemoryTransport(self.network, name="tcp") if memory else tcp]),
+            watcher=MemoryWatcher(self.network) if memory else RegionWatcher(SECRET, settings=LINK),
             check=check,
+            on_block=on_block,
             region=node.region,
             held=held,
             settings=self.settings,
@@ -152,6 +178,10 @@ class Rig:
         for node in running:
             assert node.buffer == CONTENT, node.name
         return list(reports)
+
+    def finish_loading(self, *indexes: int) -> None:
+        for index in indexes or self.sources:
+            self.nodes[index].region.complete()
 
     async def kill(self, index: int) -> None:
         """As kill -9 does: the node hears and says no more."""
@@ -180,11 +210,12 @@ async def make_rig(
     nodes: int,
     sources: int = 1,
     planner: str = "binomial",
-    settings: SessionSettings | None = None,
+    settings: SessionSettings = PATIENT,
+    loaded: int = BLOCKS,
 ) -> AsyncIterator[Rig]:
-    """`kind` is one of KINDS. When it ends, no task is left over."""
+    """`kind` is one of KINDS. Sources hold the first `loaded` blocks. When it ends, no task is left over."""
     before = asyncio.all_tasks()
-    rig = Rig(kind, nodes, sources, planner, settings or SessionSettings())
+    rig = Rig(kind, nodes, sources, planner, settings, loaded)
     async with AsyncExitStack() as stack:
         await rig.open(stack)
         yield rig

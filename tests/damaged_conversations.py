@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 
 from rdmacast import wire
+from rdmacast.have_map import MAX_BLOCKS, HaveMap
 from registry.channel_frames import Kind, pack, pack_credit, pack_failure
 
 SECRET = b"a secret of the cluster"
@@ -83,6 +84,11 @@ REGION_REQUESTS = [
         wire.Cancel(2),
         wire.Read(4, "other", 0, 1),
         wire.Read(5, "image", 1 << 40, 1 << 20),
+        wire.Watch(6, "image", 256),
+        wire.Ask(6, 1),
+        wire.Watch(7, "other", 256),
+        wire.Ask(7, 2),
+        wire.Cancel(6),
     )
 ]
 _HEADER = struct.Struct(">BBHIQ")
@@ -98,6 +104,15 @@ HOSTILE_REQUESTS = [
     REGION_REQUESTS[2] + REGION_REQUESTS[4] * 50,
     b"".join(wire.encode(wire.Wait(id_, "image", 0, 1)) for id_ in range(6000)),
     REGION_REQUESTS[0] * 20_000,
+    b"".join(wire.encode(wire.Watch(id_, "other", 256)) for id_ in range(6000)),
+    wire.encode(wire.Watch(1, "image", 256)) + wire.encode(wire.Ask(1, 7)) * 20_000,
+    wire.encode(wire.Watch(1, "image", 256)) * 2,
+    wire.encode(wire.Ask(9, 1)) + _HEADER.pack(13, 0, 0, 1, (1 << 64) - 1),
+    _HEADER.pack(12, 0, 5, 1, 0) + b"image",
+    _HEADER.pack(12, 0, 5, 1, (1 << 64) - 1) + b"image",
+    _HEADER.pack(12, 0, 0, 1, 256),
+    _HEADER.pack(14, 0, 18, 1, 0) + HaveMap(blocks=8, epoch=0, held=1).encode(),
+    wire.encode(wire.Watch(1, "image", 1 << 62)) + wire.encode(wire.Watch(2, "large", 1)),
 ]
 REGION_REPLIES = [
     wire.encode(frame)
@@ -118,6 +133,32 @@ HOSTILE_REPLIES = [
     REGION_REPLIES[0] + _HEADER.pack(9, 0, 0, 1, 77),
     REGION_REPLIES[0] + _HEADER.pack(8, 0, 2, 1, 1) + b"\0\0",
     REGION_REPLIES[0] + wire.encode(wire.Error(99, wire.ErrorCode.CANCELLED, "")),
+]
+
+_MAP = HaveMap(blocks=64, epoch=3, held=0xFF, coming=0xF00)
+WATCH_REPLIES = [
+    wire.encode(frame)
+    for frame in (
+        wire.Hello(1 << 20, "a"),
+        wire.Have(1, 0, _MAP),
+        wire.Pong(),
+        wire.Have(1, 7, _MAP),
+        wire.Error(1, wire.ErrorCode.REGION_GONE, "gone"),
+    )
+]
+HOSTILE_WATCH_REPLIES = [
+    WATCH_REPLIES[0] * 2,
+    WATCH_REPLIES[1] * 5000,
+    WATCH_REPLIES[0] + wire.encode(wire.Have(2, 0, _MAP)),
+    WATCH_REPLIES[0] + wire.encode(wire.Data(1, 4096)) + CONTENT[:4096],
+    WATCH_REPLIES[0] + wire.encode(wire.Ready(1, 5)),
+    WATCH_REPLIES[0] + _HEADER.pack(14, 0, 65_535, 1, 0) + bytes(65_535),
+    WATCH_REPLIES[0] + _HEADER.pack(14, 0, 18, 1, 0) + bytes(18),
+    WATCH_REPLIES[0] + _HEADER.pack(14, 0, 18, 1, 0) + struct.pack("<BxxxIQ", 1, 1 << 31, 0) + bytes(2),
+    WATCH_REPLIES[0] + _HEADER.pack(14, 0, 18, 1, 0) + struct.pack("<BxxxIQ", 2, 8, 0) + bytes(2),
+    WATCH_REPLIES[0] + _HEADER.pack(14, 0, 18, 1, 0) + struct.pack("<BxxxIQ", 1, 7, 0) + b"\xff\0",
+    wire.encode(wire.Have(1, 0, HaveMap(blocks=MAX_BLOCKS, epoch=(1 << 64) - 1, held=(1 << MAX_BLOCKS) - 1))),
+    wire.encode(wire.Error(1, wire.ErrorCode.INTERNAL, "no")),
 ]
 
 # A request's MessagePack: {"type": "InvokeHandler", "request_id": …}

@@ -1,16 +1,9 @@
 """Casts of real nodes: every planner, any number of nodes and sources, bytes identical, and what is told."""
 
-import asyncio
-
 import pytest
 
 from rdmacast.planners.catalog import PLANNERS
-from rdmacast.session import SessionSettings
 from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig, run
-from tests.patience import PATIENCE_S
-
-# So few blocks of so little that none is late, however busy the machine is.
-PATIENT = SessionSettings(pull_timeout_s=PATIENCE_S, patience_s=PATIENCE_S, least_slow_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("planner", list(PLANNERS))
@@ -35,7 +28,7 @@ def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -
 
 def test_each_block_comes_from_its_planned_source() -> None:
     async def main() -> None:
-        async with make_rig("tcp", 6, planner="chain", settings=PATIENT) as rig:
+        async with make_rig("tcp", 6, planner="chain") as rig:
             rig.start()
             reports = await rig.reports()
             for index, report in enumerate(reports):
@@ -76,20 +69,12 @@ def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
     async def main() -> None:
-        async with make_rig(kind, 3) as rig:
-            rig.sources = ()
-            slow = rig.nodes[0]
-            fresh = type(slow.region)(CONTENT)
-            if slow.server is None:
-                rig.network.add(slow.address, {"image": fresh})
-            else:
-                await slow.server.withdraw("image")
-                slow.server.publish("image", fresh)
-            rig.start(1, 2)
-            fresh.mark(0, 10 * BLOCK_BYTES + 5)
+        async with make_rig(kind, 3, loaded=10) as rig:
+            rig.start()
             await rig.holds(2, 10)
+            rig.nodes[0].region.mark(10 * BLOCK_BYTES, 5)
             assert rig.nodes[2].region.have_map(BLOCK_BYTES).held.bit_count() == 10
-            fresh.complete()
+            rig.finish_loading()
             await rig.reports()
 
     run(kind, main())

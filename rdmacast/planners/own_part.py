@@ -1,0 +1,91 @@
+"""One node's own part of a plan, without making the whole of it (pure).
+
+A binomial pipeline of thousands of nodes has millions of transfers, of which a node must know its own.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from rdmacast.plan import CastShape
+from rdmacast.planners.catalog import BINOMIAL, CHAIN, PLANNERS
+from rdmacast.planners.subgroups import balanced, subgroups
+
+Order = tuple[tuple[int, int], ...]  # (source, block): whom to pull what from, first to last
+
+# A node's part of a scheme: (members, blocks, its number) to the sources and blocks in order.
+_Part = Callable[[int, int, int], list[tuple[int, int]]]
+
+
+def own_part(planner: str, shape: CastShape, node: int) -> Order:
+    """What `TransferPlan.receives(node)` of the planner's plan says."""
+    if node in shape.sources:
+        return ()
+    part = _PARTS.get(planner)
+    if part is None:
+        received = PLANNERS[planner].plan(shape).receives(node)
+        return tuple(zip(received.source.tolist(), received.block.tolist(), strict=True))
+    busy = [group for group in subgroups(shape) if len(group) > 1]
+    index = next(index for index, group in enumerate(busy) if node in group)
+    group, first = busy[index], balanced(shape.blocks, len(busy))[index][0]
+    pulled = part(len(group), shape.blocks, group.index(node))
+    return tuple((group[source], (first + block) % shape.blocks) for source, block in pulled)
+
+
+def _chain(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
+    return [(node - 1, block) for block in range(blocks)]
+
+
+def _binomial(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
+    """The same steps as in `binomial`, for the node's own vertex."""
+    dimensions = members.bit_length() - 1
+    vertices = 1 << dimensions
+    twins = members - vertices
+    vertex = node if node < vertices else node - vertices + 1
+    twin = vertices - 1 + vertex if vertex <= twins else vertex
+    receiver, sender = vertex, twin
+    only_receiver: int | None = None
+    only_sender: int | None = None
+    held: set[int] = set()
+    part = []
+    for step in range(blocks + dimensions - 1):
+        bit = 1 << step % dimensions
+        block = _outgoing(vertex ^ bit, step, dimensions, blocks)
+        comes = block >= 0 and block not in held
+        if comes and receiver == node:
+            part.append((_sender(vertex ^ bit, step, dimensions, vertices, twins), block))
+        if twin != vertex and only_receiver is not None:
+            if sender == node:
+                part.append((receiver, only_receiver))
+            only_receiver = None
+        if comes:
+            held.add(block)
+            only_receiver = block
+        if twin != vertex and vertex & bit:
+            receiver, sender = sender, receiver
+            only_receiver, only_sender = only_sender, only_receiver
+    if twin != vertex:
+        for giver, taker, only in ((receiver, sender, only_receiver), (sender, receiver, only_sender)):
+            if taker == node and only is not None:
+                part.append((giver, only))
+    return part
+
+
+def _outgoing(vertex: int, step: int, dimensions: int, blocks: int) -> int:
+    """The block that the vertex sends in the step; below 0 if it has none yet."""
+    if vertex == 0:
+        return min(step, blocks - 1)
+    phase = step % dimensions
+    ahead = next(ahead for ahead in range(dimensions) if vertex >> (phase + ahead) % dimensions & 1)
+    return min(step + ahead - dimensions, blocks - 1)
+
+
+def _sender(vertex: int, step: int, dimensions: int, vertices: int, twins: int) -> int:
+    """The node that sends for the vertex: twins swap after each step along a dimension that is set in it."""
+    if not 1 <= vertex <= twins:
+        return vertex
+    rounds, phase = divmod(step, dimensions)
+    swaps = rounds * vertex.bit_count() + (vertex & ((1 << phase) - 1)).bit_count()
+    return vertex if swaps % 2 else vertices - 1 + vertex
+
+
+_PARTS: Mapping[str, _Part] = MappingProxyType({BINOMIAL.name: _binomial, CHAIN.name: _chain})

@@ -1,0 +1,107 @@
+"""Damaged news of what a peer holds: the watch ends with a clear error, and nothing wrong is heard."""
+
+import asyncio
+
+from rdmacast import wire
+from rdmacast.cast import run_cast
+from rdmacast.cast_spec import CastSpec, Member
+from rdmacast.connection import listen
+from rdmacast.connector import Connector
+from rdmacast.errors import CastError
+from rdmacast.have_map import MAX_BLOCKS, HaveMap
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.session_settings import SessionSettings
+from rdmacast.settings import LinkSettings
+from rdmacast.tcp import TcpTransport
+from rdmacast.transport import PeerAddress
+from rdmacast.watching import RegionWatcher
+from tests.cast_fixture import run
+from tests.damaged_conversations import HOSTILE_WATCH_REPLIES, SECRET, WATCH_REPLIES, damaged
+from tests.patience import PATIENCE_S
+
+LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S / 4, ping_timeout_s=PATIENCE_S)
+HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S, least_slow_s=PATIENCE_S)
+
+
+class Liar(asyncio.Protocol):
+    """Says what it is told to, and hangs up."""
+
+    def __init__(self, says: bytes) -> None:
+        self._says = says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._says)
+        transport.write_eof()
+
+
+def test_a_watch_outlives_damaged_news() -> None:
+    async def main() -> None:
+        for raw in damaged(WATCH_REPLIES, HOSTILE_WATCH_REPLIES):
+            listener = await listen(
+                "tcp://127.0.0.1:0",
+                secret=SECRET,
+                service=wire.SERVICE,
+                make_protocol=lambda raw=raw: Liar(raw),
+                timeout_s=PATIENCE_S,
+            )
+            heard: list[HaveMap] = []
+
+            def hear(told: HaveMap, _: int, heard: list[HaveMap] = heard) -> None:
+                heard.append(told)
+
+            peer = PeerAddress(url=listener.endpoint.url, host="b")
+            watcher = RegionWatcher(SECRET, settings=LINK)
+            async with watcher.watch(peer, "image", 256, hear) as watch:
+                watch.ask(1)
+                assert isinstance(await watch.ended(), CastError)
+            assert all(1 <= told.blocks <= MAX_BLOCKS and not told.held >> told.blocks for told in heard)
+            listener.close()
+
+    run("tcp", main())
+
+
+def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> None:
+    """One of two sources lies about everything; the other gives all."""
+    content = bytes(range(256)) * 64
+
+    async def main() -> None:
+        for raw in HOSTILE_WATCH_REPLIES:
+            async with RegionServer(SECRET, host="a", settings=LINK) as good:
+                good.publish("image", GrowingRegion(content, complete=True))
+                listener = await listen(
+                    "tcp://127.0.0.1:0",
+                    secret=SECRET,
+                    service=wire.SERVICE,
+                    make_protocol=lambda raw=raw: Liar(raw),
+                    timeout_s=PATIENCE_S,
+                )
+                liar = PeerAddress(url=listener.endpoint.url, host="b")
+                spec = CastSpec(
+                    cast="c",
+                    region="image",
+                    nbytes=len(content),
+                    block_bytes=256,
+                    members=(
+                        Member(name="liar", address=liar),
+                        Member(name="good", address=good.address),
+                        Member(name="me", address=PeerAddress(url="tcp://127.0.0.1:1", host="me")),
+                    ),
+                    sources=(0, 1),
+                )
+                into = bytearray(len(content))
+                report = await run_cast(
+                    spec,
+                    "me",
+                    memoryview(into),
+                    connector=Connector("me", [TcpTransport(SECRET, settings=LINK)]),
+                    watcher=RegionWatcher(SECRET, settings=LINK),
+                    check=lambda offset, view: [0] if view != content[offset : offset + len(view)] else [],
+                    settings=HERE,
+                )
+                assert into == content and set(report.bytes_by_peer) == {"good"}
+                assert list(report.faults.lost) == ["liar"]
+                listener.close()
+
+    run("tcp", main())
