@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.ledger_pages import each_request
 from registry.ledger_writer import LedgerWriter
 from registry.redis_connections import Connections, Script
 from registry.redis_store import RedisStore
@@ -14,13 +15,13 @@ from registry.state import UsageFilter, UsageRow
 from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
 from registry.usage_report import (
     LONGEST_INTERVAL_S,
+    Totals,
     bounded,
     matches,
     overlaps,
     row_from,
     row_of,
     split_days,
-    total,
 )
 
 # KEYS records by-end; ARGV id record ended-at
@@ -135,19 +136,17 @@ class RedisLedger(RedisStore):
     async def report(self, where: UsageFilter) -> list[UsageRow]:
         where = bounded(where)
         split = split_days(where.since, where.until)
-        rows: list[UsageRow] = []
+        totals = Totals()
         for day in await self._redis.call("SMEMBERS", keys.USAGE_DAYS):
             if split.covers(int(day)):
-                rows += await self._day(int(day))
-        rows = [
-            row
-            for row in rows
-            if where.function in (None, row.function) and where.tenant in (None, row.tenant)
-        ]
+                for row in await self._day(int(day)):
+                    if where.function in (None, row.function) and where.tenant in (None, row.tenant):
+                        totals.add(row)
         for since, until in split.edges:
             edge = UsageFilter(since=since, until=until, function=where.function, tenant=where.tenant)
-            rows += [row_of(record) async for record in self._rows(edge)]
-        return total(rows)
+            async for record in each_request(self, edge):
+                totals.add(row_of(record))
+        return totals.rows()
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
         added = await self._redis.script(

@@ -90,15 +90,28 @@ def row_from(function: str, tenant: str, sums: Mapping[str, int]) -> UsageRow:
     return UsageRow(function=function, tenant=tenant, **{column: sums.get(column, 0) for column in COLUMNS})
 
 
+class Totals:
+    """Adds rows up by function and tenant."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, row: UsageRow) -> None:
+        sums = self._sums.setdefault((row.function, row.tenant), [0] * len(COLUMNS))
+        for index, column in enumerate(COLUMNS):
+            sums[index] += getattr(row, column)
+
+    def rows(self) -> list[UsageRow]:
+        """One row for each function and tenant, ordered by both."""
+        return [
+            row_from(function, tenant, dict(zip(COLUMNS, sums, strict=True)))
+            for (function, tenant), sums in sorted(self._sums.items())
+        ]
+
+
 def total(rows: Iterable[UsageRow]) -> list[UsageRow]:
     """One row for each function and tenant, ordered by both."""
-    sums: dict[tuple[str, str], UsageRow] = {}
+    totals = Totals()
     for row in rows:
-        known = sums.get((row.function, row.tenant))
-        sums[row.function, row.tenant] = row if known is None else _add(known, row)
-    return [sums[pair] for pair in sorted(sums)]
-
-
-def _add(one: UsageRow, other: UsageRow) -> UsageRow:
-    added = {column: getattr(one, column) + getattr(other, column) for column in COLUMNS}
-    return replace(one, **added)
+        totals.add(row)
+    return totals.rows()

@@ -1,7 +1,9 @@
 """The ledger: idempotent, in order, and its sums are the sums of its rows."""
 
 import asyncio
+import gc
 import math
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -170,6 +172,29 @@ def test_a_report_is_the_sum_of_the_rows(run, rows, wheres):
             assert (listed, cursor) == (expected, "")
 
     run(scenario)
+
+
+def test_a_report_keeps_no_record_of_the_days_it_cuts(redis_url):
+    async def peak_bytes(state: RedisState) -> int:
+        gc.collect()
+        tracemalloc.start()
+        (row,) = await state.report(UsageFilter(since=MIDNIGHT + 1))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert row.requests == 4000
+        return peak
+
+    async def scenario() -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with RedisState.connect(redis_url) as state:
+            records = (request(f"r{at}", ended_at=MIDNIGHT + 1 + at) for at in range(4000))
+            await asyncio.gather(*map(state.add_request, records))
+            await peak_bytes(state)  # what it needs once for all
+            assert await peak_bytes(state) < 4000 * 200
+
+    asyncio.run(scenario())
 
 
 @given(since=bounds, until=bounds, at=moments)
