@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Unprocessable
 from gateway.limits import decode, read_body
 from gateway.responses import encoded
 from gateway.schemas_admin import CreateKey, CreateRate, PatchKey
@@ -87,6 +87,11 @@ class KeyAdmin:
         rate = Rate(**msgspec.structs.asdict(asked))
         if rate.gpu_type != rate.gpu_type.strip():
             raise BadRequest("gpu_type must not begin or end with a space", param="gpu_type")
+        currencies = {one.currency for one in await self._services.state.rates()}
+        if currencies and rate.currency not in currencies:
+            known = ", ".join(sorted(currencies))
+            message = f"prices are in {known}: reports and spend limits add up costs of one currency"
+            raise Unprocessable(message, param="currency")
         await self._services.state.put_rate(rate)
         await self._services.pulse.beat(rates=True)
         return encoded(rate, status=201)

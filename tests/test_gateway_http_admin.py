@@ -97,6 +97,8 @@ def test_prices() -> None:
             assert (await http.post("/admin/prices", json=rate)).status_code == 201
             assert (await http.post("/admin/prices", json={**rate, "request_nanos": 1})).status_code == 409
             assert (await http.post("/admin/prices", json=rate | {"request_nanos": 2**52})).status_code == 422
+            foreign = await http.post("/admin/prices", json=rate | {"id": "cpu-003", "currency": "EUR"})
+            assert (foreign.status_code, foreign.json()["error"]["param"]) == (422, "currency")
             assert "cpu-002" in {r["id"] for r in (await http.get("/admin/prices")).json()["rates"]}
             await http.post("/v1/completions", json={"model": "coder", "prompt": "abc", "max_tokens": 1})
             rows = (await http.get("/admin/usage/report")).json()["rows"]
