@@ -2,33 +2,44 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rdmacast.connection import dial
-from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
+from rdmacast.errors import CastError, LinkClosed, NotShared, ProtocolError, RegionGone
 from rdmacast.framing import CastProtocol
 from rdmacast.pacer import Pacer
 from rdmacast.settings import LinkSettings
+from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
 from rdmacast.wire import (
     SERVICE,
     Cancel,
     Data,
     Error,
     ErrorCode,
+    Expose,
+    Exposed,
     Frame,
     Hello,
     Locate,
     Location,
+    Pair,
+    Paired,
     Read,
     Ready,
     Wait,
 )
 
-Request = Read | Wait | Locate
-Answer = Data | Ready | Location
-_ANSWERS: Mapping[type, type] = {Read: Data, Wait: Ready, Locate: Location}
+Request = Read | Wait | Locate | Pair | Expose
+Answer = Data | Ready | Location | Paired | Exposed
+_ANSWERS: Mapping[type, type] = {
+    Read: Data,
+    Wait: Ready,
+    Locate: Location,
+    Pair: Paired,
+    Expose: Exposed,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +61,7 @@ class ClientLink(CastProtocol):
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
         self._resume: asyncio.TimerHandle | None = None
+        self._on_closed: list[Callable[[CastError], None]] = []
         self.received_bytes = 0  # of payloads
 
     async def hello(self) -> Hello:
@@ -75,6 +87,29 @@ class ClientLink(CastProtocol):
             yield answer.serial
         finally:
             self.send(Cancel(request.id))
+
+    async def pair(self, address: QueuePairAddress) -> Answering:
+        """Have the server make the queue pair that is to answer ours. Raises NotShared."""
+        answer = await self._ask(Pair(self._new_id(), address), None)
+        assert isinstance(answer, Paired)
+        return answer.answering
+
+    @asynccontextmanager
+    async def exposed(self, region: str, offset: int, nbytes: int) -> AsyncIterator[RemoteMemory]:
+        """Inside, the range is present, and may be read by RDMA from where this yields."""
+        request = Expose(self._new_id(), region, offset, nbytes)
+        answer = await self._ask(request, None)
+        assert isinstance(answer, Exposed)
+        try:
+            yield answer.memory
+        finally:
+            self.send(Cancel(request.id))
+
+    def on_closed(self, told: Callable[[CastError], None]) -> None:
+        """`told` is called when the link closes; at once if it has."""
+        self._on_closed.append(told)
+        if self.reason is not None:
+            told(self.reason)
 
     async def aclose(self) -> None:
         self.abort(LinkClosed("the link was closed"))
@@ -113,7 +148,7 @@ class ClientLink(CastProtocol):
                 if self._hello.done():
                     raise ProtocolError("a second HELLO came")
                 self._hello.set_result(frame)
-            case Ready() | Location():
+            case Ready() | Location() | Paired() | Exposed():
                 self._answered(frame)
             case Error():
                 pending = self._take(frame.id)
@@ -156,6 +191,8 @@ class ClientLink(CastProtocol):
         if not self._hello.done():
             self._hello.set_exception(_renewed(reason))
             self._hello.exception()  # nobody may be waiting
+        for told in self._on_closed:
+            told(reason)
 
     def _go_on(self) -> None:
         self._resume = None
@@ -216,6 +253,8 @@ def translate(error: Error) -> CastError:
             return ProtocolError(error.message)
         case ErrorCode.CANCELLED | ErrorCode.OVERLOADED | ErrorCode.INTERNAL:
             return LinkClosed(f"the peer refused: {error.message or error.code.name.lower()}")
+        case ErrorCode.NO_RDMA:
+            return NotShared(f"the peer has no RDMA for this: {error.message}")
 
 
 def _renewed(reason: CastError) -> CastError:

@@ -2,34 +2,46 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from rdmacast.choose import choose
-from rdmacast.errors import CastError
+from rdmacast.errors import CastError, NoTransport
 from rdmacast.transport import Choice, Link, PeerAddress, Transport
 
 logger = logging.getLogger(__name__)
 
 
 class Connector:
-    """Opens the best link to a peer from the transports at hand. The choice is logged."""
+    """Opens the best link to a peer from the transports at hand. The choice is logged.
 
-    def __init__(self, local_host: str, transports: Sequence[Transport], require: str | None = None) -> None:
+    With `require`, that transport or none. `absent` tells of transports that this node does not have, why.
+    """
+
+    def __init__(
+        self,
+        local_host: str,
+        transports: Sequence[Transport],
+        require: str | None = None,
+        absent: Mapping[str, str] | None = None,
+    ) -> None:
         self._local_host = local_host
         self._transports = {transport.name: transport for transport in transports}
         self._require = require
+        self._absent = dict(absent or {})
 
     def __repr__(self) -> str:
         return f"Connector({self._local_host}: {', '.join(self._transports)})"
 
-    def choose(self, peer: PeerAddress, without: frozenset[str] = frozenset()) -> Choice:
-        """Raises NoTransport."""
-        return choose(self._local_host, peer, self._transports.keys() - without, self._require)
+    def choose(self, peer: PeerAddress, without: Mapping[str, str] | None = None) -> Choice:
+        """The best transport but for those in `without`, which tells why. Raises NoTransport."""
+        absent = {**self._absent, **(without or {})}
+        available = self._transports.keys() - absent.keys()
+        return choose(self._local_host, peer, available, self._require, absent)
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress, choice: Choice) -> AsyncIterator[Link]:
-        """Raises AuthError, LinkClosed, ProtocolError."""
+        """Raises AuthError, LinkClosed, ProtocolError; NoTransport where the choice leads nowhere."""
         logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
         async with self._transports[choice.transport].connect(peer) as link:
             yield link
@@ -46,7 +58,7 @@ class PeerLinks:
         self._links: dict[int, Link] = {}
         self._opened: list[Link] = []
         self._refused: dict[int, CastError] = {}
-        self._without: dict[int, frozenset[str]] = {}
+        self._without: dict[int, dict[str, str]] = {}
         self.choices: dict[str, Choice] = {}
 
     @property
@@ -70,8 +82,15 @@ class PeerLinks:
 
     async def _connect(self, source: int) -> Link:
         peer = self._sources[source]
-        choice = self._connector.choose(peer, self._without.get(source, frozenset()))
-        link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
+        without = self._without.setdefault(source, {})
+        while True:
+            choice = self._connector.choose(peer, without)
+            try:
+                link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
+                break
+            except NoTransport as error:
+                logger.warning("%s: no %s: %s", peer.url, choice.transport, error)
+                without[choice.transport] = str(error)
         self._opened.append(link)
         self.choices[peer.url] = choice
         return link
@@ -86,4 +105,4 @@ class PeerLinks:
         """That link cannot serve the region: connect by another transport next time."""
         if self._links.get(source) is link:
             del self._links[source]
-            self._without[source] = self._without.get(source, frozenset()) | {link.transport}
+            self._without.setdefault(source, {})[link.transport] = "it cannot serve this region"

@@ -5,7 +5,7 @@ CastError
 ├── ProtocolError     the peer broke the wire format or a bound
 ├── LinkClosed        the connection is gone; reads under way end with this
 ├── RegionGone        the peer does not hold (or no longer holds) the region
-│   └── NotShared     the peer holds it, but not in a file that this process can open
+│   └── NotShared     the peer holds it, but not in a file or memory that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
 ├── DeviceError       an RDMA device refused something (says what)
 ├── ChecksumError     a unit arrived damaged from every holder (names the units)
@@ -36,7 +36,7 @@ class RegionGone(CastError):
 
 
 class NotShared(RegionGone):
-    """The peer holds the region, but not in a file that this process can open."""
+    """The peer holds the region, but not in a file or memory that this process can open."""
 
 
 class NoTransport(CastError):

@@ -12,6 +12,7 @@ from rdmacast.region_table import RegionTable
 from rdmacast.server_link import ServerLink
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress, RegionSource
+from rdmacast.verbs_node import VerbsNode
 from rdmacast.wire import SERVICE
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,8 @@ class RegionServer:
     """A node's server of regions; `start` it or use it as a context manager.
 
     `link_rate_bytes_s` caps all its transfers together. `advertise` is the host name that others
-    reach it by, where that is not the one it listens on.
+    reach it by, where that is not the one it listens on. With `verbs`, which must outlive it, peers may
+    read by RDMA too.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class RegionServer:
         advertise: str | None = None,
         link_rate_bytes_s: float | None = None,
         tls: ssl.SSLContext | None = None,
+        verbs: VerbsNode | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._secret = secret
@@ -41,6 +44,7 @@ class RegionServer:
         self._advertise = advertise
         self._pacer = Pacer(link_rate_bytes_s) if link_rate_bytes_s else None
         self._tls = tls
+        self._verbs = verbs
         self._settings = settings or LinkSettings()
         self._listener: Listener | None = None
         self._table = RegionTable()
@@ -90,7 +94,7 @@ class RegionServer:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """`cast_sent_bytes`: payload sent by this server (shared-memory readers copy for themselves)."""
+        """`cast_sent_bytes`: payload sent by this server (who reads by shared memory or RDMA takes it)."""
         return {"cast_sent_bytes": self._sent_bytes}
 
     @property
@@ -118,6 +122,7 @@ class RegionServer:
             opened=self._links.add,
             closed=self._links.discard,
             count_sent=self._count_sent,
+            verbs=self._verbs,
         )
 
     def _count_sent(self, nbytes: int) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
+from rdmacast.errors import CastError, DeviceError, LinkClosed, ProtocolError, RegionGone
 from rdmacast.framing import CastProtocol
 from rdmacast.pacer import Pacer
 from rdmacast.region_table import Published, RegionTable
 from rdmacast.settings import LinkSettings
+from rdmacast.verbs_device import QueuePair
+from rdmacast.verbs_node import VerbsNode
 from rdmacast.wire import (
     MAX_READ_BYTES,
     Ask,
@@ -16,11 +18,15 @@ from rdmacast.wire import (
     Data,
     Error,
     ErrorCode,
+    Expose,
+    Exposed,
     Frame,
     Have,
     Hello,
     Locate,
     Location,
+    Pair,
+    Paired,
     Read,
     Ready,
     Request,
@@ -59,6 +65,7 @@ class ServerLink(CastProtocol):
         opened: Callable[["ServerLink"], None],
         closed: Callable[["ServerLink"], None],
         count_sent: Callable[[int], None],
+        verbs: VerbsNode | None = None,
     ) -> None:
         super().__init__(settings)
         self._table = table
@@ -72,6 +79,8 @@ class ServerLink(CastProtocol):
         self._granted: dict[int, asyncio.Event] = {}
         self._watching: dict[int, _Watching] = {}
         self._sending: int | None = None
+        self._verbs = verbs
+        self._pair: QueuePair | None = None  # by which the peer reads from us
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -79,6 +88,9 @@ class ServerLink(CastProtocol):
         self.send(Hello(MAX_READ_BYTES, self._host))
 
     def link_closed(self, reason: CastError) -> None:
+        # Before any lease ends: no READ may see memory that serves something else by then.
+        if self._pair is not None:
+            self._pair.close()
         for task in self._tasks.values():
             task.cancel()
         self._closed(self)
@@ -91,7 +103,7 @@ class ServerLink(CastProtocol):
 
     def frame_received(self, frame: Frame) -> None:
         match frame:
-            case Read() | Wait() | Locate() | Watch():
+            case Read() | Wait() | Locate() | Watch() | Pair() | Expose():
                 self._start(frame)
             case Ask():
                 self._asked(frame)
@@ -145,10 +157,16 @@ class ServerLink(CastProtocol):
                     self.send(Location(request.id, source.nbytes, source.shm_path or ""))
                 case Watch():
                     await self._serve_watch(request, self._watching[request.id])
+                case Pair():
+                    self._serve_pair(request)
+                case Expose():
+                    await self._serve_expose(request)
         except RegionGone as error:
             self.send(Error(request.id, ErrorCode.REGION_GONE, str(error)))
         except (_BadRange, ProtocolError) as error:
             self.send(Error(request.id, ErrorCode.BAD_RANGE, str(error)))
+        except DeviceError as error:
+            self.send(Error(request.id, ErrorCode.NO_RDMA, str(error)))
         except LinkClosed:
             pass  # nobody is left to answer
         except Exception:
@@ -178,6 +196,30 @@ class ServerLink(CastProtocol):
             finally:
                 del self._granted[request.id]
 
+    def _serve_pair(self, request: Pair) -> None:
+        if self._verbs is None:
+            raise DeviceError("this node does not offer it")
+        if self._pair is not None:
+            raise DeviceError("this link has its queue pair already")
+        self._pair, answering = self._verbs.answer(request.address)
+        self.send(Paired(request.id, answering))
+
+    async def _serve_expose(self, request: Expose) -> None:
+        if self._verbs is None or self._pair is None:
+            raise DeviceError("this link has no queue pair")
+        published = self._find(request)
+        with published.lease(self):
+            await published.wait_for(request.offset, request.length)
+            view = published.source.view(request.offset, request.length)
+            released = asyncio.Event()
+            with self._verbs.memory.remote(view) as memory:
+                self._granted[request.id] = released
+                try:
+                    self.send(Exposed(request.id, memory))
+                    await released.wait()
+                finally:
+                    del self._granted[request.id]
+
     async def _serve_watch(self, request: Watch, watching: _Watching) -> None:
         """Maps as they change; those that come while the socket is busy become one."""
         published = await self._table.appeared(request.region)
@@ -189,7 +231,7 @@ class ServerLink(CastProtocol):
                 await self.drained()
                 await watching.news.wait()
 
-    def _find(self, request: Read | Wait) -> Published:
+    def _find(self, request: Read | Wait | Expose) -> Published:
         published = self._table.find(request.region)
         end, nbytes = request.offset + request.length, published.source.nbytes
         if end > nbytes:

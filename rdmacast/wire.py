@@ -12,22 +12,35 @@ but for WATCH: it is answered for as long as it stands.
 | LOCATE | client | | region | LOCATION or ERROR |
 | WATCH | client | bytes of a block | region | a HAVE at each change, until an ERROR |
 | ASK | client (id: of its WATCH) | the question's number | | a HAVE with that number, or the WATCH's ERROR |
-| CANCEL | client | | | (what it cancels is still answered; a READY is given back) |
+| PAIR | client | | its queue pair's address | PAIRED or ERROR |
+| EXPOSE | client | offset | length, region | EXPOSED or ERROR |
+| CANCEL | client | | | (what it cancels is still answered; a READY or EXPOSED is given back) |
 | DATA | server | length | | |
 | READY | server | the publication's serial number | | |
 | LOCATION | server | the region's size | path of its file, or nothing | |
+| PAIRED | server | | its queue pair's address, and what to read as a test |
+| EXPOSED | server | | address and key of the range in the server's memory | |
 | HAVE | server | the latest question that it answers, or 0 | have-map | |
 | ERROR | server | code | message | |
 | PING, PONG | both | | | |
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 from rdmacast.errors import ProtocolError
 from rdmacast.handshake import Service
 from rdmacast.have_map import LEAST_MAP_BYTES, MOST_MAP_BYTES, HaveMap
+from rdmacast.verbs_address import (
+    ADDRESS_BYTES,
+    ANSWERING_BYTES,
+    MEMORY_BYTES,
+    Answering,
+    QueuePairAddress,
+    RemoteMemory,
+)
 
 SERVICE = Service("cast", 2)
 HEADER_BYTES = 16
@@ -57,6 +70,10 @@ class Kind(IntEnum):
     WATCH = 12
     ASK = 13
     HAVE = 14
+    PAIR = 15
+    PAIRED = 16
+    EXPOSE = 17
+    EXPOSED = 18
 
 
 class ErrorCode(IntEnum):
@@ -65,6 +82,7 @@ class ErrorCode(IntEnum):
     CANCELLED = 3  # the client asked for it
     OVERLOADED = 4  # too many requests at once
     INTERNAL = 5  # a fault in the server
+    NO_RDMA = 6  # the server, or the region, cannot be read by RDMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +165,32 @@ class Have:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    id: int
+    address: QueuePairAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    id: int
+    answering: Answering
+
+
+@dataclass(frozen=True, slots=True)
+class Expose:
+    id: int
+    region: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    id: int
+    memory: RemoteMemory
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     pass
 
@@ -156,8 +200,9 @@ class Pong:
     pass
 
 
-Request = Read | Wait | Locate | Watch
-Frame = Hello | Request | Ask | Cancel | Data | Ready | Location | Have | Error | Ping | Pong
+Request = Read | Wait | Locate | Watch | Pair | Expose
+Response = Data | Ready | Location | Have | Paired | Exposed | Error
+Frame = Hello | Request | Ask | Cancel | Response | Ping | Pong
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +231,18 @@ _BODY_BOUNDS = {
     Kind.WATCH: (1, MAX_REGION_BYTES),
     Kind.ASK: (0, 0),
     Kind.HAVE: (LEAST_MAP_BYTES, MOST_MAP_BYTES),
+    Kind.PAIR: (ADDRESS_BYTES, ADDRESS_BYTES),
+    Kind.PAIRED: (ANSWERING_BYTES, ANSWERING_BYTES),
+    Kind.EXPOSE: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.EXPOSED: (MEMORY_BYTES, MEMORY_BYTES),
 }
+# The requests for a range, which have one form.
+_MAKERS: Mapping[Kind, type[Read | Wait | Expose]] = {
+    Kind.READ: Read,
+    Kind.WAIT: Wait,
+    Kind.EXPOSE: Expose,
+}
+_RANGES = {make: kind for kind, make in _MAKERS.items()}
 MAX_BODY_BYTES = max(most for _, most in _BODY_BOUNDS.values())
 
 
@@ -201,10 +257,19 @@ def encode(frame: Frame) -> bytes:
 
 def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
     match frame:
-        case Read(id_, region, offset, length) | Wait(id_, region, offset, length):
+        case (
+            Read(id_, region, offset, length)
+            | Wait(id_, region, offset, length)
+            | Expose(id_, region, offset, length)
+        ):
             _check_range(offset, length)
-            kind = Kind.READ if isinstance(frame, Read) else Kind.WAIT
-            return kind, id_, offset, _LENGTH.pack(length) + _region_bytes(region)
+            return _RANGES[type(frame)], id_, offset, _LENGTH.pack(length) + _region_bytes(region)
+        case Pair(id_, address):
+            return Kind.PAIR, id_, 0, address.encode()
+        case Paired(id_, answering):
+            return Kind.PAIRED, id_, 0, answering.encode()
+        case Exposed(id_, memory):
+            return Kind.EXPOSED, id_, 0, memory.encode()
         case Data(id_, length):
             return Kind.DATA, id_, length, b""
         case Locate(id_, region):
@@ -251,11 +316,16 @@ def decode(header: Header, body: bytes) -> Frame:
     """The frame of a checked header and its body. Raises ProtocolError."""
     id_, value = header.id, header.value
     match header.kind:
-        case Kind.READ | Kind.WAIT:
+        case Kind.READ | Kind.WAIT | Kind.EXPOSE:
             (length,) = _LENGTH.unpack_from(body)
             _check_range(value, length)
-            make = Read if header.kind is Kind.READ else Wait
-            return make(id_, _region(body[_LENGTH.size :]), value, length)
+            return _MAKERS[header.kind](id_, _region(body[_LENGTH.size :]), value, length)
+        case Kind.PAIR:
+            return Pair(id_, QueuePairAddress.decode(body))
+        case Kind.PAIRED:
+            return Paired(id_, Answering.decode(body))
+        case Kind.EXPOSED:
+            return Exposed(id_, RemoteMemory.decode(body))
         case Kind.DATA:
             return Data(id_, value)
         case Kind.LOCATE:

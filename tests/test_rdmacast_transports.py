@@ -15,8 +15,14 @@ from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Transport
 from tests.patience import PATIENCE_S
 from tests.transport_fixture import CONTENT, NBYTES, SECRET, Rig, make_rig
+from tests.verbs_fixture import why_no_rdma
 
-KINDS = ["memory", "shm", "tcp", "tcp-uvloop", "shm-uvloop"]
+NO_RDMA = why_no_rdma()
+VERBS = [
+    pytest.param(kind, marks=pytest.mark.skipif(bool(NO_RDMA), reason=f"make test-rdma: {NO_RDMA}"))
+    for kind in ("verbs", "verbs-uvloop")
+]
+KINDS = ["memory", "shm", "tcp", "fabric", "tcp-uvloop", "shm-uvloop", *VERBS]
 
 
 @pytest.fixture(params=KINDS)

@@ -1,19 +1,25 @@
-"""A peer that serves one region, and a link to it by any transport, for tests."""
+"""A peer that serves one region, and a link to it by any transport, for tests.
+
+Kinds: memory, shm, tcp, verbs (a real RDMA device) and fabric (verbs over devices in memory).
+"""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
+from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress, Transport
+from rdmacast.verbs import VerbsTransport
+from rdmacast.verbs_node import VerbsNode, open_node
 
 SECRET = b"a secret of the cluster"
 
@@ -65,12 +71,27 @@ async def make_rig(kind: str, folder: Path, settings: LinkSettings | None = None
         async with memory.connect(peer) as link:
             yield Rig(region, link, memory, peer, None)
         return
-    async with RegionServer(SECRET, host="a", settings=settings) as server:
-        server.publish("image", region)
-        transport: Transport
-        if kind == "shm":
-            transport = ShmTransport(SECRET, root=folder, settings=settings)
-        else:
-            transport = TcpTransport(SECRET, settings=settings)
-        async with transport.connect(server.address) as link:
-            yield Rig(region, link, transport, server.address, lambda: server.withdraw("image"))
+    with ExitStack() as stack:
+        here, there = _nodes(kind, stack)
+        async with RegionServer(SECRET, host="a", verbs=there, settings=settings) as server:
+            server.publish("image", region)
+            transport: Transport
+            if kind == "shm":
+                transport = ShmTransport(SECRET, root=folder, settings=settings)
+            elif here is not None:
+                transport = VerbsTransport(SECRET, here, settings=settings)
+            else:
+                transport = TcpTransport(SECRET, settings=settings)
+            async with transport.connect(server.address) as link:
+                yield Rig(region, link, transport, server.address, lambda: server.withdraw("image"))
+
+
+def _nodes(kind: str, stack: ExitStack) -> tuple[VerbsNode | None, VerbsNode | None]:
+    """The reader's and the server's."""
+    if kind == "verbs":
+        return stack.enter_context(open_node()), stack.enter_context(open_node())
+    if kind == "fabric":
+        fabric = MemoryFabric()
+        here, there = (VerbsNode(MemoryDevice(fabric), name) for name in ("here", "there"))
+        return stack.enter_context(here), stack.enter_context(there)
+    return None, None

@@ -1,0 +1,138 @@
+"""The fake of the RDMA seam: devices of one process that copy memory, with faults on demand."""
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+
+from rdmacast.errors import DeviceError
+from rdmacast.verbs_address import QueuePairAddress, RemoteMemory
+from rdmacast.verbs_device import Completion, LocalMemory
+
+
+class MemoryFabric:
+    """What connects MemoryDevices. `unreachable` are numbers of queue pairs that do not answer (any more)."""
+
+    def __init__(self, first_number: int = 17) -> None:
+        self.numbers = itertools.count(first_number)
+        self.keys = itertools.count(1000)
+        self.pairs: dict[int, MemoryPair] = {}
+        self.memory: dict[int, MemoryRegistration] = {}
+        self.unreachable: set[int] = set()
+        self.held = False  # nothing that was posted ends
+
+    def __repr__(self) -> str:
+        return f"MemoryFabric({len(self.pairs)} queue pairs, {len(self.memory)} registrations)"
+
+    def cut(self) -> None:
+        """No queue pair of now answers any more."""
+        self.unreachable |= set(self.pairs)
+
+
+class MemoryDevice:
+    """A Device whose READs end a few at each poll, in order. Registers at most `limit_bytes`."""
+
+    def __init__(self, fabric: MemoryFabric, *, limit_bytes: int | None = None) -> None:
+        self.fabric = fabric
+        self._limit_bytes = limit_bytes
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"MemoryDevice({self.fabric!r})"
+
+    @property
+    def depth(self) -> int:
+        return 4
+
+    @property
+    def message_bytes(self) -> int:
+        return 50_000
+
+    def queue_pair(self) -> "MemoryPair":
+        pair = MemoryPair(self.fabric, self.depth)
+        self.fabric.pairs[pair.address.number] = pair
+        return pair
+
+    def register(self, address: int, nbytes: int, *, writable: bool) -> "MemoryRegistration":
+        if self._limit_bytes is not None and nbytes > self._limit_bytes:
+            raise DeviceError(f"cannot register {nbytes} bytes of memory")
+        return MemoryRegistration(self.fabric, address, nbytes, writable)
+
+    def register_gpu(self, address: int, nbytes: int) -> "MemoryRegistration":
+        raise DeviceError("no GPU here")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class MemoryRegistration:
+    """A Registration; the device counts from another address than the processor, as with a dma-buf."""
+
+    def __init__(self, fabric: MemoryFabric, address: int, nbytes: int, writable: bool) -> None:
+        self._fabric = fabric
+        self.address = address
+        self.nbytes = nbytes
+        self.writable = writable
+        self.iova = address % 4096
+        self.lkey = self.rkey = next(fabric.keys)
+        fabric.memory[self.rkey] = self
+
+    def __repr__(self) -> str:
+        return f"MemoryRegistration({self.rkey}, {self.nbytes} bytes)"
+
+    def at(self, iova: int, nbytes: int) -> int | None:
+        """Where the processor finds the device's range; None outside the registration."""
+        inside = self.iova <= iova and iova + nbytes <= self.iova + self.nbytes
+        return self.address + iova - self.iova if inside else None
+
+    def close(self) -> None:
+        self._fabric.memory.pop(self.rkey, None)
+
+
+class MemoryPair:
+    """A QueuePair."""
+
+    def __init__(self, fabric: MemoryFabric, depth: int) -> None:
+        self._fabric = fabric
+        self._depth = depth
+        self._posted: list[tuple[int, LocalMemory, RemoteMemory, int]] = []
+        self._peer: QueuePairAddress | None = None
+        number = next(fabric.numbers)
+        self.address = QueuePairAddress(
+            number=number, first_psn=number, lid=0, mtu_bytes=4096, reads=16, gid=bytes(15) + b"\1"
+        )
+
+    def __repr__(self) -> str:
+        return f"MemoryPair({self.address.number}, {len(self._posted)} posted)"
+
+    def connect(self, peer: QueuePairAddress) -> None:
+        self._peer = peer
+
+    def read(self, id: int, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
+        if len(self._posted) >= self._depth:
+            raise DeviceError("too many READs are under way")
+        self._posted.append((id, local, remote, nbytes))
+
+    def poll(self) -> Sequence[Completion]:
+        if self._fabric.held:
+            return ()
+        now, self._posted = self._posted[:2], self._posted[2:]
+        return [Completion(id, self._copy(local, remote, nbytes)) for id, local, remote, nbytes in now]
+
+    def close(self) -> None:
+        self._posted.clear()
+        self._fabric.pairs.pop(self.address.number, None)
+
+    def _copy(self, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> str | None:
+        fabric = self._fabric
+        peer = fabric.pairs.get(self._peer.number) if self._peer is not None else None
+        if peer is None or peer.address.number in fabric.unreachable or peer._peer != self.address:
+            return "the peer does not answer"
+        into, source = fabric.memory.get(local.lkey), fabric.memory.get(remote.rkey)
+        start = source.at(remote.address, nbytes) if source is not None else None
+        if start is None:
+            return "the peer does not give that memory"
+        target = into.at(local.address, nbytes) if into is not None and into.writable else None
+        if target is None:
+            return "our own memory is not registered"
+        ctypes.memmove(target, start, nbytes)
+        return None

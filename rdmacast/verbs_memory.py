@@ -1,0 +1,144 @@
+"""Registered memory by address: each piece is registered once, for as long as its owner lives."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from rdmacast.verbs_address import RemoteMemory
+from rdmacast.verbs_device import Device, LocalMemory, Registration
+
+
+class _Owned:
+    """The registration of all memory of one object. With `owner` it lives as long as that object."""
+
+    def __init__(self, registration: Registration, owner: "weakref.ref[object] | None") -> None:
+        self.registration = registration
+        self.owner = owner
+        self.users = 0
+
+
+class RegisteredMemory:
+    """Finds the registration of any view, or makes it: for the whole of the memory that it is a view of.
+
+    What was added by `add` or `add_gpu` is found first. All else is registered when it is first used: the
+    whole mapping or array, once, until it is closed and collected; memory whose owner cannot be watched
+    (`bytes`, `bytearray`) for the time of use only.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._arenas: list[Registration] = []
+        self._owned: dict[int, _Owned] = {}
+
+    def __repr__(self) -> str:
+        return f"RegisteredMemory({len(self._arenas)} arenas, {len(self._owned)} others)"
+
+    @property
+    def registrations(self) -> int:
+        return len(self._arenas) + len(self._owned)
+
+    @contextmanager
+    def add(self, buffer: memoryview) -> Iterator[None]:
+        """Register an arena for the time inside. Raises DeviceError."""
+        address = address_of(buffer)
+        with self._added(self._device.register(address, buffer.nbytes, writable=not buffer.readonly)):
+            yield
+
+    @contextmanager
+    def add_gpu(self, address: int, nbytes: int) -> Iterator[None]:
+        """The same for an arena of a GPU. Views that lie in it are known by their addresses only."""
+        with self._added(self._device.register_gpu(address, nbytes)):
+            yield
+
+    @contextmanager
+    def local(self, view: memoryview) -> Iterator[LocalMemory]:
+        """Inside, the device may write into the view. Raises DeviceError."""
+        with self._registered(view) as (registration, address):
+            yield LocalMemory(address, registration.lkey)
+
+    @contextmanager
+    def remote(self, view: memoryview) -> Iterator[RemoteMemory]:
+        """Inside, peers may read the view. Raises DeviceError."""
+        with self._registered(view) as (registration, address):
+            yield RemoteMemory(address, registration.rkey)
+
+    def close(self) -> None:
+        """Everything is forgotten; nothing of it may be in use."""
+        registrations = [*self._arenas, *(owned.registration for owned in self._owned.values())]
+        self._arenas, self._owned = [], {}
+        for registration in registrations:
+            registration.close()
+
+    @contextmanager
+    def _added(self, registration: Registration) -> Iterator[None]:
+        self._arenas.append(registration)
+        try:
+            yield
+        finally:
+            if registration in self._arenas:
+                self._arenas.remove(registration)
+            registration.close()
+
+    @contextmanager
+    def _registered(self, view: memoryview) -> Iterator[tuple[Registration, int]]:
+        start = address_of(view)
+        for arena in self._arenas:
+            if _covers(arena, start, view.nbytes):
+                yield arena, arena.iova + start - arena.address
+                return
+        key, owned = self._owned_by(view, start)
+        owned.users += 1
+        try:
+            registration = owned.registration
+            yield registration, registration.iova + start - registration.address
+        finally:
+            owned.users -= 1
+            if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
+                self._forget(key, owned)
+
+    def _owned_by(self, view: memoryview, start: int) -> tuple[int, _Owned]:
+        owner = _owner(view)
+        key = id(owner)
+        known = self._owned.get(key)
+        if known is not None and _covers(known.registration, start, view.nbytes):
+            return key, known
+        # Not known, or a mapping that has moved since: what still uses the old one keeps it.
+        whole = memoryview(owner)  # type: ignore[arg-type]
+        registration = self._device.register(address_of(whole), whole.nbytes, writable=not whole.readonly)
+        whole.release()
+        made = _Owned(registration, None)
+        try:
+            made.owner = weakref.ref(owner, lambda _: self._forget(key, made))
+        except TypeError:
+            pass  # used for the moment only
+        self._owned[key] = made
+        if known is not None and not known.users:
+            known.registration.close()
+        return key, made
+
+    def _forget(self, key: int, owned: _Owned) -> None:
+        if self._owned.get(key) is owned:
+            del self._owned[key]
+        owned.registration.close()
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data) if view.nbytes else 0
+
+
+def _owner(view: memoryview) -> object:
+    """The object whose memory it is, through arrays and views of it."""
+    owner: object = view.obj
+    while True:
+        if isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        elif isinstance(owner, memoryview):
+            owner = owner.obj
+        else:
+            return owner
+
+
+def _covers(registration: Registration, start: int, nbytes: int) -> bool:
+    return registration.address <= start and start + nbytes <= registration.address + registration.nbytes

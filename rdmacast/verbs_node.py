@@ -1,0 +1,66 @@
+"""This process's end of one-sided reads: a device, its registered memory, and what peers read from it."""
+
+import logging
+import mmap
+import secrets
+from contextlib import ExitStack
+
+from rdmacast.errors import DeviceError
+from rdmacast.verbs_address import NONCE_BYTES, Answering, QueuePairAddress
+from rdmacast.verbs_device import Device, QueuePair
+from rdmacast.verbs_memory import RegisteredMemory
+from rdmacast.verbs_native import open_device
+
+logger = logging.getLogger(__name__)
+
+
+class VerbsNode:
+    """One for all links of a process. All methods belong to the event loop's thread."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        """Owns the device. Raises DeviceError."""
+        self.device = device
+        self.memory = RegisteredMemory(device)
+        self.name = name
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._page[:NONCE_BYTES] = self._nonce
+        self._stack = ExitStack()
+        try:
+            self._probe = self._stack.enter_context(self.memory.remote(memoryview(self._page)))
+        except DeviceError:
+            device.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"VerbsNode({self.name}, {self.memory!r})"
+
+    def __enter__(self) -> "VerbsNode":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def answer(self, peer: QueuePairAddress) -> tuple[QueuePair, Answering]:
+        """A queue pair, the caller's to close, by which the peer may read. Raises DeviceError."""
+        pair = self.device.queue_pair()
+        try:
+            pair.connect(peer)
+        except DeviceError:
+            pair.close()
+            raise
+        return pair, Answering(pair.address, self._probe, self._nonce)
+
+    def close(self) -> None:
+        """All queue pairs have been closed before. Idempotent."""
+        self._stack.close()
+        self.memory.close()
+        self.device.close()
+
+
+def open_node(wanted: str | None = None, address: str | None = None) -> VerbsNode:
+    """Open the best RDMA port, or the `wanted` one (DEVICE or DEVICE:PORT), preferring the one with the IP
+    `address`. Raises NoTransport, which says what is missing."""
+    device, chosen = open_device(wanted, address)
+    logger.info("reads by RDMA go over %s", chosen)
+    return VerbsNode(device, str(chosen))

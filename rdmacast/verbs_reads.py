@@ -1,0 +1,145 @@
+"""Several READs under way on one queue pair, for several callers at once."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rdmacast.errors import DeviceError, LinkClosed
+from rdmacast.verbs_address import RemoteMemory
+from rdmacast.verbs_device import LocalMemory, QueuePair
+from rdmacast.waiting import wait_to_end
+
+MESSAGE_BYTES = 4 << 20  # of one READ: long enough that posting it costs nothing, short enough to interleave
+POLL_S = 0.0005  # what is under way lasts longer than this on any link, so the link is never idle for it
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One caller's read: `[0, posted)` was asked for, and `under_way` READs of it have not ended."""
+
+    local: LocalMemory
+    remote: RemoteMemory
+    nbytes: int
+    ended: "asyncio.Future[None]"
+    posted: int = 0
+    under_way: int = 0
+    stopped: bool = field(default=False)
+
+    @property
+    def is_posted(self) -> bool:
+        return self.stopped or self.posted == self.nbytes
+
+
+class ReadQueue:
+    """Owns a connected queue pair. `failed` hears once why it cannot be used any more."""
+
+    def __init__(
+        self, pair: QueuePair, depth: int, message_bytes: int, failed: Callable[[LinkClosed], None]
+    ) -> None:
+        self._pair = pair
+        self._depth = depth
+        self._message_bytes = min(message_bytes, MESSAGE_BYTES)
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Reading] = deque()  # not yet posted to their ends
+        self._under_way: dict[int, tuple[_Reading, int]] = {}
+        self._next_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason: LinkClosed | None = None
+        self.received_bytes = 0
+
+    def __repr__(self) -> str:
+        state = "open" if self._reason is None else f"closed: {self._reason}"
+        return f"ReadQueue({len(self._under_way)} under way, {state})"
+
+    async def read(self, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
+        """When this returns or raises, cancelled too, nothing is written to `local` any more.
+
+        Raises LinkClosed.
+        """
+        if self._reason is not None:
+            raise LinkClosed(str(self._reason))
+        reading = _Reading(local, remote, nbytes, self._loop.create_future())
+        self._waiting.append(reading)
+        self._advance()
+        try:
+            await asyncio.wait({reading.ended})
+        except asyncio.CancelledError:
+            # The device cannot take a READ back: those under way end first, or the queue pair does.
+            reading.stopped = True
+            self._settle(reading)
+            await wait_to_end([reading.ended])
+            raise
+        if self._reason is not None:
+            raise LinkClosed(str(self._reason))
+
+    def close(self, reason: LinkClosed) -> None:
+        """End all reads; on return nothing of them is written any more. Idempotent."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        self._pair.close()
+        under_way, self._under_way = self._under_way, {}
+        waiting, self._waiting = self._waiting, deque()
+        for reading in [*waiting, *(reading for reading, _ in under_way.values())]:
+            if not reading.ended.done():
+                reading.ended.set_result(None)
+
+    def _advance(self) -> None:
+        try:
+            self._post()
+        except DeviceError as error:
+            self._fail(str(error))
+            return
+        if self._under_way and self._timer is None:
+            self._timer = self._loop.call_later(POLL_S, self._poll)
+
+    def _post(self) -> None:
+        while self._waiting and len(self._under_way) < self._depth:
+            reading = self._waiting[0]
+            if reading.is_posted:
+                self._waiting.popleft()
+                continue
+            start, count = reading.posted, min(self._message_bytes, reading.nbytes - reading.posted)
+            self._pair.read(
+                self._next_id,
+                LocalMemory(reading.local.address + start, reading.local.lkey),
+                RemoteMemory(reading.remote.address + start, reading.remote.rkey),
+                count,
+            )
+            self._under_way[self._next_id] = reading, count
+            self._next_id += 1
+            reading.posted += count
+            reading.under_way += 1
+
+    def _poll(self) -> None:
+        self._timer = None
+        try:
+            completions = self._pair.poll()
+        except DeviceError as error:
+            self._fail(str(error))
+            return
+        for completion in completions:
+            reading, count = self._under_way.pop(completion.id)
+            if completion.fault is not None:
+                # With those of `completion`, or its caller would wait for ever.
+                self._under_way[completion.id] = reading, count
+                self._fail(completion.fault)
+                return
+            reading.under_way -= 1
+            self.received_bytes += count
+            self._settle(reading)
+        self._advance()
+
+    def _settle(self, reading: _Reading) -> None:
+        if reading.is_posted and not reading.under_way and not reading.ended.done():
+            reading.ended.set_result(None)
+
+    def _fail(self, fault: str) -> None:
+        if self._reason is None:
+            reason = LinkClosed(f"reading by RDMA failed: {fault}")
+            self.close(reason)
+            self._failed(reason)

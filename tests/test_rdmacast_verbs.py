@@ -1,0 +1,296 @@
+"""Reads by RDMA over devices in memory: what is registered, who is left, and what takes their place."""
+
+import asyncio
+import gc
+import mmap
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from rdmacast.client_link import open_link
+from rdmacast.connector import Connector, PeerLinks
+from rdmacast.errors import DeviceError, LinkClosed, NoTransport, NotShared, ProtocolError
+from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
+from rdmacast.pull import PullPlan, PullReport, pull
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.settings import LinkSettings
+from rdmacast.tcp import TcpTransport
+from rdmacast.transport import Link
+from rdmacast.verbs import VerbsTransport
+from rdmacast.verbs_address import QueuePairAddress
+from rdmacast.verbs_gpu import exported
+from rdmacast.verbs_memory import RegisteredMemory
+from rdmacast.verbs_node import VerbsNode
+from tests.transport_fixture import CONTENT, NBYTES, SECRET
+from tests.verbs_fixture import until, why_no_rdma
+
+
+@dataclass
+class Pair:
+    """Two nodes of one fabric; `there` serves CONTENT as "image"."""
+
+    fabric: MemoryFabric
+    here: VerbsNode
+    there: VerbsNode
+    server: RegionServer
+
+    @asynccontextmanager
+    async def link(self) -> AsyncIterator[Link]:
+        async with VerbsTransport(SECRET, self.here).connect(self.server.address) as link:
+            yield link
+
+    async def pull(self, buffer: bytearray, connector: Connector) -> PullReport:
+        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=500_000, sources=(self.server.address,))
+        return await pull(
+            plan,
+            memoryview(buffer),
+            connector=connector,
+            check=lambda offset, view: [] if view == CONTENT[offset : offset + len(view)] else [0],
+            on_block=lambda offset, nbytes: None,
+        )
+
+
+@asynccontextmanager
+async def make_pair(*, offered: bool = True, limit_bytes: int | None = None) -> AsyncIterator[Pair]:
+    """When it ends nothing is registered and no queue pair is left. `limit_bytes`: the reader's."""
+    fabric = MemoryFabric()
+    devices = MemoryDevice(fabric, limit_bytes=limit_bytes), MemoryDevice(fabric)
+    with VerbsNode(devices[0], "here") as here, VerbsNode(devices[1], "there") as there:
+        async with RegionServer(SECRET, host="b", verbs=there if offered else None) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            yield Pair(fabric, here, there, server)
+        assert not fabric.pairs
+    assert not fabric.memory and all(device.closed for device in devices)
+
+
+def test_a_peer_that_stops_answering_ends_its_link_and_all_reads() -> None:
+    async def main() -> None:
+        async with make_pair() as pair, pair.link() as link:
+            await link.read_into("image", 0, memoryview(bytearray(1000)))
+            pair.fabric.cut()
+            reads = [link.read_into("image", 0, memoryview(bytearray(200_000))) for _ in range(3)]
+            results = await asyncio.gather(*reads, return_exceptions=True)
+            assert [type(result) for result in results] == [LinkClosed] * 3
+            assert "does not answer" in str(results[0])
+            with pytest.raises(LinkClosed):
+                await link.read_into("image", 0, memoryview(bytearray(1)))
+            async with pair.link() as another:
+                buffer = bytearray(1000)
+                await another.read_into("image", 0, memoryview(buffer))
+                assert buffer == CONTENT[:1000] and another.received_bytes == 1000
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_read_keeps_its_memory_until_nothing_can_land_in_it() -> None:
+    async def main() -> None:
+        async with make_pair() as pair, pair.link() as link:
+            pair.fabric.held = True
+            buffer = mmap.mmap(-1, 1 << 20)
+            reading = asyncio.create_task(link.read_into("image", 0, memoryview(buffer)))
+            await until(lambda: pair.here.memory.registrations == 2)  # the probe's page, and the buffer
+            for _ in range(3):
+                reading.cancel()
+                await asyncio.sleep(0)
+            assert not reading.done()
+            pair.fabric.held = False
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert 0 < link.received_bytes < len(buffer)  # what was posted landed, the rest was not posted
+            buffer[:] = bytes(len(buffer))
+            await link.read_into("image", 0, memoryview(bytearray(1000)))
+            assert not any(buffer[:])
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_the_device_holds_back() -> None:
+    async def main() -> None:
+        async with make_pair() as pair, pair.link() as link:
+            pair.fabric.held = True
+            readings = [
+                asyncio.create_task(link.read_into("image", 0, memoryview(bytearray(100_000))))
+                for _ in range(5)
+            ]
+            await until(lambda: pair.here.memory.registrations == 6)
+            readings[1].cancel()
+            await link.aclose()
+            results = await asyncio.gather(*readings, return_exceptions=True)
+            kinds = [type(result) for result in results]
+            assert kinds == [LinkClosed, asyncio.CancelledError, LinkClosed, LinkClosed, LinkClosed]
+
+    asyncio.run(main())
+
+
+def test_a_withdrawal_takes_the_queue_pair_before_the_memory() -> None:
+    """A reader that keeps its lease for too long cannot read what the memory serves afterwards."""
+
+    async def main() -> None:
+        async with make_pair() as pair, pair.link() as link:
+            pair.fabric.held = True
+            reading = asyncio.create_task(link.read_into("image", 0, memoryview(bytearray(1000))))
+            await until(lambda: any("1 posted" in repr(one) for one in pair.fabric.pairs.values()))
+            await pair.server.withdraw("image", drain_s=0.05)
+            assert pair.there.memory.registrations == 1  # its own page
+            pair.fabric.held = False
+            with pytest.raises(LinkClosed):
+                await reading
+
+    asyncio.run(main())
+
+
+def test_a_peer_without_rdma_is_read_over_tcp_and_the_choice_says_why() -> None:
+    async def main() -> None:
+        async with make_pair(offered=False) as pair:
+            transports = [VerbsTransport(SECRET, pair.here), TcpTransport(SECRET)]
+            buffer = bytearray(NBYTES)
+            report = await pair.pull(buffer, Connector("a", transports))
+            assert buffer == CONTENT and dict(report.bytes_by_transport) == {"tcp": NBYTES}
+            choice = report.choices[pair.server.address.url]
+            assert choice.transport == "tcp"
+            assert "no verbs: no RDMA: the peer has no RDMA for this: this node does not" in choice.reason
+            with pytest.raises(NoTransport, match=r"verbs is required.*does not offer it"):
+                async with make_links(Connector("a", transports, require="verbs"), pair):
+                    pass
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def make_links(connector: Connector, pair: Pair) -> AsyncIterator[Link]:
+    async with AsyncExitStack() as stack:
+        yield await PeerLinks(connector, [pair.server.address], stack).get(0)
+
+
+def test_a_node_without_rdma_says_why_too() -> None:
+    async def main() -> None:
+        async with make_pair() as pair:
+            absent = {"verbs": "pyverbs cannot be imported"}
+            async with make_links(Connector("a", [TcpTransport(SECRET)], absent=absent), pair) as link:
+                assert link.transport == "tcp"
+            required = Connector("a", [TcpTransport(SECRET)], require="verbs", absent=absent)
+            with pytest.raises(NoTransport, match="pyverbs cannot be imported"):
+                required.choose(pair.server.address)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("first_number", "told"), [(500, "no RDMA path from strange"), (17, "leads to another node")]
+)
+def test_ports_whose_networks_do_not_meet_are_found_before_the_first_read(
+    first_number: int, told: str
+) -> None:
+    async def main() -> None:
+        async with make_pair() as pair:
+            strange = MemoryFabric(first_number)
+            with VerbsNode(MemoryDevice(strange), "strange") as node:
+                with pytest.raises(NoTransport, match=told):
+                    async with VerbsTransport(SECRET, node).connect(pair.server.address):
+                        pass
+            assert not strange.pairs and not strange.memory
+
+    asyncio.run(main())
+
+
+def test_memory_that_cannot_be_registered_is_filled_over_tcp() -> None:
+    async def main() -> None:
+        async with make_pair(limit_bytes=1 << 20) as pair:
+            async with pair.link() as link:
+                with pytest.raises(NotShared, match="cannot register 2000000 bytes"):
+                    await link.read_into("image", 0, memoryview(bytearray(2_000_000)))
+            buffer = bytearray(NBYTES)
+            transports = [VerbsTransport(SECRET, pair.here), TcpTransport(SECRET)]
+            report = await pair.pull(buffer, Connector("a", transports))
+            assert buffer == CONTENT and dict(report.bytes_by_transport) == {"tcp": NBYTES}
+
+    asyncio.run(main())
+
+
+def test_memory_is_registered_once_and_for_as_long_as_its_owner_lives() -> None:
+    fabric = MemoryFabric()
+    memory = RegisteredMemory(MemoryDevice(fabric))
+    mapping = mmap.mmap(-1, 1 << 16)
+    for start in (0, 100, 4096):
+        with memory.local(memoryview(mapping)[start : start + 1000]):
+            assert memory.registrations == 1
+    with memory.remote(memoryview(mapping)[5:6].toreadonly()) as remote:
+        assert next(iter(fabric.memory.values())).at(remote.address, 1) is not None
+    mapping.close()
+    del mapping
+    gc.collect()
+    assert memory.registrations == 0 and not fabric.memory
+
+    array = np.zeros(1000, np.uint8)
+    with memory.local(memoryview(array[10:20])), memory.local(memoryview(array)[500:]):
+        assert memory.registrations == 1
+    with memory.remote(memoryview(b"bytes cannot be watched")):
+        assert memory.registrations == 2
+    assert memory.registrations == 1
+
+    arena = memoryview(bytearray(1 << 16))
+    with memory.add(arena), memory.local(arena[100:200]), memory.remote(arena[300:]):
+        assert memory.registrations == 2
+    with pytest.raises(DeviceError, match="no GPU"):
+        with memory.add_gpu(1 << 40, 1 << 20):
+            pass
+    memory.close()
+    assert not fabric.memory
+
+
+def test_a_mapping_that_has_moved_is_registered_anew() -> None:
+    fabric = MemoryFabric()
+    memory = RegisteredMemory(MemoryDevice(fabric))
+    mapping = mmap.mmap(-1, 1 << 16)
+    with memory.local(memoryview(mapping)):
+        pass
+    mapping.resize(1 << 24)
+    with memory.local(memoryview(mapping)) as local:
+        (registration,) = fabric.memory.values()
+        assert registration.at(local.address, 1 << 24) is not None
+    memory.close()
+
+
+def test_a_server_gives_memory_to_links_with_a_queue_pair_only_and_one_to_each() -> None:
+    async def main() -> None:
+        async with make_pair() as pair:
+            async with open_link(pair.server.address.url, SECRET, LinkSettings()) as link:
+                with pytest.raises(NotShared, match="has no queue pair"):
+                    async with link.exposed("image", 0, 10):
+                        pass
+                address = pair.here.device.queue_pair().address
+                await link.pair(address)
+                with pytest.raises(NotShared, match="has its queue pair already"):
+                    await link.pair(address)
+                async with link.exposed("image", 0, 10) as memory:
+                    assert memory.rkey in pair.fabric.memory
+                with pytest.raises(ProtocolError, match="outside"):
+                    async with link.exposed("image", NBYTES, 1):
+                        pass
+            pair.fabric.pairs.pop(address.number).close()
+
+    asyncio.run(main())
+
+
+def test_what_a_machine_lacks_for_rdma_is_named() -> None:
+    assert why_no_rdma() == "" or "pyverbs" in why_no_rdma() or "no RDMA" in why_no_rdma()
+
+
+def test_addresses_are_checked() -> None:
+    address = QueuePairAddress(number=5, first_psn=7, lid=0, mtu_bytes=4096, reads=16, gid=bytes(16))
+    assert QueuePairAddress.decode(address.encode()) == address
+    for wrong in (b"\xff" + address.encode()[1:], address.encode()[:10] + b"\0\1" + address.encode()[12:]):
+        with pytest.raises(ProtocolError):
+            QueuePairAddress.decode(wrong)
+
+
+def test_without_nvidias_driver_gpu_memory_is_refused() -> None:
+    try:
+        with exported(0, 4096):
+            raise AssertionError("address 0 was exported")
+    except DeviceError as error:
+        assert "NVIDIA" in str(error) or "cu" in str(error)
