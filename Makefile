@@ -1,10 +1,10 @@
-# `make install demo test lint fuzz soak bench gpu-check`: see README.md.
+# `make install demo test test-rdma lint fuzz soak bench gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint fuzz soak bench gpu-check clean
+.PHONY: install demo test test-rdma lint fuzz soak bench gpu-check clean
 
 install: $(STAMP)
 
@@ -20,6 +20,10 @@ demo: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests
+
+# In a guest whose kernel has RDMA in software. As root it installs what it needs; else it says what, and skips.
+test-rdma: install
+	$(BIN)/python -m tests.rdma
 
 lint: install
 	$(BIN)/ruff check .

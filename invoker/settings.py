@@ -18,6 +18,7 @@ from registry.sizes import parse_rate, parse_size
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_RDMA = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}(:\d{1,3})?")
 
 EXAMPLES = """\
 examples:
@@ -53,6 +54,8 @@ class Settings:
     shm_dir: Path
     store_url: str | None
     link_rate_bytes_s: int | None
+    rdma: str
+    rdma_required: bool
     allow_handlers: bool
     threads: int | None
     nodes_hint: int
@@ -75,6 +78,8 @@ class _Parser(argparse.ArgumentParser):
 def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Settings from flags and the environment. Raises SettingsError; `--help` exits."""
     given = _parser().parse_args(argv)
+    if given.require_rdma and (given.rdma == "off" or given.link_rate):
+        raise SettingsError("--require-rdma goes with neither --rdma off nor --link-rate")
     listen_host, listen_port = given.listen
     host_id = given.host_id or socket.gethostname()
     return Settings(
@@ -93,6 +98,8 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         shm_dir=given.shm_dir,
         store_url=given.store,
         link_rate_bytes_s=given.link_rate,
+        rdma=given.rdma,
+        rdma_required=given.require_rdma,
         allow_handlers=given.allow_handlers,
         threads=given.threads,
         nodes_hint=given.nodes_hint,
@@ -146,6 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--shm-dir", type=Path, default=Path("/dev/shm"), help="where the host tier lies (default: /dev/shm)")
     add("--store", help="URL of the blob store (default: the cluster's)")
     add("--link-rate", type=rate, help="cap on model transfers, as 10mbit; for experiments")
+    add("--rdma", type=_rdma, default="auto", help="auto, off, or DEVICE[:PORT] (default: auto)")
+    add("--require-rdma", action="store_true", help="no TCP to other hosts; without RDMA do not start")
     add("--allow-handlers", action="store_true", help="run users' own handler code on this node")
     add("--threads", type=_count, help="compute threads (default: cores divided by --nodes-hint)")
     add("--nodes-hint", type=_count, default=1, help="how many nodes share this machine (default: 1)")
@@ -202,6 +211,12 @@ def _name(text: str) -> str:
 def _device(text: str) -> str:
     if not _DEVICE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto, cpu nor cuda:N")
+    return text
+
+
+def _rdma(text: str) -> str:
+    if not _RDMA.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto, off, DEVICE nor DEVICE:PORT")
     return text
 
 

@@ -16,6 +16,7 @@ def test_defaults() -> None:
     assert (settings.listen_host, settings.listen_port) == ("127.0.0.1", 0)
     assert settings.advertise == "127.0.0.1"
     assert settings.gpu_memory_bytes is None and settings.link_rate_bytes_s is None
+    assert (settings.rdma, settings.rdma_required) == ("auto", False)
     assert settings.lease_s == 6.0 and settings.keep_hot_s == 0.0 and not settings.allow_handlers
 
 
@@ -48,6 +49,8 @@ def test_all_flags(tmp_path: Path) -> None:
         ([*LEAST, "--node-id", "a/b"], SECRET, "letters, digits"),
         ([*LEAST, "--grace", "5"], SECRET, "no unit"),
         ([*LEAST, "--threads", "0"], SECRET, "1 to 4096"),
+        ([*LEAST, "--rdma", "/dev/x"], SECRET, "neither auto, off, DEVICE nor DEVICE:PORT"),
+        ([*LEAST, "--rdma", "off", "--require-rdma"], SECRET, "neither --rdma off nor"),
         (LEAST, {}, "no cluster secret"),
         (LEAST, {"HYPERCAST_CLUSTER_SECRET": "short"}, "too short"),
         ([*LEAST, "--secret-file", "/nowhere/secret"], {}, "no such file"),
