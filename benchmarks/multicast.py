@@ -5,7 +5,7 @@ ways: benchmarks/testbed.py; needs root and iproute2), starts all contenders the
 Every cast's bytes are checked afterwards. In each turn one plain copy between two hosts is timed, too: the
 fastest of these is `limit_s`, what a link needs for the size.
 
-A record a planner, number of blocks, of nodes and of sources, and a peer (`gloo`, `mpi`; one source):
+A record a planner, number of blocks, of nodes and of sources, and a peer (`gloo`, `mpi`, `nixl`; one source):
 median_s         from the first process that begins until the last target holds everything
 first_full_s     until the first target does; skew_s is the time between the two
 first_pipeline_s until one target of each sub-group holds the chunk that its sub-group begins with: these
@@ -89,6 +89,8 @@ def start_contenders(
             say(f"SKIPPED {peer}: {reason}")
         elif peer == "gloo":
             yield stack.enter_context(multicast_peers.gloo(testbed, nodes, folder))
+        elif peer == "nixl":
+            yield stack.enter_context(multicast_peers.nixl(testbed, nodes, folder))
         else:
             for algorithm in args.mpi_algorithms:
                 yield stack.enter_context(multicast_peers.mpi(testbed, nodes, folder, algorithm))
@@ -208,7 +210,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--peers",
         type=listed(str, multicast_peers.PEERS),
         default="gloo,mpi",
-        help='of gloo, mpi (default both, "" for none); one that is not installed is skipped, and named',
+        help='of gloo, mpi, nixl (default gloo,mpi; "" for none); one that is missing is named and skipped',
     )
     add(
         "--mpi-algorithms",

@@ -1,4 +1,4 @@
-"""The crews of the peers that ours is measured beside: gloo and Open MPI, one rank a host of a testbed."""
+"""The crews of the peers that ours is measured beside: gloo, Open MPI, NIXL; one rank a host."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from benchmarks.processes import module
 from benchmarks.testbed import Testbed
 from benchmarks.testbed_plan import INTERFACE, TestbedPlan
 
-PEERS = ("gloo", "mpi")
+PEERS = ("gloo", "mpi", "nixl")
 GLOO_PORT = 29500
 # Of Open MPI 4's coll_tuned_bcast_algorithm; what each does is in `mpi_algorithm`.
 MPI_ALGORITHMS = ("9", "8", "3", "5", "2")
@@ -34,6 +34,8 @@ def why_not(peer: str) -> str:
     """Why a peer cannot be measured here; "" if it can."""
     if peer == "gloo" and importlib.util.find_spec("torch") is None:
         return "torch is not installed"
+    if peer == "nixl" and importlib.util.find_spec("nixl") is None:
+        return "nixl is not installed (pip install nixl nixl-cu12)"
     if peer == "mpi" and shutil.which("mpirun") is None:
         return "mpirun not found: install Open MPI (apt-get install openmpi-bin)"
     return ""
@@ -46,17 +48,30 @@ def mpi_algorithm(number: str) -> str:
 @contextmanager
 def gloo(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
     """Ranks of `torch.distributed`. Raises CrewError."""
-    path = folder / "gloo.socket"
-    with Crew("gloo", path, nodes) as crew, (folder / "gloo.log").open("wb") as log:
-        where = (nodes, testbed.address(0), GLOO_PORT)
-        commands = [module("benchmarks.gloo_node", path, rank, *where) for rank in range(nodes)]
+    with _ranks("gloo", testbed, nodes, folder, nodes, testbed.address(0), GLOO_PORT) as crew:
+        yield Contender("gloo", crew, nodes)
+
+
+@contextmanager
+def nixl(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
+    """Agents of NIXL. Raises CrewError."""
+    with _ranks("nixl", testbed, nodes, folder, nodes, folder) as crew:
+        yield Contender("nixl", crew, nodes, algorithm="every target reads from the source")
+
+
+@contextmanager
+def _ranks(peer: str, testbed: Testbed, nodes: int, folder: Path, *arguments: object) -> Iterator[Crew]:
+    """A process of `benchmarks.<peer>_node` a host."""
+    path = folder / f"{peer}.socket"
+    with Crew(peer, path, nodes) as crew, (folder / f"{peer}.log").open("wb") as log:
+        commands = [module(f"benchmarks.{peer}_node", path, rank, *arguments) for rank in range(nodes)]
         processes = [
-            testbed.start(rank, command, stderr=log, env=environment())
+            testbed.start(rank, command, stdout=log, stderr=log, env=environment())
             for rank, command in enumerate(commands)
         ]
         try:
             crew.gather(processes, _START_S)
-            yield Contender("gloo", crew, nodes)
+            yield crew
         finally:
             crew.close()
             for process in processes:

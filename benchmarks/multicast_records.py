@@ -122,7 +122,9 @@ def show(row: dict[str, Any]) -> str:
             f"{'link':18} {params['nodes']:3} nodes: {row['bytes_per_s'] * 8e-6:.1f} Mbit/s in a plain copy"
         )
     blocks = (
-        f"{params['blocks']} blocks" if "blocks" in params else params.get("algorithm", "").partition(":")[0]
+        f"{params['blocks']} blocks"
+        if "blocks" in params
+        else params.get("algorithm", "").partition(":")[0][:12]
     )
     return (
         f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"

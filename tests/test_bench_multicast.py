@@ -61,7 +61,7 @@ def test_options_are_lists_with_units() -> None:
     ("options", "said"),
     [
         (["--planner", "chian"], "there is no chian; use one or several of binomial"),
-        (["--peers", "nccl"], "use one or several of gloo, mpi"),
+        (["--peers", "nccl"], "use one or several of gloo, mpi, nixl"),
         (["--nodes", "1"], "must be 2 or more"),
         (["--nodes", "2", "--sources", "2,4"], "nobody would receive anything"),
         (["--rate", "fast"], "use a number and a unit"),
