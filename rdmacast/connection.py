@@ -131,6 +131,7 @@ async def dial(
     endpoint = parse_url(url)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
+    done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
     made: list[P] = []
 
     def make_next() -> P:
