@@ -22,6 +22,7 @@ from benchmarks.crew_messages import (
     decode_order,
     encode,
 )
+from benchmarks.processor import own_s
 
 Bytes = NDArray[np.uint8]
 _WIPED = 0xFF
@@ -58,6 +59,7 @@ class HeldImage:
     def __init__(self, room: Callable[[int], Bytes]) -> None:
         self._room = room
         self._made: tuple[int, int] | None = None  # size and seed of the image that was made here
+        self._began_s = 0.0  # own processor time
         self.image = np.zeros(0, np.uint8)
 
     def __repr__(self) -> str:
@@ -72,6 +74,14 @@ class HeldImage:
             self.image[:], self._made = _WIPED, None
         elif self._made != (nbytes, seed):
             self.image[:], self._made = make_image(nbytes, seed), (nbytes, seed)
+
+    def begin(self) -> None:
+        """A cast begins."""
+        self._began_s = own_s()
+
+    def checked(self) -> Checked:
+        used_s = own_s() - self._began_s
+        return Checked(digest=digest(self.image), cpu_s=used_s)
 
 
 def serve(path: str, member: Member) -> None:
@@ -96,6 +106,7 @@ def _carry_out(order: Order, member: Member, held: HeldImage) -> Answer:
             held.prepare(order.nbytes, order.seed, source=member.rank == 0)
             return Ready()
         case Go():
+            held.begin()
             return member.cast(held.image)
         case Check():
-            return Checked(digest=digest(held.image))
+            return held.checked()

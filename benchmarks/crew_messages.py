@@ -74,9 +74,10 @@ class Check(_Message, frozen=True, kw_only=True):
 
 
 class Checked(_Message, frozen=True, kw_only=True):
-    """The XXH3-128 of the bytes that are here."""
+    """The XXH3-128 of the bytes that are here, and what the process used of processors since Go."""
 
     digest: str
+    cpu_s: float
 
 
 class Failed(_Message, frozen=True, kw_only=True):

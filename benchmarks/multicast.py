@@ -11,7 +11,9 @@ first_full_s     until the first target does; skew_s is the time between the two
 first_pipeline_s until one target of each sub-group holds the chunk that its sub-group begins with: these
                  targets can then serve together (ours alone)
 simulated_s      what rdmacast/simulate.py says of the plan at the measured rate (ours alone)
-bytes_per_cpu_s  bytes that targets got, by second of processor time of the whole machine
+bytes_per_cpu_s  bytes that targets got, by second of processor time of the whole machine; of the contender's
+                 own processes in bytes_per_own_cpu_s, which other work on the machine does not change, but
+                 which lacks what the kernel does in interrupts
 processor_share  of the machine's processors; near 1, the processor was measured and not the links
 
 `mpi` is the fastest of the algorithms of --mpi-algorithms. With --transport shm there are no links: nodes on

@@ -16,12 +16,11 @@ import numpy as np
 import uvloop
 
 from benchmarks.copies import COPIES, COPY_CHECKED, copy, damaged_units
-from benchmarks.crew_member import Bytes, HeldImage, digest
+from benchmarks.crew_member import Bytes, HeldImage
 from benchmarks.crew_messages import (
     Answer,
     CastTask,
     Check,
-    Checked,
     Done,
     Failed,
     Go,
@@ -73,9 +72,10 @@ class CastNode:
                 await self._prepare(order)
                 return Ready()
             case Go():
+                self._held.begin()
                 return await self._cast()
             case Check():
-                return Checked(digest=digest(self._held.image))
+                return self._held.checked()
 
     async def _prepare(self, order: Prepare) -> None:
         assert order.task is not None

@@ -82,6 +82,9 @@ def record(contender: Contender, runs: Sequence[Run], setting: Setting) -> dict[
         "bytes_per_cpu_s": statistics.median(
             targets * setting.nbytes / max(run.used.busy_s, 1e-3) for run in runs
         ),
+        "bytes_per_own_cpu_s": statistics.median(
+            targets * setting.nbytes / max(run.own_cpu_s, 1e-3) for run in runs
+        ),
         "processor_share": statistics.median(run.used.share for run in runs),
     }
     if setting.slow:
@@ -130,7 +133,7 @@ def show(row: dict[str, Any]) -> str:
         f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"
         f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit"
         f"  first full {row['first_full_s']:7.3f} s  skew {row['skew_s']:6.3f} s"
-        f"  {row['bytes_per_cpu_s'] / 1e6:7.0f} MB a CPU-s  processors {row['processor_share']:4.0%}"
+        f"  {row['bytes_per_own_cpu_s'] / 1e6:7.0f} MB/own CPU-s  processors {row['processor_share']:4.0%}"
     )
 
 

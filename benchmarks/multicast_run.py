@@ -34,6 +34,8 @@ class CastImage:
 class Run:
     """The times of one cast, in seconds from when the first process began.
 
+    `used` is of the whole machine, `own_cpu_s` what the contender's processes used.
+
     `complete_s` is by target, in order of rank; `arrived_s` the moment of each block at each target, of
     contenders that know it; `transports` the bytes that targets received by transport; `faults` how many
     pulls went wrong or elsewhere than planned, by kind.
@@ -41,6 +43,7 @@ class Run:
 
     complete_s: tuple[float, ...]
     used: ProcessorTimes
+    own_cpu_s: float
     arrived_s: tuple[tuple[float, ...], ...] = ()
     transports: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
@@ -102,16 +105,17 @@ class Contender:
         wrong = [rank for rank, checked in enumerate(told) if checked.digest != image.digest]
         if wrong:
             raise WrongBytes(f"{self.title}: the bytes of ranks {wrong} are not those that were cast")
-        return timed(done, self.sources, used)
+        return timed(done, self.sources, used, sum(checked.cpu_s for checked in told))
 
 
-def timed(done: Sequence[Done], sources: int, used: ProcessorTimes) -> Run:
+def timed(done: Sequence[Done], sources: int, used: ProcessorTimes, own_cpu_s: float) -> Run:
     """What the processes told, as times from their beginning (pure)."""
     began_s = min(one.began_s for one in done)
     targets = done[sources:]
     return Run(
         complete_s=tuple(one.ended_s - began_s for one in targets),
         used=used,
+        own_cpu_s=own_cpu_s,
         arrived_s=tuple(
             tuple(moment - began_s for moment in one.arrived_s) for one in targets if one.arrived_s
         ),

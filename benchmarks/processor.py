@@ -1,6 +1,7 @@
 """How much the processors of this machine did over a run, from /proc/stat."""
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,12 @@ def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
         idle_s=idle / ticks_per_s,
         stolen_s=ticks[_STOLEN] / ticks_per_s,
     )
+
+
+def own_s() -> float:
+    """What this process has used so far, without what the kernel did for it in interrupts."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def read_times() -> ProcessorTimes:

@@ -40,7 +40,7 @@ def crew(tmp_path: Path) -> Crew:
 
 
 def run(*complete_s: float, arrived_s: Sequence[Sequence[float]] = ()) -> Run:
-    return Run(complete_s=complete_s, used=USED, arrived_s=tuple(map(tuple, arrived_s)))
+    return Run(complete_s=complete_s, used=USED, own_cpu_s=0.25, arrived_s=tuple(map(tuple, arrived_s)))
 
 
 def setting(slow: dict[int, float] | None = None) -> Setting:
@@ -89,7 +89,7 @@ def test_times_count_from_the_first_process_that_begins() -> None:
         Done(began_s=10.5, ended_s=13.0, arrived_s=[11.0, 13.0], transports={"tcp": 2}, faults={"late": 1}),
         Done(began_s=10.1, ended_s=12.0, arrived_s=[12.0, 11.5], transports={"tcp": 1, "shm": 1}),
     ]
-    told = timed(done, 1, USED)
+    told = timed(done, 1, USED, 0.25)
     assert told.complete_s == (3.0, 2.0)
     assert (told.seconds, told.first_full_s, told.skew_s) == (3.0, 2.0, 1.0)
     assert told.arrived_s == ((1.0, 3.0), (2.0, 1.5))
@@ -106,6 +106,7 @@ def test_a_record_has_medians_beside_the_limit(crew: Crew) -> None:
     assert (row["median_s"], row["ratio_to_limit"]) == (3.0, 3.0)
     assert (row["first_full_s"], row["skew_s"]) == (2.5, 1.0)
     assert row["bytes_per_cpu_s"] == 2 * 4 * MIB / 0.5
+    assert row["bytes_per_own_cpu_s"] == 2 * 4 * MIB / 0.25
     assert row["processor_share"] == 0.25
     assert "simulated_s" not in row
 
