@@ -5,6 +5,9 @@ import random
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 
@@ -17,6 +20,7 @@ from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.session_settings import SessionSettings
 from rdmacast.settings import LinkSettings
+from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress
 from rdmacast.watching import RegionWatcher
@@ -65,8 +69,8 @@ LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S /
 class DamagedRegion(GrowingRegion):
     """Gives a flipped byte where it is asked for what covers one of the `bad` offsets: once, or always."""
 
-    def __init__(self, buffer: bytearray | bytes, *, complete: bool = False) -> None:
-        super().__init__(buffer, complete=complete)
+    def __init__(self, buffer: memoryview, *, shm_path: str | None = None, complete: bool = False) -> None:
+        super().__init__(buffer, shm_path=shm_path, complete=complete)
         self.bad: set[int] = set()
         self.always = False
         self.given = 0  # damaged views
@@ -95,13 +99,20 @@ class HangingRegion(GrowingRegion):
         await asyncio.get_running_loop().create_future()
 
 
+def mapped(path: Path) -> memoryview:
+    """A new file of the region's size, mapped."""
+    path.write_bytes(bytes(NBYTES))
+    with path.open("r+b") as file:
+        return memoryview(mmap(file.fileno(), NBYTES))
+
+
 @dataclass(slots=True)
 class Node:
     """A node of the rig; `server` is None in memory."""
 
     name: str
     address: PeerAddress
-    buffer: bytearray
+    buffer: memoryview
     region: DamagedRegion
     server: RegionServer | None
     cast: "asyncio.Task[CastReport] | None" = None
@@ -122,6 +133,7 @@ class Rig:
         self.spec: CastSpec
         self._count = nodes
         self._loaded = loaded
+        self._shared: Path | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
         for index in range(self._count):
@@ -138,27 +150,40 @@ class Rig:
 
     async def _add(self, stack: AsyncExitStack, index: int) -> None:
         holds, name = index in self.sources, f"n{index}"
-        buffer = bytearray(CONTENT if holds else NBYTES)
-        region = DamagedRegion(buffer, complete=holds and self._loaded == BLOCKS)
+        path = self._folder(stack) / name if self.kind == "shm" else None
+        buffer = memoryview(bytearray(NBYTES)) if path is None else mapped(path)
+        if holds:
+            buffer[:] = CONTENT
+        region = DamagedRegion(
+            buffer, shm_path=str(path) if path else None, complete=holds and self._loaded == BLOCKS
+        )
         if holds and self._loaded < BLOCKS:
             region.mark(0, self._loaded * BLOCK_BYTES)
         if self.kind == "memory":
             address = self.network.add(PeerAddress(url=f"tcp://{name}:1", host=name), {REGION: region})
             self.nodes.append(Node(name, address, buffer, region, None))
             return
-        server = await stack.enter_async_context(RegionServer(SECRET, host=name, settings=LINK))
+        host = "one" if self.kind == "shm" else name
+        server = await stack.enter_async_context(RegionServer(SECRET, host=host, settings=LINK))
         server.publish(REGION, region)
         self.nodes.append(Node(name, server.address, buffer, region, server))
+
+    def _folder(self, stack: AsyncExitStack) -> Path:
+        if self._shared is None:
+            self._shared = Path(stack.enter_context(TemporaryDirectory()))
+        return self._shared
 
     def cast(self, index: int, *, held: Iterable[int] = (), on_block: OnBlock | None = None) -> Cast:
         node = self.nodes[index]
         memory = self.kind == "memory"
-        tcp = TcpTransport(SECRET, settings=LINK)
+        tcp, memory_tcp = TcpTransport(SECRET, settings=LINK), MemoryTransport(self.network, name="tcp")
         return Cast(
             self.spec,
             node.name,
-            memoryview(node.buffer),
-            connector=Connector(node.name, [MemoryTransport(self.network, name="tcp") if memory else tcp]),
+            node.buffer,
+            connector=Connector(
+                node.address.host, [memory_tcp] if memory else [tcp, ShmTransport(SECRET, settings=LINK)]
+            ),
             watcher=MemoryWatcher(self.network) if memory else RegionWatcher(SECRET, settings=LINK),
             check=check,
             on_block=on_block,

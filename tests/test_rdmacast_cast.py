@@ -7,7 +7,7 @@ from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make
 
 
 @pytest.mark.parametrize("planner", list(PLANNERS))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "shm"])
 def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -> None:
     async def main() -> None:
         for nodes, sources in [(2, 1), (3, 2), (5, 1), (7, 3), (8, 1), (12, 2)]:
@@ -17,7 +17,7 @@ def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -
             assert [report.state for report in reports] == ["complete"] * (nodes - sources)
             for report in reports:
                 assert report.nbytes == NBYTES and report.held == BLOCKS
-                assert dict(report.bytes_by_transport) == {"tcp": NBYTES}
+                assert dict(report.bytes_by_transport) == {"shm" if kind == "shm" else "tcp": NBYTES}
                 assert set(report.choices) >= set(report.bytes_by_peer)
                 assert (report.faults.damaged, report.faults.failed, dict(report.faults.lost)) == (0, 0, {})
                 assert report.first_block_s is not None and report.last_block_s is not None
@@ -37,7 +37,7 @@ def test_each_block_comes_from_its_planned_source() -> None:
     run("tcp", main())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "shm"])
 def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
     async def main() -> None:
         async with make_rig(kind, 3) as rig:
@@ -54,7 +54,7 @@ def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
     run(kind, main())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "shm"])
 def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
     async def main() -> None:
         async with make_rig(kind, 5, planner="chain") as rig:
@@ -66,7 +66,7 @@ def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
     run(kind, main())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "shm"])
 def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
     async def main() -> None:
         async with make_rig(kind, 3, loaded=10) as rig:
