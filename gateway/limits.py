@@ -110,11 +110,6 @@ def structure(body: bytes, most_strings: int) -> bytes:
     return b"".join(marks.split(b'"')[::2])
 
 
-def check_depth(body: bytes, limit: int) -> None:
-    """Raise ApiError if the JSON nests deeper than `limit`."""
-    _check_depth(structure(body, len(body)), limit)
-
-
 def _check_depth(marks: bytes, limit: int) -> None:
     brackets = marks.translate(None, b",")
     for _ in range(limit):

@@ -88,10 +88,6 @@ class HostTier:
     def holds(self, digest: str) -> bool:
         return self._folder.image(digest).exists()
 
-    def is_loading(self, digest: str) -> bool:
-        """Whether a load of the image was begun and not finished (its process may have died since)."""
-        return self._folder.part(digest).exists()
-
     def open(self, digest: str) -> HostMapping | None:
         """Map a complete image, counting as a use; None if it is not here."""
         path = self._folder.image(digest)

@@ -70,9 +70,6 @@ class MemoryNetwork:
         finally:
             del self._ends[key]
 
-    def sent_bytes(self, peer: PeerAddress) -> int:
-        return self._sent[peer.url]
-
     def check_alive(self, url: str) -> None:
         """Raises LinkClosed if there is no such peer, or not any more."""
         faults = self._faults.get(url)

@@ -6,7 +6,6 @@ from registry.errors import InvalidRecord
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
-_LARGEST_FIRST = tuple(reversed(_UNITS_S.items()))
 
 
 def parse_duration(text: str) -> float:
@@ -30,16 +29,3 @@ def parse_duration(text: str) -> float:
     if position == 0 or position != len(compact):
         raise InvalidRecord(f"bad duration {text!r}: use numbers with units, as in 90s, 5m, 1h, 250ms")
     return total
-
-
-def format_duration(seconds: float) -> str:
-    """The shortest exact text down to microseconds, e.g. `1h30m`, `1.5s` as `1s500ms`."""
-    if seconds < 0:
-        raise InvalidRecord(f"a duration is not negative: {seconds} s")
-    left_us = round(seconds * 1e6)
-    parts = []
-    for unit, unit_s in _LARGEST_FIRST:
-        count, left_us = divmod(left_us, round(unit_s * 1e6))
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"

@@ -18,7 +18,7 @@ from gateway.assets import parse_assets
 from gateway.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_source
 from gateway.detokenize import Detokenizer, StopStrings
 from gateway.errors import ApiError, BadRequest, Unprocessable
-from gateway.limits import check_depth, check_json, decode, decode_large
+from gateway.limits import check_json, check_shape, decode, decode_large
 from gateway.schemas_admin import ScalingPatch
 from gateway.schemas_functions import ClassifyRequest
 from gateway.schemas_openai import ChatRequest, CompletionRequest
@@ -222,10 +222,10 @@ def test_depth_is_counted_outside_of_strings(value: object) -> None:
         return 1 + max(map(depth, item), default=0) if isinstance(item, list) else 0
 
     body = json.dumps(value).encode()
-    check_depth(body, depth(value))
+    check_shape(body, LIMITS.text_json, depth(value))
     if depth(value):
         with pytest.raises(BadRequest, match="deeper"):
-            check_depth(body, depth(value) - 1)
+            check_shape(body, LIMITS.text_json, depth(value) - 1)
 
 
 def repeated(start: str, item: str, end: str, nbytes: int) -> bytes:

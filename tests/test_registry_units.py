@@ -4,10 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from registry.durations import format_duration, parse_duration
+from registry.durations import parse_duration
 from registry.errors import InvalidRecord, NotFound
 from registry.prices import DEFAULT_RATES, rate_for
 from registry.sizes import parse_rate, parse_size
@@ -46,18 +44,6 @@ def test_durations_are_read(text: str, seconds: float):
 def test_a_bad_duration_is_refused_with_a_reason(text: str, says: str):
     with pytest.raises(InvalidRecord, match=re.escape(says)):
         parse_duration(text)
-
-
-@given(st.integers(0, 10**14))
-def test_a_formatted_duration_reads_back(microseconds: int):
-    seconds = microseconds / 1e6
-    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
-
-
-def test_durations_are_written_shortly():
-    assert [format_duration(s) for s in (0, 90, 5400, 0.25)] == ["0s", "1m30s", "1h30m", "250ms"]
-    with pytest.raises(InvalidRecord):
-        format_duration(-1)
 
 
 @pytest.mark.parametrize(

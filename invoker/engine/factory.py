@@ -9,18 +9,11 @@ from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_conf
 from invoker.engine.image_views import compute_dtype
 from invoker.engine.kv_cache import KvShape, pages_for
 from invoker.engine.paths import LayerPath
-from registry.images.manifest import ALIGNMENT, Manifest
 
 
 def is_decoder(architecture: str) -> bool:
     """Whether the architecture generates tokens, hence needs a KV cache."""
     return architecture in FAMILIES
-
-
-def kv_page_bytes(architecture: str, config: Mapping[str, object], dtype: str) -> int:
-    """The KV cache's unit of allocation: what PAGE_TOKENS tokens take in all layers."""
-    shape, _ = _kv_shape(architecture, config, dtype)
-    return shape.page_bytes
 
 
 def kv_bytes_needed(
@@ -31,14 +24,6 @@ def kv_bytes_needed(
         return 0
     shape, longest = _kv_shape(architecture, config, dtype)
     return sequences * pages_for(min(context_length, longest)) * shape.page_bytes
-
-
-def arena_bytes_needed(
-    manifest: Manifest, config: Mapping[str, object], dtype: str, context_length: int, sequences: int
-) -> int:
-    """What an instance takes from the arena: its image, aligned, and its KV cache."""
-    image = -(-manifest.nbytes // ALIGNMENT) * ALIGNMENT
-    return image + kv_bytes_needed(manifest.architecture, config, dtype, context_length, sequences)
 
 
 def make_engine(

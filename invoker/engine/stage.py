@@ -26,10 +26,6 @@ class StageExecutor:
         return f"<StageExecutor layers [{self.bound.first}, {self.bound.last}){head}>"
 
     @property
-    def has_embedding(self) -> bool:
-        return self.bound.embedding is not None
-
-    @property
     def has_head(self) -> bool:
         return self.bound.head is not None
 
