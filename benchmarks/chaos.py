@@ -25,6 +25,7 @@ from benchmarks.chaos_load import Asked, Fate
 from benchmarks.chaos_run import Chaos, Kill, Storm, close_books, platform, rage
 from benchmarks.endings import end_politely
 from benchmarks.machine import describe_machine, write_records
+from benchmarks.percentile import percentile
 
 
 async def run(cluster: Cluster, findings: Findings, storm: Storm) -> tuple[Chaos, dict[str, Any]]:
@@ -46,15 +47,11 @@ def kill_record(
         "kills": len(kills),
         "seconds": seconds,
         "median_s": statistics.median(seconds),
-        "p95_s": percentile(seconds, 0.95),
+        "p95_s": percentile(seconds, 95),
         "max_s": max(seconds),
         "limit_s": limit_s,
         "restart_median_s": round(statistics.median(kill.restart_s for kill in kills), 3),
     }
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def request_counts(asked: Sequence[Asked]) -> dict[str, Any]:

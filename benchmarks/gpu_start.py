@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 from benchmarks.gpu_memory import host_folder, make_arena
 from benchmarks.gpu_parts import Row, Task, give_back_memory, row
+from benchmarks.no_server import NoServer
 from benchmarks.random_model import RandomModel, llama_8b, random_model
 from invoker.arena import Arena
 from invoker.counters import Counters
@@ -28,7 +29,6 @@ from invoker.published import PublishedImages
 from invoker.residents import Residents
 from invoker.starting import Equipment
 from rdmacast.connector import Connector
-from rdmacast.transport import RegionSource
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest
 from registry.images.verify import unit_checksums
@@ -41,13 +41,6 @@ _SEQUENCES = 8
 _KEPT_S = 600.0  # an image stays in the arena until it is dropped
 _PROMPT = tuple(range(3, 35))
 _TOKENS = 16
-
-
-class _NoServer:
-    """A region server that serves nobody."""
-
-    def publish(self, name: str, source: RegionSource) -> None:
-        """Nobody asks."""
 
 
 def check(task: Task) -> list[Row]:
@@ -174,7 +167,7 @@ def _gear(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Path) -> E
         node="gpu-check",
         host="gpu-check",
         tier=tier,
-        published=PublishedImages(_NoServer(), tier, residents.buffer),
+        published=PublishedImages(NoServer(), tier, residents.buffer),
         store=None,
         connector=Connector("gpu-check", []),
         in_arena=lambda image: content.data,

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.load_limits import COLD, WARM, Way, copy_limits
 from benchmarks.load_weights import StoredWeights
+from benchmarks.no_server import NoServer
 from invoker.arena import Arena, CpuArena, Region, copy_following
 from invoker.counters import Counters
 from invoker.cuda_arena import CudaArena
@@ -27,19 +28,11 @@ from invoker.loader import ImageLoader
 from invoker.published import PublishedImages
 from invoker.store_access import StoreAccess
 from rdmacast.connector import Connector
-from rdmacast.transport import RegionSource
 from registry.images.store import LocalStore
 
 TIER_IMAGES = 4  # for so many images there is room in a host tier, whose spare is that of the node's defaults
 _CONTEXT = 512
 _SEQUENCES = 4
-
-
-class NoServer:
-    """A region server that serves nobody."""
-
-    def publish(self, name: str, source: RegionSource) -> None:
-        """Nobody asks."""
 
 
 def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:

@@ -30,6 +30,7 @@ import uvloop
 
 from benchmarks.ledger_check import LedgerCheck, Platform, check_ledger
 from benchmarks.machine import describe_machine, write_records
+from benchmarks.percentile import percentile
 from benchmarks.stream_client import Streamed, Target, stream
 from benchmarks.traces import Arrival, BadTrace, Capped, capped, read_trace
 
@@ -112,13 +113,6 @@ class Prompts:
             f'{{"model":{json.dumps(function)},"prompt":[{ids}],"max_tokens":{arrival.output_tokens},'
             '"temperature":0,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}'
         ).encode()
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
 
 
 def result(replay: Replay, cap: Capped, ledger: LedgerCheck | None, params: dict[str, Any]) -> dict[str, Any]:

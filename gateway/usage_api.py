@@ -32,7 +32,7 @@ from registry.conservation import Verdict
 from registry.errors import NotFound
 from registry.state import UsageFilter
 from registry.tables import to_csv, to_parquet
-from registry.usage_report import COLUMNS, bounded, split_days
+from registry.usage_report import COLUMNS, bounded, parse_by, split_days
 
 _MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -49,7 +49,7 @@ class UsageRoutes:
     async def report(self, request: Request) -> Response:
         """Sums by function and tenant, or other properties, over `[since, until)` in Unix seconds."""
         where, state = bounded(_where(request)), self._services.state
-        by = usage_groups.parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY))
+        by = parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY), usage_groups.PROPERTIES)
         key = OF_KEY.read(request)
         columns = (*by, *COLUMNS)
         if by == usage_groups.DEFAULT_BY and key is None:
@@ -75,7 +75,7 @@ class UsageRoutes:
     async def gpu_time(self, request: Request) -> Response:
         """Accelerator time over `[since, until)`, by function, tenant and node, and by time."""
         where, by = _where(request), GPU_BY.read(request)
-        grouped_by = gpu_report.PROPERTIES if by is None else gpu_report.parse_by(by)
+        grouped_by = gpu_report.PROPERTIES if by is None else parse_by(by, gpu_report.PROPERTIES)
         step_s = gpu_report.RESOLUTIONS_S.get(RESOLUTION.read(request) or "", 0)
         async with self._turn(request):
             found = await usage_reader.gpu_time(self._services.state, where, grouped_by, step_s=step_s)

@@ -210,14 +210,3 @@ def lost_by_call(lost: Iterable[LostCall]) -> dict[tuple[str, str], int]:
         name = call.call_id, call.instance_id
         found[name] = max(call.used_us, found.get(name, 0))
     return found
-
-
-def parse_by(text: str) -> tuple[str, ...]:
-    """`function,node` as properties to group by. Raises InvalidRecord."""
-    by = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in by if name not in PROPERTIES]
-    if unknown:
-        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use some of {', '.join(PROPERTIES)}")
-    if len(set(by)) < len(by):
-        raise InvalidRecord("a property to group by is named twice")
-    return by

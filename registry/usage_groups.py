@@ -48,17 +48,6 @@ class GroupRow:
     cost_nanos: int
 
 
-def parse_by(text: str) -> tuple[str, ...]:
-    """`tenant,day` as names of properties. Raises InvalidRecord."""
-    by = tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in by if name not in _PROPERTIES]
-    if unknown:
-        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use some of {', '.join(PROPERTIES)}")
-    if len(set(by)) < len(by):
-        raise InvalidRecord("a property to group by is named twice")
-    return by
-
-
 class GroupedSums:
     """Sums by some properties. Feed it each record once."""
 

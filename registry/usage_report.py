@@ -1,9 +1,10 @@
 """Sums over request records: which days a filter covers whole, and what rows add up to. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from registry.errors import InvalidRecord
 from registry.state import UsageFilter, UsageRow
 from registry.usage import InstanceInterval, RequestRecord
 
@@ -72,6 +73,17 @@ def overlaps(interval: InstanceInterval, since: float | None, until: float | Non
 def by_end(intervals: Iterable[InstanceInterval]) -> list[InstanceInterval]:
     """Intervals in the order of their ends; of those that end together an empty one comes last."""
     return sorted(intervals, key=lambda one: (one.to_at, one.from_at))
+
+
+def parse_by(text: str, properties: Sequence[str]) -> tuple[str, ...]:
+    """`tenant,day` as properties to group by. Raises InvalidRecord."""
+    by = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in by if name not in properties]
+    if unknown:
+        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use some of {', '.join(properties)}")
+    if len(set(by)) < len(by):
+        raise InvalidRecord("a property to group by is named twice")
+    return by
 
 
 def row_of(record: RequestRecord) -> UsageRow:

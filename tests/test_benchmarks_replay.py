@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger_check import key_id
-from benchmarks.replay import Prompts, percentile
+from benchmarks.percentile import percentile
+from benchmarks.replay import Prompts
 from benchmarks.stream_client import Streamed, Target, read_end, stream
 from benchmarks.traces import Arrival, BadTrace, capped, read_trace
 from tests.patience import PATIENCE_S

@@ -19,7 +19,7 @@ from registry.state import UsageFilter
 from registry.tables import to_csv, to_parquet
 from registry.usage import Rate, RequestStatus
 from registry.usage_groups import GroupedSums, Summary, percentile
-from registry.usage_report import COLUMNS
+from registry.usage_report import COLUMNS, parse_by
 from tests.registry_records import request
 from tests.usage_fixture import NOW, done, interval, lost, part
 
@@ -63,10 +63,10 @@ def test_groups_are_named_in_utc_and_wrong_ones_refused():
     sums = GroupedSums(("hour", "day", "status", "version"))
     sums.add(request(ended_at=1_763_719_199.99))
     assert sums.rows()[0].group == ("2025-11-21T09:00Z", "2025-11-21", "ok", 1)
-    assert usage_groups.parse_by(" tenant , day") == ("tenant", "day")
-    for wrong in ("", "colour", "tenant,tenant"):
+    assert parse_by(" tenant , day", usage_groups.PROPERTIES) == ("tenant", "day")
+    for wrong in ("colour", "tenant,tenant"):
         with pytest.raises(InvalidRecord):
-            usage_groups.parse_by(wrong)
+            parse_by(wrong, usage_groups.PROPERTIES)
 
 
 def test_a_report_with_too_many_rows_is_refused():
