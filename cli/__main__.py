@@ -26,6 +26,7 @@ COMMANDS = {
     "evict": ("cli.scaling", "Drop a function's idle image from a tier."),
     "logs": ("cli.logs", "Show a function's log lines."),
     "nodes": ("cli.nodes", "List nodes and what they hold."),
+    "casts": ("cli.casts", "Show images on their way to nodes, and how each node gets on."),
     "usage": ("cli.usage", "Usage and cost."),
     "gpu-time": ("cli.gpu_time", "What accelerators did with their time."),
     "prices": ("cli.prices", "Show and set prices."),

@@ -87,6 +87,7 @@ async def run(settings: GatewaySettings) -> None:
         )
         stack.push_async_callback(services.aclose)
         control.directory.each_start(services.metrics.note_start)
+        control.directory.cast_ends.each(services.metrics.note_cast)
         keeper = BlobKeeper(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
         server = GatewayServer(make_app(services, keeper), services.gate, settings)
         await services.pulse.beat(rates=True)

@@ -1,4 +1,4 @@
-"""/admin: operating the running cluster (scale, warm, drop, logs, nodes, instances)."""
+"""/admin: operating the running cluster (scale, warm, drop, logs, nodes, instances, casts)."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,13 +10,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import exchange as exchanges
+from gateway.cast_view import show
 from gateway.disconnect import Attended
 from gateway.errors import translate
 from gateway.exchange import Exchange
 from gateway.limits import ClientGone, decode, read_body
-from gateway.parameters import FOLLOW, LINES
+from gateway.parameters import FOLLOW, LINES, OF_FUNCTION
 from gateway.responses import encoded
 from gateway.schemas_admin import Drop, Scale, Warm
+from gateway.schemas_casts import CastList
 from gateway.services import Services
 from gateway.sse import ByteStream
 from registry.change import NodeUp, Snapshot
@@ -78,6 +80,15 @@ class ClusterAdmin:
     async def instances(self, request: Request) -> Response:
         view = self._services.cluster.view()
         return encoded({"instances": view.instances})
+
+    async def casts(self, request: Request) -> Response:
+        """What moves between nodes, and what did in the last hour."""
+        function = OF_FUNCTION.read(request)
+        found = await self._services.state.casts()
+        nodes = {up.record.id: up.record for up in self._services.cluster.view().nodes}
+        now = self._services.clock.wall_s()
+        wanted = [one for one in found if function is None or one.record.function == function]
+        return encoded(CastList(casts=[show(status, nodes, now) for status in wanted]))
 
     async def _known(self, request: Request) -> str:
         """The function's name. Raises NotFound."""

@@ -123,6 +123,7 @@ def make_routes(services: Services, keeper: BlobKeeper) -> list[Route]:
         Route(blob, blobs.append, methods=["PATCH"]),
         Route("/admin/nodes", cluster.nodes),
         Route("/admin/instances", cluster.instances),
+        Route("/admin/casts", cluster.casts),
         Route("/admin/keys", keys.list_keys),
         Route("/admin/keys", keys.create_key, methods=["POST"]),
         Route("/admin/keys/{key_id}", keys.change_key, methods=["PATCH"]),

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gateway.cast_ends import CastEnds
 from gateway.known_casts import KnownCasts
 from registry.change import (
     CastChanged,
+    CastPartEnded,
     Change,
     Demand,
     DemandChanged,
@@ -101,6 +103,7 @@ class Directory:
         self.functions: dict[str, Function] = {}
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
         self.casts = KnownCasts()
+        self.cast_ends = CastEnds()
         self.failure_serial = 0
         self._versions: dict[VersionKey, FunctionVersion] = {}
         self._nodes: dict[str, NodeEntry] = {}
@@ -165,7 +168,7 @@ class Directory:
             case NodeGone(id=id_, epoch=epoch):
                 entry = self._nodes.get(id_)
                 if entry is not None and entry.record.epoch <= epoch:
-                    self._remove_node(id_)
+                    self._remove_node(id_, now)
             case InstanceChanged(record=record):
                 self._change_instance(record)
             case FunctionChanged(function=function, version=version):
@@ -180,13 +183,16 @@ class Directory:
                 self.wishes.append(Wish(target=target, arrived_s=now))
             case CastChanged(record=record):
                 self.casts.put(record)
+                self.cast_ends.changed(record, now)
+            case CastPartEnded(progress=progress):
+                self.cast_ends.ended(progress, now)
 
     def expire(self, now: float) -> bool:
         """Drop nodes and demands whose time is up. Returns whether anything was."""
         nodes = [id_ for id_, entry in self._nodes.items() if entry.deadline_s <= now]
         for id_ in nodes:
             self._lapsed[id_] = self._nodes[id_].record.epoch
-            self._remove_node(id_)
+            self._remove_node(id_, now)
         gateways = [g for g, demand in self._demands.items() if demand.deadline_s <= now]
         for gateway in gateways:
             del self._demands[gateway]
@@ -336,6 +342,7 @@ class Directory:
             return
         if known is not None and up.record.epoch > known.record.epoch:
             self._remove_instances(up.record.id)
+            self.cast_ends.lost(up.record.id, now)
         if known is None and self._lapsed.pop(up.record.id, None) == up.record.epoch:
             self.incomplete = True
         self._nodes[up.record.id] = NodeEntry(
@@ -350,8 +357,9 @@ class Directory:
         if entry is not None:
             self._nodes[node] = replace(entry, channel_epoch=epoch)
 
-    def _remove_node(self, id_: str) -> None:
+    def _remove_node(self, id_: str, now: float) -> None:
         del self._nodes[id_]
+        self.cast_ends.lost(id_, now)
         self._remove_instances(id_)
 
     def _remove_instances(self, node: str) -> None:

@@ -8,10 +8,12 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.cast_ends import CastEnd
 from registry.change import Snapshot
 from registry.instance import InstanceRecord, InstanceState
 
 _CHILDREN = 4096
+_BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -74,6 +76,13 @@ class Metrics:
             buckets=_START_S,
             registry=registry,
         )
+        self.casts = Histogram(
+            "hypercast_cast_duration_seconds",
+            "From a cast's plan to the end of its last target.",
+            ("function", "state"),
+            buckets=_START_S,
+            registry=registry,
+        )
         self.spooled = Gauge(
             "hypercast_spooled_records",
             "Records of failed requests that wait for the ledger.",
@@ -88,6 +97,10 @@ class Metrics:
         """An instance has become ready: once a start."""
         for stage, length_ms in instance.phases_ms.items():
             self.phases.labels(instance.function, stage).observe(length_ms / 1000)
+
+    def note_cast(self, end: CastEnd) -> None:
+        """A cast is over: once a cast."""
+        self.casts.labels(end.record.function, end.state).observe(end.seconds)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -127,22 +140,26 @@ class _ClusterCollector:
             yield from _control(self._control())
 
 
-_NODE_COUNTERS = {
-    "disk_read_bytes": (
+def _node_counters(view: Snapshot) -> Iterator[Metric]:
+    disk = CounterMetricFamily(
         "hypercast_disk_read_bytes",
         "Bytes of images that nodes read from disk or the store.",
-    ),
-    "cast_recv_bytes": ("hypercast_cast_bytes", "Bytes of images that nodes received from other nodes."),
-}
-
-
-def _node_counters(view: Snapshot) -> Iterator[Metric]:
-    for counter, (name, text) in _NODE_COUNTERS.items():
-        family = CounterMetricFamily(name, text, labels=("node",))
-        for up in view.nodes:
-            if counter in up.record.counters:
-                family.add_metric((up.record.id,), up.record.counters[counter])
-        yield family
+        labels=("node",),
+    )
+    casts = CounterMetricFamily(
+        "hypercast_cast_bytes",
+        "Bytes of images that nodes received from other nodes.",
+        labels=("node", "transport"),
+    )
+    for up in view.nodes:
+        node, counters = up.record.id, up.record.counters
+        if "disk_read_bytes" in counters:
+            disk.add_metric((node,), counters["disk_read_bytes"])
+        for counter, nbytes in counters.items():
+            if counter.startswith(_BY_TRANSPORT):
+                casts.add_metric((node, counter.removeprefix(_BY_TRANSPORT)), nbytes)
+    yield disk
+    yield casts
 
 
 def _gpu_seconds(view: Snapshot) -> Metric:

@@ -7,6 +7,7 @@ from gateway import parameters as p
 from gateway import schemas_admin as admin
 from gateway import schemas_answers as answers
 from gateway.parameters import Parameter
+from gateway.schemas_casts import CastList
 from gateway.schemas_functions import ClassifyRequest, ClassifyResponse, FeaturesRequest, FeaturesResponse
 from gateway.schemas_openai import ChatRequest, CompletionRequest, EmbeddingRequest, Model, ModelList
 from registry.usage import Rate, RequestRecord
@@ -268,6 +269,15 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="The instances",
         tag="admin",
         answer=answers.InstanceList,
+    ),
+    Operation(
+        method="get",
+        path="/admin/casts",
+        summary="Images on their way to nodes, and how each node gets on",
+        tag="admin",
+        answer=CastList,
+        parameters=(p.OF_FUNCTION,),
+        failures=(422,),
     ),
     Operation(method="get", path="/admin/keys", summary="The API keys", tag="admin", answer=answers.KeyList),
     Operation(

@@ -93,6 +93,11 @@ class CastProgress:
     faults: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the node's last word."""
+        return not TRANSITIONS[self.state]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastStatus:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from registry.cast import CastRecord
+from registry.cast import CastProgress, CastRecord
 from registry.function import Function, FunctionVersion
 from registry.instance import InstanceRecord
 from registry.node import NodeRecord
@@ -84,6 +84,13 @@ class CastChanged:
     record: CastRecord
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastPartEnded:
+    """A node's part in a cast is over: `progress` is its last word. It may be told more than once."""
+
+    progress: CastProgress
+
+
 Change = (
     NodeUp
     | NodeGone
@@ -93,6 +100,7 @@ Change = (
     | DemandChanged
     | ScaleAsked
     | CastChanged
+    | CastPartEnded
 )
 
 

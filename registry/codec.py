@@ -6,6 +6,7 @@ import msgspec
 
 from registry.change import (
     CastChanged,
+    CastPartEnded,
     Change,
     DemandChanged,
     FunctionChanged,
@@ -31,6 +32,7 @@ _CHANGES: dict[bytes, type[Change]] = {
         DemandChanged,
         ScaleAsked,
         CastChanged,
+        CastPartEnded,
     )
 }
 

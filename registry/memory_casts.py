@@ -22,13 +22,16 @@ class MemoryCasts:
         self._keep(record.cast_id)
         return True
 
-    def tell(self, progress: CastProgress) -> None:
+    def tell(self, progress: CastProgress) -> bool:
+        """False if something later is known of that node."""
         self._forget_old()
         nodes = self._progress.setdefault(progress.cast_id, {})
         known = nodes.get(progress.node)
-        if known is None or progress.updated_at >= known.updated_at:
-            nodes[progress.node] = progress
-            self._keep(progress.cast_id)
+        if known is not None and progress.updated_at < known.updated_at:
+            return False
+        nodes[progress.node] = progress
+        self._keep(progress.cast_id)
+        return True
 
     def records(self) -> list[CastRecord]:
         self._forget_old()

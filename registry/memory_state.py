@@ -10,6 +10,7 @@ from registry.api_key import ApiKey, SpendPeriod
 from registry.cast import CastProgress, CastRecord, CastStatus
 from registry.change import (
     CastChanged,
+    CastPartEnded,
     Change,
     Demand,
     DemandChanged,
@@ -230,7 +231,8 @@ class MemoryState(MemoryLedger, State):
             self._feed.publish(CastChanged(record=record))
 
     async def put_cast_progress(self, progress: CastProgress) -> None:
-        self._casts.tell(progress)
+        if self._casts.tell(progress) and progress.is_final:
+            self._feed.publish(CastPartEnded(progress=progress))
 
     async def casts(self) -> list[CastStatus]:
         return self._casts.all()

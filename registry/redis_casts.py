@@ -2,7 +2,7 @@
 
 from registry import keys
 from registry.cast import CastProgress, CastRecord, CastStatus, in_order
-from registry.change import CastChanged
+from registry.change import CastChanged, CastPartEnded
 from registry.codec import decode, encode
 from registry.redis_connections import Script
 from registry.redis_store import PUBLISH, RedisStore
@@ -23,13 +23,16 @@ return 1
 )
 
 # What a node tells of its part, unless it told something later. It may come before the cast itself does.
-# KEYS cast; ARGV node at progress ttl-s
+# Only a last word is a change for the feed; else that is ''.
+# KEYS feed cast; ARGV length node at progress ttl-s change
 _PUT_PROGRESS = Script(
-    """
-local known = redis.call('HGET', KEYS[1], 'at ' .. ARGV[1])
-if known and tonumber(ARGV[2]) < tonumber(known) then return 0 end
-redis.call('HSET', KEYS[1], 'node ' .. ARGV[1], ARGV[3], 'at ' .. ARGV[1], ARGV[2])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
+    PUBLISH
+    + """
+local known = redis.call('HGET', KEYS[2], 'at ' .. ARGV[2])
+if known and tonumber(ARGV[3]) < tonumber(known) then return 0 end
+redis.call('HSET', KEYS[2], 'node ' .. ARGV[2], ARGV[4], 'at ' .. ARGV[2], ARGV[3])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+if ARGV[6] ~= '' then publish('CastPartEnded', ARGV[6]) end
 return 1
 """
 )
@@ -75,8 +78,15 @@ class RedisCasts(RedisStore):
     async def put_cast_progress(self, progress: CastProgress) -> None:
         await self._redis.script(
             _PUT_PROGRESS,
-            [keys.cast(progress.cast_id)],
-            [progress.node, repr(progress.updated_at), encode(progress), keys.CAST_TTL_S],
+            [keys.FEED, keys.cast(progress.cast_id)],
+            [
+                self._feed_length,
+                progress.node,
+                repr(progress.updated_at),
+                encode(progress),
+                keys.CAST_TTL_S,
+                encode(CastPartEnded(progress=progress)) if progress.is_final else "",
+            ],
         )
 
     async def casts(self) -> list[CastStatus]:

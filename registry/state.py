@@ -113,7 +113,10 @@ class ClusterState(Protocol):
         known changes nothing."""
         ...
 
-    async def put_cast_progress(self, progress: CastProgress) -> None: ...
+    async def put_cast_progress(self, progress: CastProgress) -> None:
+        """Tell of a node's part; in the feed is its last word alone. What is older than is known changes
+        nothing."""
+        ...
 
     async def casts(self) -> list[CastStatus]:
         """Those that are kept, the latest first."""

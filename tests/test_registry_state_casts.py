@@ -7,7 +7,7 @@ import pytest
 
 from registry import keys
 from registry.cast import CastMember, CastState, CastStatus
-from registry.change import CastChanged
+from registry.change import CastChanged, CastPartEnded
 from registry.clock import FakeClock
 from registry.errors import InvalidRecord
 from registry.keys import CAST_TTL_S
@@ -61,6 +61,26 @@ def test_of_each_node_the_latest_word_counts(on_state):
         await state.put_cast_progress(replace(begun, updated_at=NOW + 2))  # it came back
         (status,) = await state.casts()
         assert status.progress[0].state is CastState.RUNNING
+
+    on_state(scenario)
+
+
+def test_the_feed_tells_the_last_word_of_each_node(on_state):
+    async def scenario(state: State) -> None:
+        cursor = (await state.snapshot()).cursor
+        await state.put_cast(cast())
+        whole = cast_progress(held=4, state=CastState.COMPLETE, updated_at=NOW + 1)
+        failed = cast_progress("n2", state=CastState.FAILED, updated_at=NOW + 2, error="nobody has it")
+        for told in (cast_progress(), whole, failed):
+            await state.put_cast_progress(told)
+        await state.put_cast_progress(replace(whole, state=CastState.CANCELLED, updated_at=NOW))  # too late
+        await state.put_cast(cast("c1"))
+        assert await after(state, cursor, 4) == [
+            CastChanged(record=cast()),
+            CastPartEnded(progress=whole),
+            CastPartEnded(progress=failed),
+            CastChanged(record=cast("c1")),
+        ]
 
     on_state(scenario)
 

@@ -1,0 +1,138 @@
+"""When a cast is over: its last target told so, or is gone."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.cast_ends import CastEnd
+from gateway.directory import Directory
+from gateway.metrics import Metrics
+from registry.cast import CastMember, CastState
+from registry.change import CastChanged, CastPartEnded, NodeGone, NodeUp, Snapshot
+from tests.registry_records import cast, cast_progress, node
+
+LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+
+
+class Cluster:
+    """A directory with nodes n0, n1 and n2, and the ends of casts that it told."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.ends: list[CastEnd] = []
+        self.directory.cast_ends.each(self.ends.append)
+        for index in range(3):
+            self.up(f"n{index}")
+
+    def up(self, name: str, epoch: int = 1, now: float = 0.0) -> None:
+        self.directory.apply(NodeUp(record=node(name, epoch), ttl_s=10.0), now)
+
+    def plan(self, now: float, **changes: object) -> None:
+        self.directory.apply(CastChanged(record=cast(**changes)), now)
+
+    def end(self, name: str, now: float, state: CastState = CastState.COMPLETE) -> None:
+        self.directory.apply(CastPartEnded(progress=cast_progress(name, state=state)), now)
+
+    def told(self) -> list[tuple[float, CastState]]:
+        return [(end.seconds, end.state) for end in self.ends]
+
+
+def test_a_cast_ends_once_with_its_last_target() -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.end("n1", 2.0)
+    cluster.end("n1", 2.5)  # told again
+    assert not cluster.ends and "c0" in repr(cluster.directory.cast_ends)
+    cluster.end("n2", 4.0)
+    cluster.end("n2", 5.0)
+    assert cluster.told() == [(3.0, CastState.COMPLETE)]
+
+
+def test_it_waits_for_those_that_joined_but_ends_no_second_time() -> None:
+    cluster = Cluster()
+    joined = (*cast().members, LATE)
+    cluster.plan(1.0)
+    cluster.plan(2.0, members=joined, epoch=1)
+    cluster.plan(2.5)  # of a controller that is behind
+    cluster.end("n1", 3.0)
+    cluster.end("n2", 4.0)
+    assert not cluster.ends
+    cluster.end("n9", 5.0)
+    later = (*joined, replace(LATE, node="n8", host="h8"))
+    cluster.plan(6.0, members=later, epoch=2)
+    cluster.end("n8", 7.0)
+    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+
+
+@pytest.mark.parametrize("how", ["gone", "lapsed", "anew"])
+def test_a_target_that_is_lost_has_failed(how: str) -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.end("n1", 2.0)
+    if how == "gone":
+        cluster.directory.apply(NodeGone(id="n2", epoch=1), 3.0)
+    elif how == "lapsed":
+        cluster.up("n1", now=2.0)
+        cluster.directory.expire(10.0)
+    else:
+        cluster.up("n2", epoch=2, now=3.0)
+    assert [state for _, state in cluster.told()] == [CastState.FAILED]
+
+
+def test_a_source_that_is_lost_ends_nothing() -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.directory.apply(NodeGone(id="n0", epoch=1), 2.0)
+    cluster.end("n1", 3.0)
+    cluster.end("n2", 4.0, CastState.CANCELLED)
+    assert cluster.told() == [(3.0, CastState.CANCELLED)]
+
+
+def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
+    cluster = Cluster()
+    snapshot = Snapshot(
+        cursor="1", functions=(), versions=(), nodes=(), instances=(), demands=(), casts=(cast(),)
+    )
+    cluster.directory.load(snapshot, 0.0)
+    cluster.end("n1", 3.0)
+    cluster.end("n2", 4.0)
+    assert not cluster.ends
+
+
+def test_only_so_many_are_kept() -> None:
+    cluster = Cluster()
+    for index in range(300):
+        cluster.plan(1.0, cast_id=f"c{index}")
+    for name in ("n1", "n2"):
+        cluster.directory.apply(NodeGone(id=name, epoch=1), 2.0)
+    assert len(cluster.ends) == 256
+
+
+def test_metrics_tell_how_long_casts_took_and_what_came_by_which_transport() -> None:
+    view = Snapshot(
+        cursor="",
+        functions=(),
+        versions=(),
+        nodes=(
+            NodeUp(
+                record=node(
+                    "n1",
+                    counters={"cast_recv_bytes": 5, "cast_recv_bytes_tcp": 4, "cast_recv_bytes_shm": 1},
+                ),
+                ttl_s=6.0,
+            ),
+        ),
+        instances=(),
+        demands=(),
+    )
+    metrics = Metrics(lambda: view)
+    cluster = Cluster()
+    cluster.directory.cast_ends.each(metrics.note_cast)
+    cluster.plan(1.0)
+    cluster.end("n1", 2.0)
+    cluster.end("n2", 3.0)
+    text = metrics.render().decode()
+    assert 'hypercast_cast_duration_seconds_sum{function="tiny",state="complete"} 2.0' in text
+    assert metrics.render().decode() == text  # a scrape counts nothing
+    assert 'hypercast_cast_bytes_total{node="n1",transport="tcp"} 4.0' in text
+    assert 'hypercast_cast_bytes_total{node="n1",transport="shm"} 1.0' in text

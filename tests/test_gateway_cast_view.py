@@ -1,0 +1,121 @@
+"""What is shown of a cast: the plan beside what its nodes told."""
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gateway.cast_view import SILENT_S, show
+from gateway.schemas_casts import CastList, CastShown
+from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
+from registry.change import NodeUp
+from registry.errors import StateUnavailable
+from registry.memory_state import MemoryState
+from registry.node import Tier
+from tests.gateway_http_fixture import gateway
+from tests.registry_records import NOW, cast, cast_progress, node
+
+NODES = {name: node(name) for name in ("n0", "n1", "n2", "n9")}
+
+
+def complete(name: str, **changes: object) -> CastProgress:
+    return cast_progress(
+        name, state=CastState.COMPLETE, held=4, received={"tcp": 1 << 20}, updated_at=NOW + 2, **changes
+    )
+
+
+def seen(*progress: CastProgress, record: CastRecord | None = None, now: float = NOW + 3) -> CastShown:
+    return show(CastStatus(record=record or cast(), progress=progress), NODES, now)
+
+
+def test_a_running_cast_adds_up_what_its_targets_told() -> None:
+    shown = seen(cast_progress(faults={"late": 1, "lost": 1}), cast_progress("n2", faults={"late": 2}))
+    assert (shown.state, shown.done, shown.targets, shown.blocks) == ("running", 0, 2, 4)
+    assert shown.received == {"tcp": 1 << 20} and shown.faults == {"late": 3, "lost": 1}
+    assert shown.bytes_s == (1 << 20) / 0.5 and shown.seconds == shown.age_s == 3
+    assert [part.state for part in shown.nodes] == ["source", "running", "running"]
+    assert shown.nodes[1].held == 2 and shown.nodes[1].bytes_s == (1 << 19) / 0.5
+
+
+def test_a_cast_is_over_with_its_last_target() -> None:
+    shown = seen(complete("n1"), complete("n2", seconds=1.0), now=NOW + 100)
+    assert (shown.state, shown.done, shown.seconds, shown.age_s) == ("complete", 2, 2, 100)
+    assert shown.bytes_s == 2 << 20
+    assert seen(complete("n1")).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"), [(CastState.FAILED, "failed"), (CastState.CANCELLED, "cancelled")]
+)
+def test_the_worst_that_a_target_came_to_is_the_outcome(state: CastState, outcome: str) -> None:
+    shown = seen(complete("n1"), cast_progress("n2", state=state, error="why"))
+    assert (shown.state, shown.done, shown.nodes[2].error) == (outcome, 1, "why")
+
+
+def test_a_target_whose_process_is_gone_is_lost() -> None:
+    told = CastStatus(record=cast(), progress=(complete("n1"), cast_progress("n2")))
+    gone = show(told, {name: NODES[name] for name in ("n0", "n1")}, NOW + 3)
+    assert (gone.state, gone.nodes[2].state, gone.nodes[2].error) == ("failed", "lost", "its node is gone")
+    anew = show(told, NODES | {"n2": replace(NODES["n2"], started_at=NOW + 1)}, NOW + 3)
+    assert anew.nodes[2].error == "its node began anew"
+    only = show(CastStatus(record=cast(), progress=(complete("n1"), complete("n2"))), {}, NOW + 3)
+    assert only.state == "complete"  # what it told before counts
+
+
+def test_a_target_of_which_nothing_is_heard_is_lost_in_the_end() -> None:
+    soon, late = NOW + SILENT_S - 1, NOW + SILENT_S + 1
+    assert [part.state for part in seen(now=soon).nodes] == ["source", "waiting", "waiting"]
+    assert seen(now=late).nodes[1].error == "it never began" and seen(now=late).state == "failed"
+    assert seen(cast_progress(), now=late).nodes[1].error.startswith("silent for")
+
+
+def test_those_that_joined_later_are_told_apart() -> None:
+    late = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+    members = cast().members
+    record = cast(members=(replace(members[0], tier=Tier.HOST), *members[1:], late), epoch=1)
+    shown = seen(record=record)
+    assert [(part.node, part.tier, part.planned) for part in shown.nodes] == [
+        ("n0", "host", True),
+        ("n1", "none", True),
+        ("n2", "none", True),
+        ("n9", "none", False),
+    ]
+
+
+class Away(MemoryState):
+    async def casts(self) -> list[CastStatus]:
+        raise StateUnavailable("no Redis")
+
+
+def test_admins_read_casts_by_function() -> None:
+    async def main() -> None:
+        async with gateway() as gw, gw.http() as http:
+            gw.cluster.snapshot = replace(
+                gw.cluster.snapshot, nodes=(NodeUp(record=node("n1", started_at=1.0), ttl_s=6.0),)
+            )
+            await gw.state.put_cast(cast())
+            await gw.state.put_cast(cast("c1", function="other", started_at=NOW + 1))
+            await gw.state.put_cast_progress(complete("n1"))
+            answer = await http.get("/admin/casts")
+            found = msgspec.json.decode(answer.content, type=CastList).casts
+            assert [one.cast_id for one in found] == ["c1", "c0"]
+            assert found[1].nodes[1].transports == {"n0": "tcp: another host"}
+            of_tiny = (await http.get("/admin/casts?function=tiny")).json()["casts"]
+            assert [one["function"] for one in of_tiny] == ["tiny"]
+            assert (await http.get("/admin/casts?function=nobody")).json() == {"casts": []}
+            assert (await http.get(f"/admin/casts?function={'x' * 999}")).status_code == 422
+            async with gw.http(gw.caller_key) as caller:
+                assert (await caller.get("/admin/casts")).status_code == 403
+
+    asyncio.run(main())
+
+
+def test_without_redis_they_are_unavailable() -> None:
+    async def main() -> None:
+        async with gateway(state=Away()) as gw, gw.http() as http:
+            answer = await http.get("/admin/casts")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
+            assert "retry-after" in answer.headers
+
+    asyncio.run(main())
