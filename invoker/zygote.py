@@ -123,7 +123,6 @@ class Zygote:
             self._become_child(spawn, log_fd, parent)
         os.close(log_fd)
         self.children[pid] = spawn.id
-        self._tell({"spawned": spawn.id, "pid": pid})
 
     def _become_child(self, spawn: Spawn, log_fd: int, parent: int) -> None:
         """In the child: let go of all that is the zygote's, run the invoker, and never return."""
@@ -133,6 +132,8 @@ class Zygote:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _ORPHANED)
             if os.getppid() != parent:
                 os._exit(1)  # the zygote died before the line above
+            # Not told by the zygote: if that died first, nobody would know of a node that outlives it.
+            self._tell({"spawned": spawn.id, "pid": os.getpid()})
             os.setsid()  # an interrupt at the terminal is for the supervisor, which stops us in order
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):

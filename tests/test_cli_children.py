@@ -242,6 +242,33 @@ sys.exit(main(fork))
     assert failed == [{"error": "cannot fork: Resource temporarily unavailable", "id": "b"}]
 
 
+def test_a_zygote_that_dies_in_the_middle_of_a_fork_leaves_no_node_that_nobody_knows(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from invoker.zygote import main
+
+def fork():
+    pid = os.fork()
+    if pid:
+        while os.getsid(pid) != pid:  # it outlives its zygote from then on
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
+
+sys.exit(main(fork))
+"""
+    order = {"spawn": {"id": "a", "argv": ["--help"], "log": str(tmp_path / "a")}}
+    with (
+        orphans_taken(),
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as zygote,
+    ):
+        told, _ = zygote.communicate(json.dumps(order) + "\n")
+        event = json.loads(told)
+        assert (event["spawned"], os.waitpid(event["pid"], 0)) == ("a", (event["pid"], 0))
+
+
 def test_children_that_run_together_are_stopped_together(tmp_path: Path) -> None:
     # Told to stop, the one opens a pipe to read and the other to write: each waits for the other.
     meet, met = tmp_path / "meet", tmp_path / "met"
