@@ -132,6 +132,10 @@ def test_who_comes_while_a_load_is_being_stopped_gets_one_of_its_own(tmp_path: P
 
 def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
     def deleted(cluster: FakeCluster) -> int:
+        # A spare that was discarded is mapped until the thread that took its pages has noticed.
+        for thread in threading.enumerate():
+            if thread.name == "spare-prefault":
+                thread.join()
         maps = Path("/proc/self/maps").read_text().splitlines()
         return sum("(deleted)" in line and cluster.id in line for line in maps)
 
