@@ -9,28 +9,36 @@ import numpy as np
 from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_device import Device, LocalMemory, Registration
 
+# Registering takes the pages, and holds the event loop meanwhile: not a whole image that is still arriving.
+PIECE_BYTES = 64 << 20
+
+_Key = tuple[int, int, int]  # owner, first and last piece
+
 
 class _Owned:
-    """The registration of all memory of one object. With `owner` it lives as long as that object."""
+    """The registration of some pieces of an object's memory. With `owner` it lives as long as that object."""
 
     def __init__(self, registration: Registration, owner: "weakref.ref[object] | None") -> None:
         self.registration = registration
         self.owner = owner
         self.users = 0
 
+    def is_of(self, address: int, nbytes: int) -> bool:
+        return (self.registration.address, self.registration.nbytes) == (address, nbytes)
+
 
 class RegisteredMemory:
-    """Finds the registration of any view, or makes it: for the whole of the memory that it is a view of.
+    """Finds the registration of any view, or makes it.
 
-    What was added by `add` or `add_gpu` is found first. All else is registered when it is first used: the
-    whole mapping or array, once, until it is closed and collected; memory whose owner cannot be watched
-    (`bytes`, `bytearray`) for the time of use only.
+    What was added by `add` or `add_gpu` is found first. All else is registered when it is first used: those
+    pieces of the mapping or array that the view lies in, once, until it is closed and collected; memory whose
+    owner cannot be watched (`bytes`, `bytearray`) for the time of use only.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._arenas: list[Registration] = []
-        self._owned: dict[int, _Owned] = {}
+        self._owned: dict[_Key, _Owned] = {}
 
     def __repr__(self) -> str:
         return f"RegisteredMemory({len(self._arenas)} arenas, {len(self._owned)} others)"
@@ -98,17 +106,19 @@ class RegisteredMemory:
             if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
                 self._forget(key, owned)
 
-    def _owned_by(self, view: memoryview, start: int) -> tuple[int, _Owned]:
+    def _owned_by(self, view: memoryview, start: int) -> tuple[_Key, _Owned]:
         owner = _owner(view)
-        key = id(owner)
+        with memoryview(owner) as whole:  # type: ignore[arg-type]
+            base, total, writable = address_of(whole), whole.nbytes, not whole.readonly
+        first, last = (start - base) // PIECE_BYTES, (start - base + view.nbytes - 1) // PIECE_BYTES
+        key = id(owner), first, last
+        address = base + first * PIECE_BYTES
+        nbytes = min((last + 1) * PIECE_BYTES, total) - first * PIECE_BYTES
         known = self._owned.get(key)
-        if known is not None and _covers(known.registration, start, view.nbytes):
+        if known is not None and known.is_of(address, nbytes):
             return key, known
         # Not known, or a mapping that has moved since: what still uses the old one keeps it.
-        whole = memoryview(owner)  # type: ignore[arg-type]
-        registration = self._device.register(address_of(whole), whole.nbytes, writable=not whole.readonly)
-        whole.release()
-        made = _Owned(registration, None)
+        made = _Owned(self._device.register(address, nbytes, writable=writable), None)
         try:
             made.owner = weakref.ref(owner, lambda _: self._forget(key, made))
         except TypeError:
@@ -118,7 +128,7 @@ class RegisteredMemory:
             known.registration.close()
         return key, made
 
-    def _forget(self, key: int, owned: _Owned) -> None:
+    def _forget(self, key: _Key, owned: _Owned) -> None:
         if self._owned.get(key) is owned:
             del self._owned[key]
         owned.registration.close()

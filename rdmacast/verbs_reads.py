@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rdmacast.errors import DeviceError, LinkClosed
 from rdmacast.verbs_address import RemoteMemory
@@ -11,7 +11,7 @@ from rdmacast.verbs_device import LocalMemory, QueuePair
 from rdmacast.waiting import wait_to_end
 
 MESSAGE_BYTES = 4 << 20  # of one READ: long enough that posting it costs nothing, short enough to interleave
-POLL_S = 0.0005  # what is under way lasts longer than this on any link, so the link is never idle for it
+POLL_S = 0.0005  # a full queue lasts longer than this on any link, so the link is never idle for it
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class _Reading:
     ended: "asyncio.Future[None]"
     posted: int = 0
     under_way: int = 0
-    stopped: bool = field(default=False)
+    stopped: bool = False
 
     @property
     def is_posted(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rdmacast import wire
 from rdmacast.have_map import MAX_BLOCKS, HaveMap
+from rdmacast.verbs_address import ADDRESS_BYTES, NONCE_BYTES, Answering, QueuePairAddress, RemoteMemory
 from registry.channel_frames import Kind, pack, pack_credit, pack_failure
 
 SECRET = b"a secret of the cluster"
@@ -74,6 +75,7 @@ def damaged(messages: list[bytes], extra: list[bytes]) -> list[bytes]:
     return extra + made
 
 
+_QUEUE_PAIR = QueuePairAddress(number=17, first_psn=5, lid=0, mtu_bytes=4096, reads=16, gid=bytes(15) + b"\1")
 REGION_REQUESTS = [
     wire.encode(frame)
     for frame in (
@@ -89,6 +91,10 @@ REGION_REQUESTS = [
         wire.Watch(7, "other", 256),
         wire.Ask(7, 2),
         wire.Cancel(6),
+        wire.Pair(8, _QUEUE_PAIR),
+        wire.Expose(9, "image", 128, 512),
+        wire.Expose(10, "other", 0, 1),
+        wire.Cancel(9),
     )
 ]
 _HEADER = struct.Struct(">BBHIQ")
@@ -113,6 +119,13 @@ HOSTILE_REQUESTS = [
     _HEADER.pack(12, 0, 0, 1, 256),
     _HEADER.pack(14, 0, 18, 1, 0) + HaveMap(blocks=8, epoch=0, held=1).encode(),
     wire.encode(wire.Watch(1, "image", 1 << 62)) + wire.encode(wire.Watch(2, "large", 1)),
+    wire.encode(wire.Expose(1, "image", 0, 1)),
+    wire.encode(wire.Pair(1, _QUEUE_PAIR)) * 3,
+    wire.encode(wire.Pair(1, _QUEUE_PAIR))
+    + b"".join(wire.encode(wire.Expose(id_, "image", 0, 1)) for id_ in range(2, 6000)),
+    _HEADER.pack(15, 0, ADDRESS_BYTES, 1, 0) + b"\xff" * ADDRESS_BYTES,
+    _HEADER.pack(15, 0, 5, 1, 0) + b"image",
+    wire.encode(wire.Exposed(1, RemoteMemory(4096, 7))),
 ]
 REGION_REPLIES = [
     wire.encode(frame)
@@ -129,6 +142,9 @@ HOSTILE_REPLIES = [
     REGION_REPLIES[0] + wire.encode(wire.Data(9, 4096)) + CONTENT[:4096],
     REGION_REPLIES[0] + wire.encode(wire.Ready(1, 5)),
     REGION_REPLIES[0] + wire.encode(wire.Location(1, 4096, "/etc/passwd")),
+    REGION_REPLIES[0] + wire.encode(wire.Exposed(1, RemoteMemory(4096, 7))),
+    REGION_REPLIES[0]
+    + wire.encode(wire.Paired(1, Answering(_QUEUE_PAIR, RemoteMemory(0, 0), bytes(NONCE_BYTES)))),
     REGION_REPLIES[0] + wire.encode(wire.Error(1, wire.ErrorCode.INTERNAL, "no")),
     REGION_REPLIES[0] + _HEADER.pack(9, 0, 0, 1, 77),
     REGION_REPLIES[0] + _HEADER.pack(8, 0, 2, 1, 1) + b"\0\0",

@@ -14,11 +14,13 @@ from rdmacast.connection import Listener, listen
 from rdmacast.errors import AuthError, CastError, ProtocolError
 from rdmacast.framing import FrameAssembler
 from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress
+from rdmacast.verbs_node import VerbsNode
 from registry.channel import Channel, ChannelServer, ChannelSettings
 from registry.channel_connection import SERVICE as CHANNEL
 from registry.channel_frames import FrameSplitter, Kind, unpack_failure
@@ -207,15 +209,17 @@ async def read_region(address: PeerAddress) -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["handshakes", "requests"])
 def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
     async def main() -> None:
-        async with RegionServer(SECRET, host="a", settings=LINK) as server:
-            server.publish("image", GrowingRegion(CONTENT, complete=True))
-            if known:
-                conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
-            else:
-                conversations = damaged(HANDSHAKE, STRANGERS)
-            service = wire.SERVICE if known else None
-            port = port_of(server.address.url)
-            await bombard(port, conversations, service, lambda: read_region(server.address))
+        with VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs:
+            async with RegionServer(SECRET, host="a", verbs=verbs, settings=LINK) as server:
+                server.publish("image", GrowingRegion(CONTENT, complete=True))
+                if known:
+                    conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
+                else:
+                    conversations = damaged(HANDSHAKE, STRANGERS)
+                service = wire.SERVICE if known else None
+                port = port_of(server.address.url)
+                await bombard(port, conversations, service, lambda: read_region(server.address))
+        assert not fabric.pairs and not fabric.memory
 
     run(main())
 

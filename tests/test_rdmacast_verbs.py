@@ -23,7 +23,7 @@ from rdmacast.transport import Link
 from rdmacast.verbs import VerbsTransport
 from rdmacast.verbs_address import QueuePairAddress
 from rdmacast.verbs_gpu import exported
-from rdmacast.verbs_memory import RegisteredMemory
+from rdmacast.verbs_memory import PIECE_BYTES, RegisteredMemory, address_of
 from rdmacast.verbs_node import VerbsNode
 from tests.transport_fixture import CONTENT, NBYTES, SECRET
 from tests.verbs_fixture import until, why_no_rdma
@@ -240,6 +240,26 @@ def test_memory_is_registered_once_and_for_as_long_as_its_owner_lives() -> None:
             pass
     memory.close()
     assert not fabric.memory
+
+
+def test_large_memory_is_registered_by_pieces_as_it_is_used() -> None:
+    fabric = MemoryFabric()
+    memory = RegisteredMemory(MemoryDevice(fabric))
+    mapping = memoryview(mmap.mmap(-1, 3 * PIECE_BYTES + 4096))
+    ranges = (
+        (10, 20),
+        (PIECE_BYTES - 5, 5),
+        (PIECE_BYTES - 5, 10),
+        (PIECE_BYTES - 1, 2),
+        (3 * PIECE_BYTES, 4096),
+    )
+    for start, nbytes in ranges:
+        with memory.local(mapping[start : start + nbytes]) as local:
+            registration = fabric.memory[local.lkey]
+            assert registration.at(local.address, nbytes) == address_of(mapping) + start
+    sizes = sorted(registration.nbytes for registration in fabric.memory.values())
+    assert sizes == [4096, PIECE_BYTES, 2 * PIECE_BYTES]
+    memory.close()
 
 
 def test_a_mapping_that_has_moved_is_registered_anew() -> None:

@@ -23,7 +23,6 @@ PACKAGES = {
     "qemu-system-x86": lambda: shutil.which(QEMU),
     "python3-pyverbs": PYVERBS.is_dir,
     "ibverbs-providers": lambda: list(Path("/usr/lib").glob("*/libibverbs/librxe-rdmav*.so")),
-    "rdma-core": lambda: Path("/etc/rdma").is_dir() or list(Path("/usr/lib").glob("*/libibverbs.so.1")),
     "iproute2": lambda: shutil.which("rdma", path="/usr/sbin:/sbin:/usr/bin:/bin"),
 }
 TESTS = ("tests/test_rdmacast_transports.py", "tests/rdma", "-k", "verbs")

@@ -10,4 +10,4 @@ mkdir -p /tmp/pyverbs-only && ln -sfn "$PYVERBS" /tmp/pyverbs-only/pyverbs
 export PYTHONPATH=/tmp/pyverbs-only:$CHECKOUT PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 # Without the fixtures of the platform: what they import takes the emulated processor a minute.
 # shellcheck disable=SC2086
-"$PYTHON" -m pytest --noconftest -p pytest_timeout -p no:cacheprovider -v --durations=3 $ARGUMENTS
+"$PYTHON" -m pytest --noconftest -p pytest_timeout -p no:cacheprovider --color=no -v --durations=3 $ARGUMENTS

@@ -21,7 +21,7 @@ _SHIFT = 16
 
 def command(folder: Path, job: Path) -> list[str]:
     """One processor: the emulation gains nothing by a second."""
-    console = f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr job={job}"
+    console = f"console=ttyS0 loglevel=3 panic=-1 mitigations=off nokaslr job={job}"
     share = "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"
     return [
         *(QEMU, "-accel", "tcg,tb-size=512", "-cpu", PROCESSOR, "-machine", "q35", "-smp", "1"),
@@ -54,12 +54,17 @@ def run(script: str, folder: Path, limit_s: float = LIMIT_S) -> int:
             late.cancel()
             guest.kill()
             guest.wait()
-    # QEMU ends with (value << 1) | 1; its own failures end with 1, and a power-off with 0.
-    reported = (code >> 1) - _SHIFT
-    if code % 2 == 0 or not 0 <= reported <= 99 or (not reported and not said_zero):
+    return reported(code, said_zero=said_zero)
+
+
+def reported(code: int, *, said_zero: bool) -> int:
+    """The guest's exit code by that of QEMU, which is (code + _SHIFT) << 1 | 1; its own failures end with 1,
+    and a power-off with 0."""
+    told = (code >> 1) - _SHIFT
+    if code % 2 == 0 or not 0 <= told <= 99 or (not told and not said_zero):
         print(f"the guest never reported (QEMU ended with {code})", file=sys.stderr)
         return NEVER_REPORTED
-    return reported
+    return told
 
 
 def _relay(guest: "subprocess.Popen[str]") -> bool:
