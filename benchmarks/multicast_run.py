@@ -82,10 +82,8 @@ class Contender:
     @property
     def title(self) -> str:
         """For people."""
-        details = [f"algorithm {self.algorithm}"] if self.algorithm else []
-        if self.task:
-            details = [f"{self.task.blocks} blocks", f"{self.sources} of {self.nodes} sources"]
-        return " ".join([self.name, *(f"({', '.join(details)})" for _ in details[:1])])
+        details = f"{self.task.blocks} blocks, k = {self.sources}" if self.task else self.algorithm
+        return f"{self.name} ({details})" if details else self.name
 
     def run(self, image: CastImage, cast: str, patience_s: float) -> Run:
         """Raises CrewError and WrongBytes."""
