@@ -170,6 +170,7 @@ def _gear(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Path) -> E
         published=PublishedImages(NoServer(), tier, residents.buffer),
         store=None,
         connector=Connector("gpu-check", []),
+        casting=None,
         in_arena=lambda image: content.data,
         counters=Counters(),
         changed=lambda: None,

@@ -44,6 +44,7 @@ def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:
         published=PublishedImages(NoServer(), tier, lambda image: None),
         store=StoreAccess(store=store, label="disk"),
         connector=Connector("bench", []),
+        casting=None,
         in_arena=lambda image: None,
         counters=Counters(),
         changed=lambda: None,

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.directory import VersionKey
+from registry.cast import CastRecord
 from registry.function import FunctionVersion
 from registry.messages import Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOn:
-    """Start `instance_id` of `version` on `node`, its bytes from `holders` (none: from disk or store).
+    """Start `instance_id` of `version` on `node`, its bytes by `cast`, where that does not bring them from
+    `holders` (none: from disk or store).
 
     `room_bytes` is how much of the arena it was thought to have.
     """
@@ -21,6 +23,7 @@ class StartOn:
     holders: tuple[Holder, ...]
     max_concurrency: int
     room_bytes: int = 0
+    cast: CastRecord | None = None
 
     @property
     def key(self) -> VersionKey:
@@ -48,14 +51,15 @@ class StopOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmOn:
-    """Bring the version's image into the host tier of `node`; `keep` makes it the cluster's kept copy,
-    and one that is `yielding` pushes no other kept copy out."""
+    """Bring the version's image into the host tier of `node`, from where a start would have it; `keep` makes
+    it the cluster's kept copy, and one that is `yielding` pushes no other kept copy out."""
 
     version: FunctionVersion
     node: str
     holders: tuple[Holder, ...]
     keep: bool = False
     yielding: bool = False
+    cast: CastRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
+from gateway.casts import Casts, Delivery
 from gateway.contract import DispatchError, Stage
 from gateway.directory import Directory, VersionKey
 from gateway.node_calls import NodeCalls
@@ -12,6 +13,7 @@ from gateway.placement import choose_sources, choose_warm, impossible
 from gateway.planner import Planner
 from gateway.wakeup import Wakeup
 from registry.change import ScaleTarget, Snapshot
+from registry.clock import Clock
 from registry.errors import ChannelError, NotFound, RegistryError, RemoteError
 from registry.function import FunctionVersion
 from registry.messages import Holder
@@ -31,13 +33,17 @@ class ClusterControl:
         directory: Directory,
         changes: Wakeup,
         planner: Planner,
+        casts: Casts,
         calls: NodeCalls,
+        clock: Clock,
     ) -> None:
         self._state = state
         self._directory = directory
         self._changes = changes
         self._planner = planner
+        self._casts = casts
         self._calls = calls
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"<ClusterControl {self._directory!r}>"
@@ -120,15 +126,20 @@ class ClusterControl:
         fractions = {node.id: 0.0 for node in targets}
         news: asyncio.Queue[None] = asyncio.Queue()
 
-        async def fill(node: NodeRecord, holders: tuple[Holder, ...]) -> None:
-            await self._fill(version, node, holders, lambda fraction: tell(node.id, fraction), keep=False)
+        sources = self._sources(image, targets)
+        delivery = self._deliver(version, sources)
+
+        async def fill(node: NodeRecord) -> None:
+            holders = sources[node.id]
+            await self._fill(
+                version, node, holders, delivery, lambda fraction: tell(node.id, fraction), keep=False
+            )
 
         def tell(node: str, fraction: float) -> None:
             fractions[node] = fraction
             news.put_nowait(None)
 
-        sources = self._sources(image, targets)
-        tasks = [asyncio.create_task(fill(node, sources[node.id])) for node in targets]
+        tasks = [asyncio.create_task(fill(node)) for node in targets]
         for task in tasks:
             task.add_done_callback(lambda _: news.put_nowait(None))
         try:
@@ -167,8 +178,9 @@ class ClusterControl:
             if target is None:
                 break
             try:
-                holders = self._sources(image, [target])[target.id]
-                await self._fill(version, target, holders, lambda _: None, keep=True)
+                sources = self._sources(image, [target])
+                delivery = self._deliver(version, sources)
+                await self._fill(version, target, sources[target.id], delivery, lambda _: None, keep=True)
             except RegistryError as error:
                 failed.add(target.id)
                 last = _reason(error)
@@ -188,6 +200,7 @@ class ClusterControl:
         version: FunctionVersion,
         node: NodeRecord,
         holders: tuple[Holder, ...],
+        delivery: Delivery,
         tell: Callable[[float], None],
         *,
         keep: bool,
@@ -198,7 +211,14 @@ class ClusterControl:
         if mine:
             self._planner.warming[version.image, node.id] = None
         try:
-            steps = self._calls.warm(version, node.id, holders, keep=keep, yielding=not keep)
+            steps = self._calls.warm(
+                version,
+                node.id,
+                delivery.holders_for(node.id, holders),
+                cast=delivery.cast_for(node.id),
+                keep=keep,
+                yielding=not keep,
+            )
             async with aclosing(steps):
                 async for step in steps:
                     tell(step.fraction)
@@ -219,6 +239,11 @@ class ClusterControl:
                 "start_failed", f"only {sources.loader} can read the store, and it was not named", status=503
             )
         return {target.id: sources.holders.get(target.id, ()) for target in targets}
+
+    def _deliver(self, version: FunctionVersion, sources: dict[str, tuple[Holder, ...]]) -> Delivery:
+        return self._casts.deliver(
+            self._directory, version, sources, self._planner.loading, self._clock.wall_s()
+        )
 
     def _warm_targets(
         self, version: FunctionVersion, count: int | None, on: Sequence[str]

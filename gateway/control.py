@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.admission import Admission, AdmissionLimits
+from gateway.cast_records import CastRecords
+from gateway.casts import Casts
 from gateway.cluster import ClusterControl
 from gateway.contract import Blobs
 from gateway.controller import Controller, LocalDemand
@@ -119,7 +121,8 @@ async def make_control(
     sync = DirectorySync(state, directory, changes, clock)
     demand = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     planner = Planner(policy or ConcurrencyTarget(), _instance_id, settings.planner)
-    calls = NodeCalls(links, directory, StartAssets(blobs))
+    calls = NodeCalls(links, directory, StartAssets(blobs), CastRecords(state))
+    casts = Casts()
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
     dispatcher = CallDispatcher(
         directory,
@@ -142,6 +145,7 @@ async def make_control(
         leadership,
         planner,
         Replicator(planner),
+        casts,
         calls,
         LocalDemand(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots),
         progress,
@@ -155,7 +159,7 @@ async def make_control(
         try:
             yield Control(
                 dispatcher=dispatcher,
-                cluster=ClusterControl(state, directory, changes, planner, calls),
+                cluster=ClusterControl(state, directory, changes, planner, casts, calls, clock),
                 directory=directory,
                 changes=changes,
                 ready=sync.ready,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.actions import Action, DropFrom, FetchVersion, GiveUp, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
+from gateway.casts import Casts
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
 from gateway.node_calls import NodeCalls, SourceGone
@@ -51,6 +52,7 @@ class Controller:
         leadership: Leadership,
         planner: Planner,
         replicator: Replicator,
+        casts: Casts,
         calls: NodeCalls,
         local: LocalDemand,
         progress: StartProgress,
@@ -64,6 +66,7 @@ class Controller:
         self._leadership = leadership
         self._planner = planner
         self._replicator = replicator
+        self._casts = casts
         self._calls = calls
         self._local = local
         self._progress = progress
@@ -100,6 +103,7 @@ class Controller:
         now = self._clock.monotonic_s()
         plan = self._planner.plan(self._directory, self._demand(), self._local.slots.in_flight, now)
         self._replicator.plan(self._directory, plan, now, self._clock.wall_s())
+        self._casts.plan(self._directory, plan, self._planner.loading, self._clock.wall_s())
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
@@ -240,7 +244,12 @@ class Controller:
         log.info("warming %s:%d on %s", action.version.function, action.version.version, action.node)
         try:
             steps = self._calls.warm(
-                action.version, action.node, action.holders, keep=action.keep, yielding=action.yielding
+                action.version,
+                action.node,
+                action.holders,
+                cast=action.cast,
+                keep=action.keep,
+                yielding=action.yielding,
             )
             async for _ in steps:
                 pass

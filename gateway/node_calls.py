@@ -5,9 +5,11 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from gateway.actions import StartOn, StopOn
+from gateway.cast_records import CastRecords
 from gateway.directory import Directory
 from gateway.node_client import Links, NodeClient
 from gateway.start_assets import StartAssets
+from registry.cast import CastRecord
 from registry.errors import ChannelClosed, ChannelError, RegistryError, RemoteError
 from registry.function import FunctionVersion
 from registry.messages import (
@@ -49,10 +51,11 @@ class NodeCalls:
     Every method raises ChannelClosed (node lost), RemoteError, and where it reads blobs also NotFound
     and ImageError."""
 
-    def __init__(self, links: Links, directory: Directory, assets: StartAssets) -> None:
+    def __init__(self, links: Links, directory: Directory, assets: StartAssets, casts: CastRecords) -> None:
         self._links = links
         self._directory = directory
         self._assets = assets
+        self._casts = casts
         self._arrivals: dict[tuple[str, str], Arrival] = {}
 
     async def start(self, action: StartOn, controller_epoch: int) -> AsyncGenerator[InstanceProgress, None]:
@@ -68,10 +71,12 @@ class NodeCalls:
             context_length=version.context_length,
             max_concurrency=action.max_concurrency,
             assets=await self._assets.files(version),
-            image=await self._assets.image_ref(version, action.holders),
+            image=await self._assets.image_ref(version, action.holders, action.cast),
             controller_epoch=controller_epoch,
         )
         with self._arriving(version.image, action.node) as arrival:
+            if action.cast is not None:
+                await self._casts.tell(action.cast)
             await self._source(version.image, action.holders)
             started = False
             async with self._client(action.node).call(request) as replies:
@@ -94,15 +99,18 @@ class NodeCalls:
         node: str,
         holders: tuple[Holder, ...],
         *,
+        cast: CastRecord | None = None,
         keep: bool = False,
         yielding: bool = False,
     ) -> AsyncGenerator[InstanceProgress, None]:
         """Bring the version's image into the node's host tier; ends when it is there."""
-        image = await self._assets.image_ref(version, holders)
+        image = await self._assets.image_ref(version, holders, cast)
         if image is None:
             return
         request = WarmImage(image=image, function=version.function, keep=keep, yielding=yielding)
         with self._arriving(version.image, node) as arrival:
+            if cast is not None:
+                await self._casts.tell(cast)
             await self._source(version.image, holders)
             async with self._client(node).call(request) as replies:
                 async for reply in replies:

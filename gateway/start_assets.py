@@ -4,8 +4,9 @@ import asyncio
 from collections import OrderedDict
 
 from gateway.contract import Blobs
+from registry.cast import CastRecord
 from registry.function import FunctionVersion, Task
-from registry.messages import Holder, ImageRef
+from registry.messages import CastPeer, CastRef, Holder, ImageRef
 
 _MANIFEST_LIMIT = 64 << 20
 _FILE_LIMIT = 16 << 20
@@ -35,7 +36,9 @@ class StartAssets:
             if name in version.assets
         }
 
-    async def image_ref(self, version: FunctionVersion, holders: tuple[Holder, ...]) -> ImageRef | None:
+    async def image_ref(
+        self, version: FunctionVersion, holders: tuple[Holder, ...], cast: CastRecord | None = None
+    ) -> ImageRef | None:
         """The image with its manifest, None for a version without one. Raises NotFound, ImageError."""
         if version.image is None or version.manifest is None:
             return None
@@ -45,6 +48,7 @@ class StartAssets:
             nbytes=version.image_bytes,
             holders=holders,
             manifest_bytes=await self._read(version.manifest, _MANIFEST_LIMIT),
+            cast=None if cast is None else cast_ref(cast),
         )
 
     async def _read(self, digest: str, limit: int) -> bytes:
@@ -64,3 +68,16 @@ class StartAssets:
             _, dropped = self._held.popitem(last=False)
             self._bytes -= len(dropped)
         return data
+
+
+def cast_ref(record: CastRecord) -> CastRef:
+    """What a node must know of the cast."""
+    return CastRef(
+        cast_id=record.cast_id,
+        epoch=record.epoch,
+        planner=record.planner,
+        block_bytes=record.block_bytes,
+        members=tuple(CastPeer(node=m.node, host=m.host, address=m.address) for m in record.members),
+        sources=record.sources,
+        planned=record.planned,
+    )

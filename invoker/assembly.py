@@ -10,6 +10,7 @@ from pathlib import Path
 
 from invoker.arena import Arena, CpuArena
 from invoker.calls import Calls
+from invoker.cast_fetch import CastGear
 from invoker.counters import Counters
 from invoker.cuda_arena import CudaArena
 from invoker.device import (
@@ -49,6 +50,7 @@ from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Transport
 from rdmacast.verbs import VerbsTransport
 from rdmacast.verbs_node import VerbsNode, open_node
+from rdmacast.watching import RegionWatcher
 from registry.channel import ChannelServer
 from registry.clock import Clock, SystemClock
 from registry.errors import NotFound, StateUnavailable
@@ -136,6 +138,14 @@ async def _assemble(
     residents = Residents(arena, settings.keep_hot_s, clock, publisher.node_changed)
     published = PublishedImages(regions, tier, residents.buffer)
     stack.callback(published.close)
+    casting = CastGear(
+        node=settings.node_id,
+        connector=connector,
+        watcher=RegionWatcher(settings.secret),
+        counters=counters,
+        clock=clock,
+        tell=publisher.cast_changed,
+    )
     loader = ImageLoader(
         node=settings.node_id,
         host=settings.host_id,
@@ -143,6 +153,7 @@ async def _assemble(
         published=published,
         store=store,
         connector=connector,
+        casting=casting,
         in_arena=residents.buffer,
         counters=counters,
         changed=publisher.node_changed,

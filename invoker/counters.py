@@ -8,13 +8,18 @@ class Counters:
     """Owned by the event loop's thread; other threads report through their caller.
 
     `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from
-    a remote one. `busy_us`, `loading_us` and `idle_us` are the meter's: the accelerator's time while
+    a remote one. `cast_recv_bytes` came from other nodes, by cast or by a pull, and are told by transport
+    besides. `busy_us`, `loading_us` and `idle_us` are the meter's: the accelerator's time while
     instances are on the node.
     """
 
     disk_read_bytes: int = 0
     store_read_bytes: int = 0
     cast_recv_bytes: int = 0
+    cast_recv_bytes_tcp: int = 0
+    cast_recv_bytes_shm: int = 0
+    cast_recv_bytes_verbs: int = 0
+    cast_recv_bytes_cuda_ipc: int = 0
     cast_sent_bytes: int = 0
     starts_hot: int = 0
     starts_warm: int = 0
@@ -23,6 +28,11 @@ class Counters:
     busy_us: int = 0
     loading_us: int = 0
     idle_us: int = 0
+
+    def received_by(self, transport: str, nbytes: int) -> None:
+        """Bytes of images that came from other nodes by that transport."""
+        name = f"cast_recv_bytes_{transport}"
+        setattr(self, name, getattr(self, name) + nbytes)
 
     def snapshot(self) -> dict[str, int]:
         return asdict(self)

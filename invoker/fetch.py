@@ -67,6 +67,10 @@ class Target:
         self.region.mark(offset, nbytes)
         self._on_arrived(self.arrived_bytes)
 
+    def has(self, offset: int, nbytes: int) -> bool:
+        """Whether all units of the range are here."""
+        return not self._missing[offset // UNIT_BYTES : -(-(offset + nbytes) // UNIT_BYTES)].any()
+
     def chunks(self) -> Iterator[tuple[int, int]]:
         """What is missing, in order, as (offset, nbytes) of at most CHUNK_BYTES."""
         step = CHUNK_BYTES // UNIT_BYTES
@@ -145,7 +149,7 @@ async def from_peers(
         counters.cast_recv_bytes += nbytes
         target.mark(offset, nbytes)
 
-    return await pull(
+    report = await pull(
         plan,
         target.filling.view,
         connector=connector,
@@ -153,6 +157,9 @@ async def from_peers(
         on_block=arrived,
         prepare=target.filling.prepare,
     )
+    for transport, nbytes in report.bytes_by_transport.items():
+        counters.received_by(transport, nbytes)
+    return report
 
 
 async def from_memory(source: memoryview, target: Target) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from functools import partial
 
+from invoker.cast_fetch import CastGear, from_cast, takes_part
 from invoker.counters import Counters
 from invoker.errors import StartFailed
 from invoker.fetch import Target, from_memory, from_peers, from_store
@@ -25,7 +26,7 @@ from registry.errors import CorruptImage, RegistryError
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
 from registry.instance import StartKind
-from registry.messages import Holder, ImageRef
+from registry.messages import CastRef, Holder, ImageRef
 
 PROGRESS_INTERVAL_S = 0.1
 _MANIFESTS_KEPT = 64
@@ -114,6 +115,7 @@ class ImageLoader:
         published: PublishedImages,
         store: StoreAccess | None,
         connector: Connector,
+        casting: CastGear | None,
         in_arena: Callable[[str], memoryview | None],
         counters: Counters,
         changed: Callable[[], None],
@@ -124,6 +126,7 @@ class ImageLoader:
         self._published = published
         self._store = store
         self._connector = connector
+        self._casting = casting
         self._in_arena = in_arena
         self._counters = counters
         self._changed = changed
@@ -217,12 +220,11 @@ class ImageLoader:
     async def _wait(self, ref: ImageRef, elsewhere: LoadElsewhere) -> None:
         """Wait for another process of this host; peers that ask this node meanwhile wait with it."""
         region = self._published.region(ref.image, ref.nbytes)
-        region.awaited = asyncio.get_running_loop().create_future()
+        region.awaits()
         try:
             await in_own_thread(self._tier.wait, elsewhere)
         finally:
-            region.awaited.set_result(None)
-            region.awaited = None
+            region.awaited_enough()
 
     def _begin(self, ref: ImageRef, manifest: Manifest, filling: Filling) -> _Load:
         plan = choose_start(
@@ -233,7 +235,7 @@ class ImageLoader:
         load = _Load(plan, target)
         load.users = 1
         self._loads[ref.image] = load
-        self._published.region(ref.image, ref.nbytes).arriving = target.region
+        self._published.region(ref.image, ref.nbytes).arrives(target.region)
         load.task = asyncio.create_task(self._fill(load, ref), name=f"load {ref.image[:12]}")
         # Whoever waits learns of a failure; it must not count as unseen if all have left by then.
         load.task.add_done_callback(lambda task: self._ended(load, task))
@@ -250,7 +252,7 @@ class ImageLoader:
         target, filling = load.target, load.target.filling
         region = self._published.region(ref.image, ref.nbytes)
         try:
-            await self._from_sources(load, ref.holders)
+            await self._from_sources(load, ref)
             load.mapping = await in_thread(filling.publish, undo=close_if_open)
         except BaseException as error:
             target.region.fail(error)
@@ -258,16 +260,16 @@ class ImageLoader:
             await in_thread(filling.abandon)
             raise
         finally:
-            region.arriving = None
+            region.arrived()
             del self._loads[ref.image]
             self._changed()
 
-    async def _from_sources(self, load: _Load, holders: Sequence[Holder]) -> None:
-        """Try the arena, then all peers, then the store, each filling what is still missing."""
+    async def _from_sources(self, load: _Load, ref: ImageRef) -> None:
+        """Try the arena, the cast, all peers, then the store, each filling what is still missing."""
         target = load.target
         image = target.manifest.sha256
         faults: list[str] = []
-        for source, fetch in self._ways(load, holders):
+        for source, fetch in self._ways(load, ref):
             if target.is_complete:
                 break
             load.source = source
@@ -281,14 +283,15 @@ class ImageLoader:
             reasons = "; ".join(faults) or "no node holds it and this node cannot read the store"
             raise StartFailed(f"image {image[:12]} cannot be loaded: {reasons}")
 
-    def _ways(
-        self, load: _Load, holders: Sequence[Holder]
-    ) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    def _ways(self, load: _Load, ref: ImageRef) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         target = load.target
         buffer = self._in_arena(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
-        by_source = {f"node:{holder.node}": holder for holder in holders}
+        cast, casting = ref.cast, self._casting
+        if cast is not None and casting is not None and takes_part(cast, self._node):
+            yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, casting)
+        by_source = {f"node:{holder.node}": holder for holder in ref.holders}
         peers = [source for source in load.plan.sources if source in by_source]
         if peers:
             yield peers[0], partial(self._from_peers, load, [by_source[source] for source in peers])
@@ -296,6 +299,20 @@ class ImageLoader:
             local = self._store.label == "disk"
             store = self._store.store
             yield self._store.label, partial(from_store, store, target, self._counters, local=local)
+
+    async def _from_cast(self, load: _Load, cast: CastRef, casting: CastGear) -> None:
+        report = await from_cast(cast, load.target, casting)
+        if report.bytes_by_peer:
+            most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])
+            load.source = f"node:{most}"
+        log.info(
+            "image %s: %d bytes by cast %s in %.3f s: %s",
+            load.target.manifest.sha256[:12],
+            report.nbytes,
+            cast.cast_id,
+            report.seconds,
+            ", ".join(f"{nbytes} from {node}" for node, nbytes in sorted(report.bytes_by_peer.items())),
+        )
 
     async def _from_peers(self, load: _Load, holders: Sequence[Holder]) -> None:
         addresses = {holder.cast: holder for holder in holders}

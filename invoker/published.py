@@ -2,13 +2,16 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from invoker.host_mapping import HostMapping, close_if_open
 from invoker.host_tier import HostTier
 from invoker.threads import in_thread
 from rdmacast.errors import RegionGone
+from rdmacast.have_map import HaveMap, blocks_of
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import RegionSource
 
@@ -22,7 +25,8 @@ class Server(Protocol):
 
 
 class ImageRegion:
-    """A RegionSource for one image, wherever this node has it: arriving, in the host tier, in the arena.
+    """A RegionSource and HaveSource for one image, wherever this node has it: arriving, in the host tier,
+    in the arena.
 
     The host copy is mapped (and so kept from eviction) while peers read it and for IDLE_S after, or
     until its room is needed. A view
@@ -42,6 +46,10 @@ class ImageRegion:
         self._views: dict[int, weakref.ref[memoryview]] = {}  # those that are being read now
         self.arriving: GrowingRegion | None = None
         self.awaited: asyncio.Future[None] | None = None  # set while another process of the host loads it
+        self._following: AbstractContextManager[None] | None = None
+        self._epoch = 0  # of what watchers were told last
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._watched = 0
 
     def __repr__(self) -> str:
         how = "arriving" if self.arriving else "mapped" if self._mapping else "idle"
@@ -76,6 +84,54 @@ class ImageRegion:
         elif self._mapping is None:
             await self._map()
 
+    def arrives(self, arriving: GrowingRegion) -> None:
+        """The image is being loaded by this process."""
+        self.arriving = arriving
+        self._following = arriving.watch(self._tell)
+        self._following.__enter__()
+        self._tell()
+
+    def arrived(self) -> None:
+        """That load has ended, one way or the other."""
+        following, self._following, self.arriving = self._following, None, None
+        if following is not None:
+            following.__exit__(None, None, None)
+        if not self._is_here():
+            self._epoch += 1  # what was told to be here is not, or will be another copy
+        self._tell()
+
+    def awaits(self) -> None:
+        """Another process of the host is loading the image."""
+        self.awaited = asyncio.get_running_loop().create_future()
+        self._tell()
+
+    def awaited_enough(self) -> None:
+        """That process is not waited for any more."""
+        awaited, self.awaited = self.awaited, None
+        if awaited is not None:
+            awaited.set_result(None)
+        self._tell()
+
+    def have_map(self, block_bytes: int) -> HaveMap:
+        if self.arriving is not None:
+            told = self.arriving.have_map(block_bytes)
+            self._epoch = max(self._epoch, told.epoch)
+            return replace(told, epoch=self._epoch)
+        blocks = blocks_of(self._nbytes, block_bytes)
+        everything, here = (1 << blocks) - 1, self._is_here()
+        coming = everything if self.awaited is not None and not here else 0
+        return HaveMap(blocks=blocks, epoch=self._epoch, held=everything if here else 0, coming=coming)
+
+    @contextmanager
+    def watch(self, changed: Callable[[], None]) -> Iterator[None]:
+        self._watched += 1
+        number = self._watched
+        self._watchers[number] = changed
+        try:
+            yield
+        finally:
+            del self._watchers[number]
+
     def close_if_idle(self) -> None:
         """Let go of the mapping unless somebody is reading it: a pull has several reads under way."""
         if not self._views:
@@ -89,6 +145,16 @@ class ImageRegion:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
+
+    def _tell(self) -> None:
+        for changed in tuple(self._watchers.values()):
+            changed()
+
+    def _is_here(self) -> bool:
+        """Whether all of it can be read now."""
+        if self._mapping is not None or self._tier.holds(self._image):
+            return True
+        return self._in_arena(self._image) is not None
 
     async def _map(self) -> None:
         """Map the host copy off the event loop, unless another reader is faster. Raises RegionGone."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from registry.cast import CastProgress
 from registry.errors import StateUnavailable
 from registry.instance import TRANSITIONS, InstanceRecord
 from registry.node import NodeRecord
@@ -16,6 +17,7 @@ from registry.usage import InstanceInterval, LostCall
 COALESCE_S = 0.05
 BACKOFF_S = (0.1, 0.2, 0.5)
 DUES_AT_ONCE = 50  # a round trip each: then whatever else is new comes first again
+MOST_CASTS = 64  # of which the last word waits for a state that does not answer
 
 log = logging.getLogger("invoker.publisher")
 
@@ -42,6 +44,7 @@ class Publisher:
         self._lease_s = lease_s
         self._pending: dict[str, InstanceRecord] = {}
         self._live: dict[str, InstanceRecord] = {}
+        self._casts: dict[str, CastProgress] = {}
         self._dues = dues
         self._wanted = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -67,6 +70,14 @@ class Publisher:
         known = self._live.get(record.instance_id)
         if known is None or known.state is not record.state:
             self._urgent.set()  # requests wait for this one; progress alone can wait a moment
+        self._wanted.set()
+
+    def cast_changed(self, progress: CastProgress) -> None:
+        """Have it published soon how far a cast has come here; of several words the last one counts."""
+        self._casts.pop(progress.cast_id, None)
+        self._casts[progress.cast_id] = progress
+        if len(self._casts) > MOST_CASTS:
+            del self._casts[next(iter(self._casts))]
         self._wanted.set()
 
     def record_due(self) -> None:
@@ -130,6 +141,14 @@ class Publisher:
                 self._live[instance_id] = record
             else:
                 self._live.pop(instance_id, None)
+        while self._casts:
+            cast_id = next(iter(self._casts))
+            progress = self._casts.pop(cast_id)
+            try:
+                await self._state.put_cast_progress(progress)
+            except StateUnavailable:
+                self._casts.setdefault(cast_id, progress)
+                raise
 
     async def _pay(self) -> bool:
         """Pay some dues, until a heartbeat is due at most; whether there are more."""

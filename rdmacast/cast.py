@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[int, memoryview], Sequence[int]]
 OnBlock = Callable[[int, int], None]
+Prepare = Callable[[int, int], object]
 
 _NAMED = 8  # blocks in a message
 _MOST_WATCHES = 4  # of one peer, one after the other
@@ -44,7 +45,8 @@ class Cast:
     `region` is what this node serves over that buffer: blocks are marked there as they come, and those
     that watch it are told. `check(offset, view)` runs in a thread on each block and returns its damaged
     units; `on_block(offset, nbytes)` then runs on the event loop, in the order of arrival. `held` are
-    blocks that are in the buffer already, and were checked. All methods belong to the event loop.
+    blocks that are in the buffer already, and were checked. `prepare(offset, nbytes)` runs in a thread
+    before a block is first written to; what it raises ends the cast. All methods belong to the event loop.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Cast:
         connector: Connector,
         watcher: Watcher,
         check: Check,
+        prepare: Prepare | None = None,
         on_block: OnBlock | None = None,
         region: GrowingRegion | None = None,
         held: Iterable[int] = (),
@@ -71,6 +74,7 @@ class Cast:
         self._connector = connector
         self._watcher = watcher
         self._check = check
+        self._prepare = prepare
         self._on_block = on_block
         self._region = region
         self._executor = executor
@@ -293,7 +297,9 @@ class Cast:
     async def _pull(self, pull: Pull) -> _Came:
         """Read and check the block. Raises CastError, and what `check` raises."""
         offset, nbytes = self._spec.extent(pull.block)
-        into = self._buffer[offset : offset + nbytes]
+        into, prepare = self._buffer[offset : offset + nbytes], self._prepare
+        if prepare is not None:
+            await run_in_thread(self._executor, lambda: prepare(offset, nbytes))
         transport = await self._read(pull.source, offset, into)
         units = await run_in_thread(self._executor, lambda: self._check(offset, into))
         return _Came(transport, units)

@@ -35,6 +35,7 @@ class GrowingRegion:
         self._waiters: set[_Waiter] = set()
         self._failure: BaseException | None = None
         self._cast: tuple[int, HaveMap] | None = None  # block size and map of the cast that fills it
+        self._epoch = 0  # of the last cast
         self._watchers: dict[int, Callable[[], None]] = {}
         self._watched = 0
         if complete:
@@ -92,9 +93,14 @@ class GrowingRegion:
 
     def cast(self, block_bytes: int, told: HaveMap) -> None:
         """A cast fills the region, and this is where it stands; what `told` holds was marked before."""
-        last, self._cast = self._cast, (block_bytes, told)
+        last, self._cast, self._epoch = self._cast, (block_bytes, told), max(self._epoch, told.epoch)
         if last is None or last[0] != block_bytes or told.tells_more(last[1]):
             self._tell()
+
+    def cast_ended(self) -> None:
+        """No cast fills the region any more; what is missing others will bring."""
+        self._cast = None
+        self._tell()
 
     def have_map(self, block_bytes: int) -> HaveMap:
         if self._cast is not None and self._cast[0] == block_bytes:
@@ -104,12 +110,10 @@ class GrowingRegion:
             first = -(-start // block_bytes)
             last = blocks if end == self._nbytes else end // block_bytes
             held |= (1 << last) - (1 << first) if last > first else 0
-        epoch, coming = 0, 0
-        if self._cast is not None:
-            epoch = self._cast[1].epoch
-        elif self._failure is None:
+        coming = 0
+        if self._cast is None and self._failure is None:
             coming = ((1 << blocks) - 1) & ~held
-        return HaveMap(blocks=blocks, epoch=epoch, held=held, coming=coming)
+        return HaveMap(blocks=blocks, epoch=self._epoch, held=held, coming=coming)
 
     @contextmanager
     def watch(self, changed: Callable[[], None]) -> Iterator[None]:

@@ -22,11 +22,13 @@ Error codes a node may answer with (RemoteError.code): `no_such_instance`, `star
 `internal`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from registry.node import NodeRecord
+
+MAX_CAST_MEMBERS = 4096
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -42,10 +44,31 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     tier: str  # "gpu" or "host"
 
 
+class CastPeer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A member of a cast. `address` is that of its region server."""
+
+    node: str
+    host: str
+    address: str
+
+
+class CastRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The cast by which an image is to come; the fields are those of CastRecord."""
+
+    cast_id: str
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    planner: str
+    block_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    members: Annotated[tuple[CastPeer, ...], msgspec.Meta(min_length=2, max_length=MAX_CAST_MEMBERS)]
+    sources: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_CAST_MEMBERS)]
+    planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
+
+
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     """An image to fetch: its digest, the digest of its manifest, and who holds it.
 
-    With no `holders` the node reads the store; with some it never does, until all of them failed.
+    With a `cast` the node takes part in it, and asks `holders` for what does not come by it. With no
+    `holders` the node reads the store; with some it never does, until all of them failed.
     """
 
     image: str
@@ -53,6 +76,7 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     holders: tuple[Holder, ...] = ()
     manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
+    cast: CastRef | None = None
 
 
 class StartInstance(_Message, frozen=True, kw_only=True):

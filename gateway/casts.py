@@ -1,0 +1,281 @@
+"""Which starts become one cast, from whom, and by which plan: pure decisions over what the nodes hold.
+
+All starts and warms of an image in one step are one cast, and so is each that comes while it runs. Nodes
+of one host share its memory: one of them takes part, and the others wait for that one.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.actions import StartOn, WarmOn
+from gateway.directory import Directory
+from gateway.placement import tier_of
+from gateway.plan import Plan
+from rdmacast.planners.automatic import Decision, LinkFacts, choose_planner
+from rdmacast.planners.topology import Site
+from registry.cast import CastMember, CastRecord
+from registry.function import FunctionVersion
+from registry.images.manifest import UNIT_BYTES
+from registry.messages import MAX_CAST_MEMBERS, Holder
+from registry.node import NodeRecord, Tier
+
+# Of links of which nothing was told: 10 Gbit/s, and what TCP costs a block besides its bytes.
+USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4, restart_s=5e-4)
+# A block is read, checked and passed on as a whole: not coarser than this while there are few.
+MOST_BLOCK_BYTES = 4 << 20
+FEWEST_BLOCKS, MOST_BLOCKS = 16, 512
+_FEW_SOURCES = 8  # or as many as there are targets: more could not all give
+
+Loading = Callable[[Directory, str], list[NodeRecord]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How an image comes to some nodes: by `cast` to `members`; `behind` gives each node of a host on which
+    another is getting it that one, to wait for."""
+
+    cast: CastRecord | None
+    members: frozenset[str] = frozenset()
+    behind: Mapping[str, Holder]
+
+    def cast_for(self, node: str) -> CastRecord | None:
+        return self.cast if node in self.members else None
+
+    def holders_for(self, node: str, holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+        """Whom the node is to ask, the one first that it waits for."""
+        first = self.behind.get(node)
+        if first is None:
+            return holders
+        return (first, *(holder for holder in holders if holder.node != first.node))
+
+
+class Casts:
+    """The casts that this gateway planned, which the directory may not know yet."""
+
+    def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_hex(8)) -> None:
+        self._new_id = new_id
+        self._latest: dict[str, CastRecord] = {}  # by image
+
+    def __repr__(self) -> str:
+        return f"<Casts {list(self._latest.values())!r}>"
+
+    def plan(self, directory: Directory, plan: Plan, loading: Loading, wall_s: float) -> None:
+        """Make the starts and warms of each image in `plan` one cast."""
+        for image in [image for image in self._latest if not loading(directory, image)]:
+            del self._latest[image]
+        for image in dict.fromkeys(_image(action) for action in _moves(plan)):
+            actions = [action for action in _moves(plan) if _image(action) == image]
+            holders = {action.node: action.holders for action in actions}
+            delivery = self.deliver(directory, actions[0].version, holders, loading, wall_s)
+            for action in actions:
+                plan.actions[plan.actions.index(action)] = replace(
+                    action,
+                    holders=delivery.holders_for(action.node, action.holders),
+                    cast=delivery.cast_for(action.node),
+                )
+
+    def deliver(
+        self,
+        directory: Directory,
+        version: FunctionVersion,
+        holders: Mapping[str, tuple[Holder, ...]],
+        loading: Loading,
+        wall_s: float,
+    ) -> Delivery:
+        """How the version's image comes to the nodes of `holders`, which names whom each could ask (a node
+        that is to read the store: nobody)."""
+        image = version.image
+        assert image is not None
+        nodes = {node.id: node for node in directory.usable_nodes()}
+        scene = _Scene(
+            image=image,
+            nodes=tuple(nodes.values()),
+            arriving=tuple(node for node in loading(directory, image) if node.id not in holders),
+            targets=tuple(nodes[name] for name in holders if name in nodes),
+            readers=frozenset(name for name, known in holders.items() if not known),
+        )
+        casts = {record.cast_id: record for record in directory.casts.of(image)}
+        mine = self._latest.get(image)
+        if mine is not None and (mine.cast_id not in casts or casts[mine.cast_id].epoch < mine.epoch):
+            casts = {mine.cast_id: mine} | {**casts, mine.cast_id: mine}
+        delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s)
+        if delivery.cast is not None:
+            self._latest[image] = delivery.cast
+        return delivery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """Who has to do with an image: `arriving` are nodes to which it comes already, oldest first; `targets`
+    are to get it, and `readers` of them read the store if nobody has it."""
+
+    image: str
+    nodes: tuple[NodeRecord, ...]
+    arriving: tuple[NodeRecord, ...]
+    targets: tuple[NodeRecord, ...]
+    readers: frozenset[str]
+
+    @property
+    def givers(self) -> tuple[NodeRecord, ...]:
+        """Nodes with a complete copy."""
+        return tuple(node for node in self.nodes if tier_of(node, self.image) in (Tier.GPU, Tier.HOST))
+
+    def holds_host(self, node: NodeRecord) -> bool:
+        return any(h.image == self.image and Tier.HOST in h.tiers for h in node.holdings)
+
+    @property
+    def loader(self) -> NodeRecord | None:
+        """The target that reads the store, if nobody has the image or is getting it."""
+        if self.givers or self.arriving:
+            return None
+        return next((node for node in self.targets if node.id in self.readers), None)
+
+
+def plan_delivery(
+    version: FunctionVersion,
+    scene: _Scene,
+    running: Iterable[CastRecord],
+    new_id: Callable[[], str],
+    wall_s: float,
+) -> Delivery:
+    """Join one of the casts of the image that run, the first best, or make a new one if anybody can give."""
+    needy, behind = _split(scene)
+    for record in running:
+        if _runs(record, scene):
+            joined = join(record, needy)
+            if joined is not None:
+                fixed = {record.members[source].node for source in record.sources}
+                members = frozenset(node.id for node in needy if node.id not in fixed)
+                return Delivery(cast=joined, members=members, behind=behind)
+    sources = _sources(scene, needy)
+    needy = [node for node in needy if node.id not in {source.id for source in sources}]
+    if not sources or not needy or version.image_bytes <= 0:
+        return Delivery(cast=None, behind=behind)
+    cast = new_cast(version, sources, needy, new_id(), wall_s)
+    return Delivery(cast=cast, members=frozenset(node.id for node in needy), behind=behind)
+
+
+def new_cast(
+    version: FunctionVersion,
+    sources: Sequence[NodeRecord],
+    targets: Sequence[NodeRecord],
+    cast_id: str,
+    wall_s: float,
+) -> CastRecord:
+    """Fast nodes come first, so that in a chain none waits for a slower one."""
+    assert version.image is not None
+    order = [*sorted(sources, key=_slowness), *sorted(targets, key=_slowness)]
+    decision = choose(order, len(sources), version.image_bytes)
+    return CastRecord(
+        cast_id=cast_id,
+        image=version.image,
+        function=version.function,
+        version=version.version,
+        nbytes=version.image_bytes,
+        block_bytes=block_bytes(version.image_bytes, decision.blocks),
+        planner=decision.planner,
+        reason=decision.reason,
+        members=tuple(_member(node, version.image) for node in order),
+        sources=tuple(range(len(sources))),
+        planned=len(order),
+        started_at=wall_s,
+    )
+
+
+def join(record: CastRecord, targets: Sequence[NodeRecord]) -> CastRecord | None:
+    """The cast with these nodes in it; None if that would be nobody, or too many."""
+    members = {member.node: member for member in record.members}
+    fixed = {record.members[source].node for source in record.sources}
+    late = [node for node in targets if node.id not in fixed]
+    # One that was a member before may have another address by now.
+    members.update((node.id, _member(node, record.image)) for node in late)
+    if not late or len(members) > MAX_CAST_MEMBERS:
+        return None
+    return replace(record, members=tuple(members.values()), epoch=record.epoch + 1)
+
+
+def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
+    """Planner and number of blocks for these nodes, of which the first `sources` hold the image."""
+    rates = [_rate(node) for node in nodes]
+    facts = replace(USUAL, bytes_per_s=min(rates))
+    sites = [Site(bytes_per_s=rate) for rate in rates]
+    decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
+    units = -(-nbytes // UNIT_BYTES)
+    least = min(units, MOST_BLOCKS, max(FEWEST_BLOCKS, -(-nbytes // MOST_BLOCK_BYTES)))
+    if decision.blocks >= least:
+        return decision
+    return choose_planner(
+        nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=least
+    )
+
+
+def block_bytes(nbytes: int, blocks: int) -> int:
+    """The size of about so many blocks, in whole units, since these are what is checked."""
+    return -(-nbytes // (blocks * UNIT_BYTES)) * UNIT_BYTES
+
+
+def _split(scene: _Scene) -> tuple[list[NodeRecord], dict[str, Holder]]:
+    """The targets that must get the image over a link, and whom the others of their hosts wait for."""
+    held = {node.host for node in scene.givers if scene.holds_host(node)}
+    loader = scene.loader
+    first = {node.host: node for node in reversed((*(() if loader is None else (loader,)), *scene.arriving))}
+    needy, behind = [], {}
+    for target in scene.targets:
+        if target.host in held or tier_of(target, scene.image) is Tier.GPU:
+            continue
+        before = first.setdefault(target.host, target)
+        if before is target:
+            needy.append(target)
+        elif before.id != target.id:
+            behind[target.id] = Holder(
+                node=before.id, host=before.host, cast=before.cast, tier=Tier.HOST.value
+            )
+    return [node for node in needy if node is not loader], behind
+
+
+def _sources(scene: _Scene, needy: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """Who gives: one node of each host with a copy, host memory before an accelerator's, those beside a
+    target first; else the node to which it came first; else the one that reads the store."""
+    if not scene.givers:
+        return list(scene.arriving[:1]) or ([scene.loader] if scene.loader is not None else [])
+    near = {node.host for node in needy}
+    best = sorted(scene.givers, key=lambda n: (n.host not in near, not scene.holds_host(n), n.id))
+    one_a_host = {node.host: node for node in reversed(best)}
+    chosen = [node for node in best if one_a_host[node.host] is node]
+    return chosen[: max(_FEW_SOURCES, len(needy))]
+
+
+def _runs(record: CastRecord, scene: _Scene) -> bool:
+    """Whether the image is still coming to somebody by the cast, and one of its sources is left."""
+    giving = {node.id for node in (*scene.givers, *scene.arriving)}
+    coming = {node.id for node in scene.arriving}
+    return any(member.node in coming for member in record.targets) and any(
+        record.members[source].node in giving for source in record.sources
+    )
+
+
+def _member(node: NodeRecord, image: str) -> CastMember:
+    tier = Tier.HOST if any(h.image == image and Tier.HOST in h.tiers for h in node.holdings) else None
+    return CastMember(node=node.id, host=node.host, address=node.cast, tier=tier or tier_of(node, image))
+
+
+def _rate(node: NodeRecord) -> float:
+    return float(node.link_rate_bytes_s or USUAL.bytes_per_s)
+
+
+def _slowness(node: NodeRecord) -> float:
+    return -_rate(node)
+
+
+def _moves(plan: Plan) -> list[StartOn | WarmOn]:
+    return [
+        action
+        for action in plan.actions
+        if isinstance(action, StartOn | WarmOn) and action.version.image is not None
+    ]
+
+
+def _image(action: StartOn | WarmOn) -> str:
+    assert action.version.image is not None
+    return action.version.image

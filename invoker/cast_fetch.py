@@ -1,0 +1,196 @@
+"""Bringing an image into host memory by a cast: this node's part in it, checked block by block."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from invoker.counters import Counters
+from invoker.errors import InvokerError
+from invoker.fetch import STALL_S, Target
+from rdmacast.cast import Cast
+from rdmacast.cast_report import CastReport
+from rdmacast.cast_spec import CastSpec, Member
+from rdmacast.connector import Connector
+from rdmacast.errors import CastError
+from rdmacast.transport import PeerAddress
+from rdmacast.watching import Watcher
+from registry.cast import CastProgress, CastState
+from registry.clock import Clock
+from registry.errors import RegistryError
+from registry.images.manifest import UNIT_BYTES
+from registry.images.verify import check_units
+from registry.messages import CastRef
+
+TELL_S = 0.5  # between two words about a cast under way
+
+log = logging.getLogger("invoker.cast_fetch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastGear:
+    """What this node takes part in casts with. `tell` is given each CastProgress to publish."""
+
+    node: str
+    connector: Connector
+    watcher: Watcher
+    counters: Counters
+    clock: Clock
+    tell: Callable[[CastProgress], None]
+
+
+def takes_part(ref: CastRef | None, node: str) -> bool:
+    """Whether the cast is to bring the image to the node."""
+    if ref is None:
+        return False
+    indexes = [index for index, member in enumerate(ref.members) if member.node == node]
+    return bool(indexes) and indexes[0] not in ref.sources
+
+
+def is_sound(ref: CastRef, nbytes: int) -> bool:
+    """Whether a cast of an image of that size can be as `ref` says; its blocks must be whole units."""
+    try:
+        spec = cast_spec(ref, "", nbytes, len(ref.members))
+        cast_spec(ref, "", nbytes, ref.planned)
+    except (CastError, ValueError):
+        return False
+    return ref.block_bytes % UNIT_BYTES == 0 and max(ref.sources) < ref.planned <= len(spec.members)
+
+
+def cast_spec(ref: CastRef, region: str, nbytes: int, members: int) -> CastSpec:
+    """The cast with its first `members` nodes. Raises ValueError, CastError."""
+    return CastSpec(
+        cast=ref.cast_id,
+        region=region,
+        nbytes=nbytes,
+        block_bytes=ref.block_bytes,
+        members=tuple(
+            Member(name=member.node, address=PeerAddress(url=member.address, host=member.host))
+            for member in ref.members[:members]
+        ),
+        sources=ref.sources,
+        planner=ref.planner,
+        epoch=ref.epoch,
+    )
+
+
+async def from_cast(ref: CastRef, target: Target, gear: CastGear, *, stall_s: float = STALL_S) -> CastReport:
+    """Fill the target by this node's part in the cast; blocks that are there already are given to others.
+
+    One from which no block comes for `stall_s` is given up. Raises CastError; what came is kept.
+    """
+    manifest = target.manifest
+    if not is_sound(ref, manifest.nbytes):
+        raise CastError(f"cast {ref.cast_id} cannot bring image {manifest.sha256[:12]}")
+    part = _Part(ref, target, gear, stall_s)
+    try:
+        return await part.run()
+    except (CastError, RegistryError, InvokerError, OSError):
+        raise
+    except Exception as fault:  # ours; there are other ways to the image
+        log.exception("cast %s failed unexpectedly", ref.cast_id)
+        raise CastError(f"{type(fault).__name__}: {fault}") from fault
+    finally:
+        part.close()
+
+
+class _Part:
+    """One node's part in one cast."""
+
+    def __init__(self, ref: CastRef, target: Target, gear: CastGear, stall_s: float) -> None:
+        manifest = target.manifest
+        self._ref = ref
+        self._target = target
+        self._gear = gear
+        self._stall_s = stall_s
+        self._limit = asyncio.timeout(stall_s)
+        self._told_s = 0.0
+        self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes, len(ref.members))
+        number = self._spec.node(gear.node)
+        # Who joined later has no part in the plan: it takes blocks from whoever has them.
+        planned = cast_spec(ref, manifest.sha256, manifest.nbytes, ref.planned)
+        order = planned.order(number) if number < ref.planned else ()
+        self._cast = Cast(
+            self._spec,
+            gear.node,
+            target.filling.view,
+            connector=gear.connector,
+            watcher=gear.watcher,
+            check=self._check,
+            prepare=target.filling.prepare,
+            on_block=self._arrived,
+            region=target.region,
+            held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
+            order=order,
+        )
+
+    async def run(self) -> CastReport:
+        state, error = CastState.CANCELLED, ""
+        self._tell(CastState.RUNNING)
+        try:
+            async with self._limit:
+                report = await self._cast.run()
+            state = CastState.COMPLETE
+        except TimeoutError:
+            state, error = CastState.FAILED, f"no block came for {self._stall_s:g} s"
+            raise CastError(error) from None
+        except Exception as fault:
+            state, error = CastState.FAILED, str(fault) or type(fault).__name__
+            raise
+        finally:
+            self._target.region.cast_ended()
+            self._count()
+            self._tell(state, error)
+        return report
+
+    def close(self) -> None:
+        """Let go of the target's memory."""
+        del self._cast
+
+    def _check(self, offset: int, view: memoryview) -> Sequence[int]:
+        return check_units(self._target.manifest, offset, view)
+
+    def _arrived(self, offset: int, nbytes: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._gear.counters.cast_recv_bytes += nbytes
+        self._limit.reschedule(now_s + self._stall_s)
+        self._target.mark(offset, nbytes)
+        if now_s - self._told_s >= TELL_S:
+            self._tell(CastState.RUNNING)
+
+    def _count(self) -> None:
+        for transport, nbytes in self._cast.report.bytes_by_transport.items():
+            self._gear.counters.received_by(transport, nbytes)
+
+    def _tell(self, state: CastState, error: str = "") -> None:
+        """Have it published how far the cast has come here."""
+        self._told_s = asyncio.get_running_loop().time()
+        report = self._cast.report
+        faults = report.faults
+        self._gear.tell(
+            CastProgress(
+                cast_id=self._ref.cast_id,
+                node=self._gear.node,
+                state=state,
+                blocks=report.blocks,
+                held=report.held,
+                seconds=report.seconds,
+                updated_at=self._gear.clock.wall_s(),
+                received=dict(report.bytes_by_transport),
+                transports={
+                    peer: f"{choice.transport}: {choice.reason}" for peer, choice in report.choices.items()
+                },
+                faults={
+                    kind: count
+                    for kind, count in (
+                        ("damaged", faults.damaged),
+                        ("late", faults.late),
+                        ("failed", faults.failed),
+                        ("replanned", faults.replanned),
+                        ("lost", len(faults.lost)),
+                    )
+                    if count
+                },
+                error=error,
+            )
+        )

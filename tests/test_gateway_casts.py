@@ -1,0 +1,216 @@
+"""Which starts become one cast, from whom, and who joins one that runs: pure decisions."""
+
+from itertools import count
+
+from control_fixture import MIB, make_holding, make_node, make_version
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.actions import StartOn, WarmOn
+from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose
+from gateway.directory import Directory
+from gateway.placement import choose_sources
+from gateway.plan import Plan
+from gateway.start_assets import cast_ref
+from registry.cast import CastRecord
+from registry.change import CastChanged, NodeUp
+from registry.images.manifest import UNIT_BYTES
+from registry.node import NodeRecord, Tier
+
+VERSION = make_version("f", image="image", nbytes=64 * MIB)
+IMAGE = VERSION.image or ""
+
+
+class World:
+    """A directory, and the casts of one gateway; `arriving` names nodes to which the image is coming."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        numbers = count()
+        self.casts = Casts(lambda: f"c{next(numbers)}")
+        self.arriving: list[str] = []
+
+    def node(self, id_: str, *tiers: Tier, host: str = "", **changes: object) -> None:
+        holdings = (make_holding("image", *tiers, nbytes=64 * MIB),) if tiers else ()
+        record = make_node(id_, holdings=holdings, host=host or f"host-{id_}", **changes)
+        self.directory.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
+        self.directory.reach(id_, record.epoch)
+
+    def record(self, id_: str) -> NodeRecord:
+        entry = self.directory.node(id_)
+        assert entry is not None
+        return entry.record
+
+    def loading(self, directory: Directory, image: str) -> list[NodeRecord]:
+        return [self.record(id_) for id_ in self.arriving]
+
+    def deliver(self, *targets: str) -> Delivery:
+        nodes = list(self.directory.usable_nodes())
+        loading = self.loading(self.directory, IMAGE)
+        found = choose_sources(IMAGE, [self.record(id_) for id_ in targets], nodes, loading)
+        holders = {id_: found.holders.get(id_, ()) for id_ in targets}
+        return self.casts.deliver(self.directory, VERSION, holders, self.loading, 100.0)
+
+
+def cast_of(delivery: Delivery) -> CastRecord:
+    assert delivery.cast is not None
+    return delivery.cast
+
+
+def names(cast: CastRecord) -> tuple[list[str], list[str]]:
+    """Sources and targets."""
+    return [cast.members[index].node for index in cast.sources], [member.node for member in cast.targets]
+
+
+def test_all_who_start_at_once_are_one_cast_from_all_holders() -> None:
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("b", Tier.GPU)
+    for id_ in ("t0", "t1", "t2"):
+        world.node(id_)
+    delivery = world.deliver("t0", "t1", "t2")
+    cast = cast_of(delivery)
+    assert names(cast) == (["a", "b"], ["t0", "t1", "t2"])
+    assert [member.tier for member in cast.members[:2]] == [Tier.HOST, Tier.GPU]
+    assert (cast.planned, cast.epoch, cast.nbytes, cast.started_at) == (5, 0, 64 * MIB, 100.0)
+    assert cast.planner in cast.reason and cast.block_bytes % UNIT_BYTES == 0
+    assert all(delivery.cast_for(id_) is cast for id_ in ("t0", "t1", "t2"))
+    assert delivery.cast_for("a") is None
+
+
+def test_a_host_is_one_member_and_its_host_memory_comes_before_its_accelerators() -> None:
+    world = World()
+    world.node("a0", Tier.GPU, host="A")
+    world.node("a1", Tier.GPU, Tier.HOST, host="A")
+    world.node("t0", host="T")
+    world.node("t1", host="T")
+    delivery = world.deliver("t0", "t1")
+    assert names(cast_of(delivery)) == (["a1"], ["t0"])
+    assert delivery.cast_for("t1") is None
+    assert [holder.node for holder in delivery.holders_for("t1", ())] == ["t0"]
+    assert delivery.holders_for("t0", ()) == ()
+
+
+def test_who_has_it_on_its_host_or_accelerator_needs_no_cast() -> None:
+    world = World()
+    world.node("a0", Tier.HOST, host="A")
+    world.node("a1", host="A")
+    world.node("g", Tier.GPU)
+    delivery = world.deliver("a1", "g")
+    assert delivery.cast is None and not delivery.behind
+
+
+def test_where_nobody_has_it_the_one_that_reads_the_store_is_the_source() -> None:
+    world = World()
+    world.node("t0", reads_store=False)
+    world.node("t1")
+    world.node("t2", host="host-t1")
+    delivery = world.deliver("t0", "t1", "t2")
+    assert names(cast_of(delivery)) == (["t1"], ["t0"])
+    assert delivery.cast_for("t1") is None
+    assert [holder.node for holder in delivery.holders_for("t2", ())] == ["t1"]
+    assert world.casts.deliver(world.directory, VERSION, {"t1": ()}, world.loading, 1.0).cast is None
+
+
+def test_a_late_start_joins_the_cast_that_runs() -> None:
+    world = World()
+    for id_ in ("t0", "t1", "late"):
+        world.node(id_)
+    world.node("a", Tier.HOST)
+    first = cast_of(world.deliver("t0", "t1"))
+    world.arriving = ["t0", "t1"]
+    world.directory.apply(CastChanged(record=first), 0.0)
+    joined = cast_of(world.deliver("late"))
+    assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, first.planned)
+    assert joined.members[:3] == first.members and joined.members[3].node == "late"
+    # Before the feed has told of it, too.
+    world.node("later")
+    assert cast_of(world.deliver("later")).epoch == 2
+
+
+def test_another_gateway_joins_what_the_feed_told_of() -> None:
+    one, other = World(), World()
+    for world in (one, other):
+        world.node("a", Tier.HOST)
+        world.node("t0")
+        world.node("late")
+    cast = cast_of(one.deliver("t0"))
+    other.arriving = ["t0"]
+    other.directory.apply(CastChanged(record=cast), 0.0)
+    assert cast_of(other.deliver("late")).epoch == 1
+
+
+def test_nobody_joins_a_cast_that_has_ended_or_whose_sources_are_gone() -> None:
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    first = cast_of(world.deliver("t0"))
+    assert cast_of(world.deliver("t1")).cast_id != first.cast_id  # nobody is loading any more
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    first = cast_of(world.deliver("t0"))
+    world.node("a")
+    world.arriving = ["t0"]
+    second = cast_of(world.deliver("t1"))
+    assert second.cast_id != first.cast_id and names(second) == (["t0"], ["t1"])
+
+
+def test_a_member_that_starts_again_joins_by_its_new_address() -> None:
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    first = cast_of(world.deliver("t0", "t1"))
+    world.arriving = ["t1"]
+    world.node("t0", cast="tcp://elsewhere:1")
+    again = cast_of(world.deliver("t0"))
+    assert (again.epoch, len(again.members)) == (1, 3)
+    assert {member.node: member.address for member in again.members}["t0"] == "tcp://elsewhere:1"
+    assert again.planned == first.planned
+
+
+def test_starts_and_warms_of_a_step_are_given_their_cast() -> None:
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    holder = choose_sources(IMAGE, [world.record("t0")], list(world.directory.usable_nodes()), []).holders[
+        "t0"
+    ]
+    other = make_version("g", image=None)
+    plan = Plan(
+        actions=[
+            StartOn(instance_id="i0", version=VERSION, node="t0", holders=holder, max_concurrency=1),
+            StartOn(instance_id="i1", version=other, node="t0", holders=(), max_concurrency=1),
+            WarmOn(version=VERSION, node="t1", holders=holder),
+        ]
+    )
+    world.casts.plan(world.directory, plan, world.loading, 1.0)
+    start, handler, warm = plan.actions
+    assert isinstance(start, StartOn) and isinstance(handler, StartOn) and isinstance(warm, WarmOn)
+    assert start.cast is warm.cast is not None and handler.cast is None
+    assert cast_ref(start.cast).members[0].address == "tcp://a:2"
+
+
+def test_nodes_of_different_rates_are_ordered_chains_with_the_fastest_first() -> None:
+    world = World()
+    world.node("a", Tier.HOST, link_rate_bytes_s=10**9)
+    for id_, rate in (("slow", 10**7), ("fast", 10**9), ("middle", 10**8)):
+        world.node(id_, link_rate_bytes_s=rate)
+    cast = cast_of(world.deliver("slow", "fast", "middle"))
+    assert (cast.planner, names(cast)[1]) == ("multi-chain", ["fast", "middle", "slow"])
+
+
+@given(st.integers(1, 1 << 38), st.integers(2, 40), st.integers(1, 39))
+def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
+    nbytes: int, nodes: int, sources: int
+) -> None:
+    members = [make_node(f"n{number}") for number in range(nodes)]
+    decision = choose(members, min(sources, nodes - 1), nbytes)
+    size = block_bytes(nbytes, decision.blocks)
+    blocks, units = -(-nbytes // size), -(-nbytes // UNIT_BYTES)
+    assert size % UNIT_BYTES == 0 and 1 <= blocks <= MOST_BLOCKS
+    assert blocks >= min(units, FEWEST_BLOCKS) // 2
