@@ -34,4 +34,5 @@ def choose(
             passed_over.append(f"no {name}: {absent[transport]}")
         elif transport == "shm":
             passed_over.append("no shared memory")
-    raise NoTransport(f"none of {', '.join(sorted(available)) or 'no transports'} reaches {peer.url}")
+    reached = f"none of {', '.join(sorted(available)) or 'no transports'} reaches {peer.url}"
+    raise NoTransport("; ".join([reached, *passed_over]))
