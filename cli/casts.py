@@ -34,6 +34,7 @@ NODE_CSV_COLUMNS = (
     *("received", "transports", "faults", "error"),
 )
 BAR = 20  # characters
+MOST_REASONS = 12
 
 
 @click.command("casts")
@@ -100,7 +101,7 @@ class _Watched:
         except CliError as error:
             if not self._text:
                 raise
-            return Frame(text=f"{self._text}({error}: asking again)\n")
+            return Frame(text=f"{self._text}(asking again: {error})\n")
         if self._cast_id is None:
             self._text = table([row(cast) for cast in casts], COLUMNS)
             return Frame(text=self._text)
@@ -158,7 +159,7 @@ def shown(cast: dict[str, Any]) -> str:
     lines = "".join(f"{name:<8} {text}\n" for name, text in head.items())
     rows = [node_row(node) for node in cast["nodes"]]
     used = [name for name in NODE_COLUMNS if name in NODE_COLUMNS[:4] or any(one[name] for one in rows)]
-    return f"{lines}\n{table(rows, used)}"
+    return f"{lines}\n{table(rows, used)}{why(cast['nodes'])}"
 
 
 def node_row(node: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def node_row(node: dict[str, Any]) -> dict[str, Any]:
         "took": seconds(node["seconds"]) if node["seconds"] else "",
         "rate": rate(node["bytes_s"]),
         "received": received(node["received"]),
-        "transports": by_reason(node["transports"]),
+        "transports": by_transport(node["transports"]),
         "faults": node["faults"],
         "error": node["error"],
     }
@@ -189,16 +190,28 @@ def bar(held: int, blocks: int) -> str:
     return f"{'█' * full}{'░' * (BAR - full)} {int(part * 100):3d}%"
 
 
-def by_reason(transports: dict[str, str]) -> str:
-    """Each transport with its reason once, and the peers that it was used for."""
+def by_transport(transports: dict[str, str]) -> str:
+    """Each transport, and the peers that were pulled from by it."""
     peers: dict[str, list[str]] = defaultdict(list)
-    for peer, reason in transports.items():
-        peers[reason].append(peer)
-    return "; ".join(f"{reason} ({' '.join(sorted(names))})" for reason, names in peers.items())
+    for peer, text in sorted(transports.items()):
+        peers[text.partition(":")[0]].append(peer)
+    return "; ".join(f"{name} ({' '.join(names)})" for name, names in peers.items())
 
 
-def received(by_transport: dict[str, int]) -> str:
-    return ", ".join(f"{human_bytes(nbytes)} {name}" for name, nbytes in by_transport.items() if nbytes)
+def why(nodes: list[dict[str, Any]]) -> str:
+    """Why each pair uses its transport, as far as there is room."""
+    lines = [
+        f"{node['node']} from {peer} over {reason}\n"
+        for node in nodes
+        for peer, reason in sorted(node["transports"].items())
+    ]
+    if len(lines) > MOST_REASONS:
+        lines[MOST_REASONS:] = [f"… and {len(lines) - MOST_REASONS} more: -o json has them\n"]
+    return "\n" + "".join(lines) if lines else ""
+
+
+def received(counts: dict[str, int]) -> str:
+    return ", ".join(f"{human_bytes(nbytes)} {name}" for name, nbytes in counts.items() if nbytes)
 
 
 def rate(bytes_s: float) -> str:

@@ -29,6 +29,15 @@ class _Heard:
     def over(self) -> bool:
         return all(member.node in self.states for member in self.record.targets)
 
+    def join(self, record: CastRecord) -> None:
+        """Take its next epoch: who came back, as another process or once more, is not over any more."""
+        before = set(self.record.members)
+        back = {member.node for member in record.members if member not in before} or set(self.states)
+        for node in back:
+            if self.states.get(node) is not CastState.COMPLETE:
+                self.states.pop(node, None)
+        self.record = record
+
 
 class CastEnds:
     """Each cast that was heard of from its begin ends once, however many nodes join it later.
@@ -56,7 +65,7 @@ class CastEnds:
             if len(self._heard) > _KEPT:
                 del self._heard[next(iter(self._heard))]
         elif record.epoch > known.record.epoch:
-            known.record = record
+            known.join(record)
 
     def ended(self, progress: CastProgress, now: float) -> None:
         """A node's part is over."""

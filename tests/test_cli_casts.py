@@ -14,7 +14,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from cli.__main__ import cli
-from cli.casts import bar, rate, seconds
+from cli.casts import MOST_REASONS, bar, rate, seconds, why
 from cli.errors import CliError
 from registry.cast import CastMember, CastProgress, CastRecord, CastState
 from registry.change import NodeUp
@@ -108,9 +108,15 @@ def test_one_cast_shows_its_plan_and_each_node() -> None:
         text = scene.hypercast("casts", "ab").stdout
         assert "binomial, 4 blocks of 256.0 KiB, from n0 to 3 nodes, 1 of them joined later" in text
         assert "binomial, 4 blocks: 2 hops" in text  # why
-        source, first, second, late = text.splitlines()[-4:]
+        table, reasons = text.split("\n\n")[1:]
+        source, first, second, late = table.splitlines()[-4:]
         assert "reads the store" in source and "50%" in first and "late=2" in first
-        assert f"{tcp} (n0 n2)" in first
+        assert "tcp (n0 n2)" in first
+        assert reasons.splitlines() == [
+            f"n1 from n0 over {tcp}",
+            f"n1 from n2 over {tcp}",
+            "n2 from n0 over tcp: another host",
+        ]
         assert "failed" in second and "nobody has block 3" in second
         assert "waiting (late)" in late
         assert json.loads(scene.hypercast("casts", "abc", "-o", "json").stdout)["epoch"] == 1
@@ -150,7 +156,7 @@ def test_watching_one_cast_ends_with_it() -> None:
             scene.put(whole("n1"), whole("n2"))
             rest = watching.stdout.read()
             assert watching.wait(PATIENCE_S) == 0
-        assert rest.rstrip().splitlines()[-1].count("█") == 20 and "complete after" in rest
+        assert rest.rpartition("because")[2].count("█") == 40 and "complete after" in rest
 
     against(scenario)
 
@@ -190,6 +196,13 @@ def _read_until(terminal: int, words: str) -> str:
     while words not in text:
         text += os.read(terminal, 65536).decode(errors="replace")
     return text
+
+
+def test_reasons_are_no_longer_than_a_screen() -> None:
+    nodes = [{"node": f"n{i}", "transports": {"m": "tcp: far"}} for i in range(MOST_REASONS + 2)]
+    lines = why(nodes).splitlines()
+    assert len(lines) == MOST_REASONS + 2 and lines[-1] == "… and 2 more: -o json has them"
+    assert why([{"node": "n0", "transports": {}}]) == ""
 
 
 def test_figures_are_short_and_never_say_more_than_there_is() -> None:

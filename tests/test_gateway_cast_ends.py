@@ -79,6 +79,29 @@ def test_a_target_that_is_lost_has_failed(how: str) -> None:
     assert [state for _, state in cluster.told()] == [CastState.FAILED]
 
 
+@pytest.mark.parametrize("port", [3, 33])
+def test_a_target_that_comes_back_is_waited_for_again(port: int) -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.up("n2", epoch=2, now=2.0)
+    members = (*cast().members[:2], replace(cast().members[2], address=f"tcp://127.0.0.1:{port}"))
+    cluster.plan(3.0, members=members, epoch=1)
+    cluster.end("n1", 4.0)
+    assert not cluster.ends
+    cluster.end("n2", 5.0)
+    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+
+
+def test_one_that_joins_brings_no_lost_one_back() -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.directory.apply(NodeGone(id="n2", epoch=1), 3.0)
+    cluster.plan(4.0, members=(*cast().members, LATE), epoch=1)
+    cluster.end("n1", 4.5)
+    cluster.end("n9", 5.0)
+    assert cluster.told() == [(4.0, CastState.FAILED)]
+
+
 def test_a_source_that_is_lost_ends_nothing() -> None:
     cluster = Cluster()
     cluster.plan(1.0)
