@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from invoker.counters import Counters
 from invoker.errors import InvokerError
@@ -13,6 +13,7 @@ from rdmacast.cast_report import CastReport
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.errors import CastError
+from rdmacast.session_settings import SessionSettings
 from rdmacast.transport import PeerAddress
 from rdmacast.watching import Watcher
 from registry.cast import CastProgress, CastState
@@ -23,6 +24,7 @@ from registry.images.verify import check_units
 from registry.messages import CastRef
 
 TELL_S = 0.5  # between two words about a cast under way
+LEAST_BYTES_S = 256 << 10  # a source that gives less is given up, and so is a cast that brings less
 
 log = logging.getLogger("invoker.cast_fetch")
 
@@ -77,7 +79,8 @@ def cast_spec(ref: CastRef, region: str, nbytes: int, members: int) -> CastSpec:
 async def from_cast(ref: CastRef, target: Target, gear: CastGear, *, stall_s: float = STALL_S) -> CastReport:
     """Fill the target by this node's part in the cast; blocks that are there already are given to others.
 
-    One from which no block comes for `stall_s` is given up. Raises CastError; what came is kept.
+    One from which no block comes for `stall_s`, and the time that a block may take, is given up. Raises
+    CastError; what came is kept.
     """
     manifest = target.manifest
     if not is_sound(ref, manifest.nbytes):
@@ -102,8 +105,11 @@ class _Part:
         self._ref = ref
         self._target = target
         self._gear = gear
-        self._stall_s = stall_s
-        self._limit = asyncio.timeout(stall_s)
+        settings = SessionSettings()
+        block_s = settings.window * ref.block_bytes / LEAST_BYTES_S
+        settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
+        self._stall_s = stall_s + block_s
+        self._limit = asyncio.timeout(self._stall_s)
         self._told_s = 0.0
         self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes, len(ref.members))
         number = self._spec.node(gear.node)
@@ -122,6 +128,7 @@ class _Part:
             region=target.region,
             held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
             order=order,
+            settings=settings,
         )
 
     async def run(self) -> CastReport:

@@ -30,9 +30,10 @@ class Counters:
     idle_us: int = 0
 
     def received_by(self, transport: str, nbytes: int) -> None:
-        """Bytes of images that came from other nodes by that transport."""
+        """Bytes of images that came from other nodes by that transport, which may have no counter."""
         name = f"cast_recv_bytes_{transport}"
-        setattr(self, name, getattr(self, name) + nbytes)
+        if hasattr(self, name):
+            setattr(self, name, getattr(self, name) + nbytes)
 
     def snapshot(self) -> dict[str, int]:
         return asdict(self)

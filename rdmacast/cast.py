@@ -122,7 +122,10 @@ class Cast:
                 await self._over
             finally:
                 self._ended_s = loop.time()
-                await self._stop()
+                try:
+                    await self._stop()
+                finally:
+                    self._buffer.release()  # not when this is collected: the caller may unmap it
         if self._session.state is SessionState.FAILED:
             raise self._failure()
         return self.report

@@ -1,18 +1,23 @@
 """Loads by cast: nodes of one process, each with its own host, over real connections."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from registry.cast import CastMember, CastProgress, CastRecord, CastState
 from registry.messages import (
     CastPeer,
     CastRef,
+    Done,
+    DropImage,
     Holder,
     ImageRef,
+    InstanceProgress,
     StartInstance,
     WarmImage,
 )
@@ -41,14 +46,14 @@ def peer(record: NodeRecord) -> CastPeer:
     return CastPeer(node=record.id, host=record.host, address=record.cast)
 
 
-async def make_cast(nodes: list[FakeNode], sources: int = 1, **changes: object) -> CastRef:
+async def make_cast(nodes: list[FakeNode], **changes: object) -> CastRef:
     values: dict[str, object] = {
         "cast_id": "c1",
         "epoch": 0,
         "planner": "binomial",
         "block_bytes": UNIT,
         "members": tuple([peer(await node.record()) for node in nodes]),
-        "sources": tuple(range(sources)),
+        "sources": (0,),
         "planned": len(nodes),
     }
     return CastRef(**{**values, **changes})  # type: ignore[arg-type]
@@ -121,5 +126,127 @@ def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
             for node in nodes[1:]:
                 counters = (await node.record()).counters
                 assert counters["cast_recv_bytes"] == counters["cast_recv_bytes_tcp"] == len(image.data)
+
+    asyncio.run(scenario())
+
+
+def mapped(cluster: FakeCluster, image: FakeImage) -> list[str]:
+    """Where this process has the image of host h1 in its memory, or what was to become it."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in maps if f"{cluster.shm}/h1/{image.digest}" in line]
+
+
+DEAD = CastPeer(node="dead", host="dead", address="tcp://127.0.0.1:1")
+
+
+def test_a_cast_that_fails_costs_only_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 5 * UNIT)
+        async with some_nodes(tmp_path, 2) as (cluster, nodes):
+            await cluster.put(image)
+            own = peer(await nodes[1].record())
+            alone = await make_cast(nodes, members=(DEAD, own))
+            await publish(cluster, image, alone)
+            ref = by_cast(image, alone, Holder(node="dead", host="dead", cast=DEAD.address, tier="host"))
+            assert started(await nodes[1].ask(start_by("i1", image, ref))).start_kind == "cold"
+            counters = (await nodes[1].record()).counters
+            assert (counters["cast_recv_bytes"], counters["disk_read_bytes"]) == (0, len(image.data))
+            (told,) = (await last_words(cluster, 1)).values()
+            assert told.state is CastState.FAILED and "nobody is left" in told.error
+            assert told.faults == {"lost": 1}
+            ref = by_cast(image, await make_cast(nodes, members=(DEAD, peer(await nodes[0].record()))))
+            ref = msgspec.structs.replace(ref, holders=(await nodes[1].holder(),))
+            assert isinstance((await nodes[0].ask(WarmImage(image=ref)))[-1], Done)
+            assert (await nodes[0].record()).counters["cast_recv_bytes"] == len(image.data)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_bytes": UNIT + 1},
+        {"planner": "by heart"},
+        {"sources": (7,)},
+        {"planned": 7},
+        {"block_bytes": 1},
+        {"members": (DEAD, DEAD)},
+    ],
+)
+def test_a_cast_that_makes_no_sense_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 2 * UNIT)
+        async with some_nodes(tmp_path, 2) as (cluster, nodes):
+            await cluster.put(image)
+            ref = by_cast(image, await make_cast(nodes, **changes))
+            assert isinstance((await nodes[1].ask(WarmImage(image=ref)))[-1], Done)
+
+    asyncio.run(scenario())
+
+
+def test_who_joins_late_takes_blocks_from_all_who_have_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 8 * UNIT)
+        async with some_nodes(tmp_path, 3, *SLOW) as (cluster, nodes):
+            await cluster.put(image)
+            await nodes[0].ask(WarmImage(image=image.ref()))
+            cast = await make_cast(nodes[:2])
+            await publish(cluster, image, cast)
+            request = WarmImage(image=by_cast(image, cast))
+            async with nodes[1].channel.call(request) as call:
+                replies = aiter(call)
+                while (await anext(replies)).fraction < 0.5:
+                    pass
+                joined = await make_cast(nodes, planned=2, epoch=1)
+                late = await nodes[2].ask(WarmImage(image=by_cast(image, joined)))
+                assert isinstance(late[-1], Done)
+                async for reply in replies:
+                    assert isinstance(reply, InstanceProgress | Done)
+            told = await last_words(cluster, 2)
+            assert {one.state for one in told.values()} == {CastState.COMPLETE}
+            assert set(told["n2"].transports) == {"n0", "n1"}
+
+    asyncio.run(scenario())
+
+
+def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 16 * UNIT)
+        async with some_nodes(tmp_path, 2, *SLOW) as (cluster, nodes):
+            await cluster.put(image)
+            await nodes[0].ask(WarmImage(image=image.ref()))
+            cast = await make_cast(nodes)
+            await publish(cluster, image, cast)
+            part = cluster.shm / "h1" / f"{image.digest}.part"
+            async with nodes[1].channel.call(WarmImage(image=by_cast(image, cast))) as call:
+                replies = aiter(call)
+                await anext(replies)
+                await anext(replies)
+                assert part.exists()
+            (told,) = (await last_words(cluster, 1)).values()
+            assert told.state is CastState.CANCELLED and told.held < told.blocks
+            while part.exists():
+                await nodes[1].record()
+            assert mapped(cluster, image) == []
+            record = await nodes[1].record()
+            assert record.host_free_bytes == record.host_bytes
+
+    asyncio.run(scenario())
+
+
+def test_a_finished_cast_holds_no_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 4 * UNIT)
+        async with some_nodes(tmp_path, 2) as (cluster, nodes):
+            await cluster.put(image)
+            await nodes[0].ask(WarmImage(image=image.ref()))
+            gc.disable()
+            try:
+                ref = by_cast(image, await make_cast(nodes))
+                await nodes[1].ask(WarmImage(image=ref))
+                await nodes[1].ask(DropImage(image=image.digest, tier="host"))
+                assert mapped(cluster, image) == []
+            finally:
+                gc.enable()
 
     asyncio.run(scenario())

@@ -1,0 +1,175 @@
+"""Starts of several nodes as one cast, over slow links, on a whole platform as users run it."""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.random_llama import write_random_llama
+from registry.cast import CastProgress, CastState, CastStatus
+from registry.redis_state import RedisState
+from tests.platform_fixture import Platform
+
+NODES = 5
+MODEL = "spread"
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Platform]:
+    """Five nodes on five hosts, and a model of about 55 MB, which a node holds."""
+    folder = tmp_path_factory.mktemp("five")
+    write_random_llama(folder / "model", root / "functions" / "tiny-coder" / "model", layers=1)
+    made = Platform(
+        data=folder / "data",
+        flags=(
+            *("--nodes", str(NODES), "--hosts", str(NODES), "--gateways", "2"),
+            *("--link-rate", "120mbit", "--gpu-memory", "256MiB", "--host-memory", "256MiB"),
+        ),
+    )
+    made.up()
+    try:
+        made.run("deploy", str(folder / "model"), "--name", MODEL, "--keep-alive", "10m")
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture
+def spread(five: Platform) -> Platform:
+    """All nodes are there, and one of them alone holds the model."""
+    nodes = five.until("all nodes are there", lambda: len(ready(five)) == NODES and ready(five))
+    five.run("scale", MODEL, "--instances", "0")
+    five.until("none runs it", lambda: not five.instances(MODEL))
+    (kept, *_) = five.until("a node holds it", lambda: holders(five))
+    for node in sorted(set(nodes) - {kept}):
+        five.run("evict", MODEL, "--tier", "gpu", "--on", node)
+        five.run("evict", MODEL, "--tier", "host", "--on", node)
+    five.run("evict", MODEL, "--tier", "gpu", "--on", kept)
+    five.until("one node holds it", lambda: holders(five) == [kept])
+    return five
+
+
+def ready(five: Platform) -> list[str]:
+    return [node["id"] for node in five.nodes() if node["state"] == "ready"]
+
+
+def holders(five: Platform) -> list[str]:
+    return [node["id"] for node in five.nodes() if f"{MODEL}:1" in node["tiers"]["host"]]
+
+
+def casts(five: Platform) -> list[CastStatus]:
+    """The latest first."""
+
+    async def read() -> list[CastStatus]:
+        async with RedisState.connect(f"unix://{five.data / 'redis.sock'}") as state:
+            return await state.casts()
+
+    return asyncio.run(read())
+
+
+def told(five: Platform) -> dict[str, CastProgress]:
+    """By node, of the latest cast."""
+    return {one.node: one for one in casts(five)[0].progress}
+
+
+def begin(five: Platform, instances: int, on: list[str] | None = None) -> None:
+    """Ask for instances, and wait until blocks of a new cast are coming."""
+    before = {status.record.cast_id for status in casts(five)}
+    with five.http() as http:
+        wish: dict[str, Any] = {"instances": instances, "on": on or [], "wait": False}
+        assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
+
+    def under_way() -> bool:
+        found = casts(five)
+        if not found or found[0].record.cast_id in before:
+            return False
+        return any(0 < one.held < one.blocks for one in found[0].progress)
+
+    five.until("a cast is under way", under_way)
+
+
+def complete(five: Platform, nodes: set[str]) -> Callable[[], bool]:
+    return lambda: nodes <= {node for node, one in told(five).items() if one.state is CastState.COMPLETE}
+
+
+def bytes_are_right(five: Platform, count: int = NODES) -> None:
+    """So many hosts hold the image, byte by byte."""
+    digest = casts(five)[0].record.image
+    cluster = asyncio.run(cluster_id(five))
+    found = [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in Path("/dev/shm").glob(f"hypercast-{cluster}/*/{digest}")
+    ]
+    assert len(found) == count and set(found) == {digest}
+
+
+async def cluster_id(five: Platform) -> str:
+    async with RedisState.connect(f"unix://{five.data / 'redis.sock'}") as state:
+        return (await state.cluster_config()).cluster_id
+
+
+def test_five_instances_are_one_cast(spread: Platform) -> None:
+    size = spread.get(f"/admin/functions/{MODEL}")["current"]["image_bytes"]
+    before, read = {status.record.cast_id for status in casts(spread)}, spread.counter("disk_read_bytes")
+    begin(spread, NODES)
+    spread.until("all are ready", lambda: len(spread.instances(MODEL)) == NODES)
+    spread.run("scale", MODEL, "--instances", str(NODES))
+    (cast,) = [status for status in casts(spread) if status.record.cast_id not in before]
+    assert (len(cast.record.sources), len(cast.record.targets)) == (1, NODES - 1)
+    spread.until("all have told", complete(spread, {member.node for member in cast.record.targets}))
+    for one in told(spread).values():
+        assert (one.held, one.received, one.faults) == (one.blocks, {"tcp": size}, {})
+    bytes_are_right(spread)
+    assert spread.counter("disk_read_bytes") == read
+
+
+def test_a_killed_relay_holds_up_nobody(spread: Platform) -> None:
+    begin(spread, NODES)
+    cast = casts(spread)[0].record
+    read = spread.counter("disk_read_bytes")
+    victim = cast.targets[0].node
+    pid = next(node["pid"] for node in spread.nodes() if node["id"] == victim)
+    assert any(one.state is CastState.RUNNING for one in told(spread).values())
+    os.kill(pid, signal.SIGKILL)
+    others = {member.node for member in cast.targets} - {victim}
+    spread.until("the others are complete", complete(spread, others))
+    spread.until("the victim is ready again", lambda: len(spread.instances(MODEL)) == NODES)
+    spread.run("scale", MODEL, "--instances", str(NODES))
+    bytes_are_right(spread)
+    assert spread.counter("disk_read_bytes") <= read  # the victim's count is gone with it
+
+
+def test_a_late_start_joins(spread: Platform) -> None:
+    (kept,) = holders(spread)
+    nodes = sorted(set(ready(spread)) - {kept})
+    begin(spread, 3, nodes[:3])
+    first = casts(spread)[0].record
+    spread.run("scale", MODEL, "--instances", "4", *(f"--on={node}" for node in nodes))
+    joined = casts(spread)[0].record
+    assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, 4)
+    assert {member.node for member in joined.targets} == set(nodes)
+    spread.until("all have told", complete(spread, set(nodes)))
+    bytes_are_right(spread)
+
+
+def test_a_cast_outlives_the_gateway_that_planned_it(spread: Platform) -> None:
+    begin(spread, NODES)
+    cast = casts(spread)[0].record
+    for process in psutil.Process(supervisor(spread)).children():
+        if process.cmdline()[1:3] == ["-m", "gateway"]:  # both: whichever planned it
+            process.kill()
+    targets = {member.node for member in cast.targets}
+    spread.until("the nodes have it", complete(spread, targets))
+    assert casts(spread)[0].record.cast_id == cast.cast_id
+    bytes_are_right(spread)
+
+
+def supervisor(five: Platform) -> int:
+    return int(json.loads((five.data / "up.json").read_text())["pid"])
