@@ -71,7 +71,7 @@ def casts_command(
         if watch:
             redraw(_Watched(client, cast_id, function).frame)
             return
-        casts = _fetch(client, function)
+        casts = _fetch(client, function, cast_id, summary=cast_id is None and form != "json")
     if cast_id is None and form == "table":
         emit_rows([row(cast) for cast in casts], COLUMNS, form)
     elif cast_id is None:
@@ -95,7 +95,7 @@ class _Watched:
 
     def frame(self) -> Frame:
         try:
-            casts = _fetch(self._client, self._function)
+            casts = _fetch(self._client, self._function, self._cast_id, summary=self._cast_id is None)
         except (AuthError, UsageError):
             raise
         except CliError as error:
@@ -110,8 +110,11 @@ class _Watched:
         return Frame(text=self._text, last=cast["state"] != "running")
 
 
-def _fetch(client: Client, function: str | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.json("GET", "/admin/casts", params=query(function=function))["casts"]
+def _fetch(
+    client: Client, function: str | None, cast_id: str | None, *, summary: bool
+) -> list[dict[str, Any]]:
+    asked = query(function=function, cast=cast_id) | {"summary": str(summary).lower()}
+    found: list[dict[str, Any]] = client.json("GET", "/admin/casts", params=asked)["casts"]
     return found
 
 

@@ -1,10 +1,12 @@
 """/admin: operating the running cluster (scale, warm, drop, logs, nodes, instances, casts)."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,10 +17,9 @@ from gateway.disconnect import Attended
 from gateway.errors import translate
 from gateway.exchange import Exchange
 from gateway.limits import ClientGone, decode, read_body
-from gateway.parameters import FOLLOW, LINES, OF_FUNCTION
-from gateway.responses import encoded
+from gateway.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
+from gateway.responses import encoded, json_response
 from gateway.schemas_admin import Drop, Scale, Warm
-from gateway.schemas_casts import CastList
 from gateway.services import Services
 from gateway.sse import ByteStream
 from registry.change import NodeUp, Snapshot
@@ -83,12 +84,17 @@ class ClusterAdmin:
 
     async def casts(self, request: Request) -> Response:
         """What moves between nodes, and what did in the last hour."""
-        function = OF_FUNCTION.read(request)
-        found = await self._services.state.casts()
+        function, summary = OF_FUNCTION.read(request), SUMMARY.read(request)
+        found = await self._services.state.casts(OF_CAST.read(request) or "")
         nodes = {up.record.id: up.record for up in self._services.cluster.view().nodes}
         now = self._services.clock.wall_s()
-        wanted = [one for one in found if function is None or one.record.function == function]
-        return encoded(CastList(casts=[show(status, nodes, now) for status in wanted]))
+        shown: list[bytes] = []
+        for status in found:
+            if function is None or status.record.function == function:
+                cast = show(status, nodes, now)
+                shown.append(msgspec.json.encode(replace(cast, nodes=[]) if summary else cast))
+                await asyncio.sleep(0)  # each may be of thousands of nodes
+        return json_response(b'{"casts":[%b]}' % b",".join(shown))
 
     async def _known(self, request: Request) -> str:
         """The function's name. Raises NotFound."""

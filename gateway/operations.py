@@ -276,7 +276,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Images on their way to nodes, and how each node gets on",
         tag="admin",
         answer=CastList,
-        parameters=(p.OF_FUNCTION,),
+        parameters=(p.OF_FUNCTION, p.OF_CAST, p.SUMMARY),
         failures=(422,),
     ),
     Operation(method="get", path="/admin/keys", summary="The API keys", tag="admin", answer=answers.KeyList),

@@ -234,8 +234,8 @@ class MemoryState(MemoryLedger, State):
         if self._casts.tell(progress) and progress.is_final:
             self._feed.publish(CastPartEnded(progress=progress))
 
-    async def casts(self) -> list[CastStatus]:
-        return self._casts.all()
+    async def casts(self, beginning: str = "") -> list[CastStatus]:
+        return [one for one in self._casts.all() if one.record.cast_id.startswith(beginning)]
 
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
         now = self._clock.monotonic_s()

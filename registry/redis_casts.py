@@ -1,5 +1,7 @@
 """Casts in Redis: what was planned, and what each node tells of its part."""
 
+from collections.abc import Mapping
+
 from registry import keys
 from registry.cast import CastProgress, CastRecord, CastStatus, in_order
 from registry.change import CastChanged, CastPartEnded
@@ -37,27 +39,9 @@ return 1
 """
 )
 
-# All casts with what their nodes told. Ids of expired ones are dropped on the way.
-# KEYS casts; ARGV cast-prefix
-_CASTS = Script(
-    """
-local found = {}
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local record = redis.call('HGET', ARGV[1] .. id, 'record')
-  if record then
-    local row = {record}
-    local fields = redis.call('HGETALL', ARGV[1] .. id)
-    for i = 1, #fields, 2 do
-      if string.sub(fields[i], 1, 5) == 'node ' then row[#row + 1] = fields[i + 1] end
-    end
-    found[#found + 1] = row
-  else
-    redis.call('SREM', KEYS[1], id)
-  end
-end
-return found
-"""
-)
+# Drop the id of a cast that has expired.
+# KEYS casts cast; ARGV id
+_FORGET = Script("if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[1], ARGV[1]) end")
 
 
 class RedisCasts(RedisStore):
@@ -89,12 +73,27 @@ class RedisCasts(RedisStore):
             ],
         )
 
-    async def casts(self) -> list[CastStatus]:
-        rows = await self._redis.script(_CASTS, [keys.CASTS], [keys.CAST_PREFIX])
-        found = {}
-        for raw, *told in rows:
-            record = decode(CastRecord, raw, keys.CAST_PREFIX)
-            progress = [decode(CastProgress, one, keys.cast(record.cast_id)) for one in told]
-            progress.sort(key=lambda one: one.node)
-            found[record.cast_id] = CastStatus(record=record, progress=tuple(progress))
+    async def casts(self, beginning: str = "") -> list[CastStatus]:
+        """Read one after the other: of a thousand nodes each, all at once would hold up whatever else Redis
+        and this process do."""
+        ids = [raw.decode() for raw in await self._redis.call("SMEMBERS", keys.CASTS)]
+        found: dict[str, CastStatus] = {}
+        for cast_id in ids:
+            if not cast_id.startswith(beginning):
+                continue
+            key = keys.cast(cast_id)
+            flat = await self._redis.call("HGETALL", key)
+            status = _status(dict(zip(flat[::2], flat[1::2], strict=True)), key)
+            if status is not None:
+                found[cast_id] = status
+            else:
+                await self._redis.script(_FORGET, [keys.CASTS, key], [cast_id])
         return [found[record.cast_id] for record in in_order(one.record for one in found.values())]
+
+
+def _status(fields: Mapping[bytes, bytes], key: str) -> CastStatus | None:
+    if b"record" not in fields:
+        return None
+    told = [decode(CastProgress, raw, key) for field, raw in fields.items() if field.startswith(b"node ")]
+    told.sort(key=lambda one: one.node)
+    return CastStatus(record=decode(CastRecord, fields[b"record"], key), progress=tuple(told))

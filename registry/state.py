@@ -118,8 +118,8 @@ class ClusterState(Protocol):
         nothing."""
         ...
 
-    async def casts(self) -> list[CastStatus]:
-        """Those that are kept, the latest first."""
+    async def casts(self, beginning: str = "") -> list[CastStatus]:
+        """Those that are kept and whose ids begin so, the latest first."""
         ...
 
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:

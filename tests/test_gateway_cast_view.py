@@ -84,7 +84,7 @@ def test_those_that_joined_later_are_told_apart() -> None:
 
 
 class Away(MemoryState):
-    async def casts(self) -> list[CastStatus]:
+    async def casts(self, beginning: str = "") -> list[CastStatus]:
         raise StateUnavailable("no Redis")
 
 
@@ -103,6 +103,8 @@ def test_admins_read_casts_by_function() -> None:
             assert found[1].nodes[1].transports == {"n0": "tcp: another host"}
             of_tiny = (await http.get("/admin/casts?function=tiny")).json()["casts"]
             assert [one["function"] for one in of_tiny] == ["tiny"]
+            short = (await http.get("/admin/casts?cast=c0&summary=true")).json()["casts"]
+            assert [(one["cast_id"], one["done"], one["nodes"]) for one in short] == [("c0", 1, [])]
             assert (await http.get("/admin/casts?function=nobody")).json() == {"casts": []}
             assert (await http.get(f"/admin/casts?function={'x' * 999}")).status_code == 422
             async with gw.http(gw.caller_key) as caller:

@@ -30,6 +30,7 @@ def test_a_cast_is_told_in_feed_and_snapshot(on_state):
         assert changes == [CastChanged(record=first), CastChanged(record=second)]
         assert (await state.snapshot()).casts == (second, first)
         assert await state.casts() == [CastStatus(record=second), CastStatus(record=first)]
+        assert await state.casts("c1") == [CastStatus(record=second)]
 
     on_state(scenario)
 
