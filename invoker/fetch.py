@@ -4,6 +4,7 @@ Every source writes into the same buffer and marks what has arrived and was chec
 left open, the next one fills.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
@@ -200,7 +201,7 @@ def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) 
     view, filling = target.view(offset, nbytes), target.filling
     cached = reader.cached(offset, nbytes)
     if cached is not None and filling.is_ready(offset, nbytes):
-        damaged = _read_by_steps(reader, target, offset, nbytes)
+        damaged = _read_by_steps(reader, cached, target, offset, nbytes)
     else:
         if cached is None or not filling.receive(offset, nbytes, cached):
             filling.prepare(offset, nbytes)
@@ -215,12 +216,20 @@ def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) 
     return nbytes + len(damaged) * UNIT_BYTES
 
 
-def _read_by_steps(reader: BlobReader, target: Target, offset: int, nbytes: int) -> list[int]:
-    """Read from the page cache, checking what came while the processor's cache has it; the damaged units."""
+def _read_by_steps(reader: BlobReader, cached: int, target: Target, offset: int, nbytes: int) -> list[int]:
+    """Read from the page cache, checking what came while the processor's cache has it; the damaged units.
+
+    `cached` is an open file that has the range.
+    """
     damaged = []
     for start in range(offset, offset + nbytes, STEP_BYTES):
         view = target.view(start, min(STEP_BYTES, offset + nbytes - start))
-        reader.read_into(start, view)
+        try:
+            whole = os.preadv(cached, [view], start) == len(view)
+        except OSError:
+            whole = False
+        if not whole:
+            reader.read_into(start, view)  # which tells what is wrong, if it is
         damaged += check_units(target.manifest, start, view)
     return damaged
 

@@ -29,7 +29,7 @@ class BlobReader(Protocol):
         ...
 
     def cached(self, offset: int, nbytes: int) -> int | None:
-        """An open file that has the range at the same place, and in memory, if there is one."""
+        """An open file that has the range at the same place, and most of it in memory, if there is one."""
         ...
 
     def close(self) -> None:
