@@ -1,11 +1,12 @@
 """When the casts end that this gateway heard of: a fold of the feed, bounded. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from registry.cast import CastProgress, CastRecord, CastState
 
 _KEPT = 256
+_WORST_FIRST = (CastState.FAILED, CastState.CANCELLED, CastState.COMPLETE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +19,15 @@ class CastEnd:
     state: CastState
 
 
-@dataclass(slots=True)
 class _Heard:
-    record: CastRecord
-    began_s: float
-    states: dict[str, CastState] = field(default_factory=dict)  # of nodes whose part is over
-    told: bool = False
+    """A cast, the targets that it waits for, and what others came to."""
 
-    @property
-    def over(self) -> bool:
-        return all(member.node in self.states for member in self.record.targets)
+    def __init__(self, record: CastRecord, began_s: float) -> None:
+        self.record = record
+        self.began_s = began_s
+        self.states: dict[str, CastState] = {}
+        self.told = False
+        self.waits_for = {member.node for member in record.targets}
 
     def join(self, record: CastRecord) -> None:
         """Take its next epoch: who came back, as another process or once more, is not over any more."""
@@ -37,6 +37,12 @@ class _Heard:
             if self.states.get(node) is not CastState.COMPLETE:
                 self.states.pop(node, None)
         self.record = record
+        self.waits_for = {member.node for member in record.targets} - self.states.keys()
+
+    @property
+    def worst(self) -> CastState:
+        reached = {self.states[member.node] for member in self.record.targets}
+        return next(one for one in _WORST_FIRST if one in reached)
 
 
 class CastEnds:
@@ -76,17 +82,15 @@ class CastEnds:
     def lost(self, node: str, now: float) -> None:
         """A node is gone, and with it its part in all casts."""
         for heard in self._heard.values():
-            if any(member.node == node for member in heard.record.targets) and node not in heard.states:
+            if node in heard.waits_for:
                 self._note(heard, node, CastState.FAILED, now)
 
     def _note(self, heard: _Heard, node: str, state: CastState, now: float) -> None:
         heard.states[node] = state
-        if heard.told or not heard.over:
+        heard.waits_for.discard(node)
+        if heard.told or heard.waits_for:
             return
         heard.told = True
-        reached = {heard.states[member.node] for member in heard.record.targets}
-        order = (CastState.FAILED, CastState.CANCELLED, CastState.COMPLETE)
-        worst = next(one for one in order if one in reached)
-        end = CastEnd(record=heard.record, seconds=now - heard.began_s, state=worst)
+        end = CastEnd(record=heard.record, seconds=now - heard.began_s, state=heard.worst)
         for callback in self._on_end:
             callback(end)
