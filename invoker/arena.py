@@ -13,7 +13,7 @@ import numpy as np
 
 from invoker.allocator import Allocator, Span
 from invoker.errors import OutOfDeviceMemory, StartFailed
-from invoker.memory import address_of, advise_huge, populate_idly
+from invoker.memory import address_of, advise_huge, populate_gently
 from invoker.threads import in_thread
 from invoker.together import together
 
@@ -123,8 +123,8 @@ class SpanArena:
 class CpuArena(SpanArena):
     """The arena of a CPU node: anonymous memory of its own, so a start copies as it would to a GPU.
 
-    A background thread takes the pages when the processor has nothing better to do, so that neither the
-    node's start nor an instance's first copy waits for them; the copy takes what is still missing.
+    A background thread takes the pages little by little, so that neither the node's start nor an
+    instance's first copy waits for them; the copy takes what is still missing.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -138,7 +138,7 @@ class CpuArena(SpanArena):
     def _take_pages(self) -> None:
         size = min(len(self._mapping), PREFAULT_BYTES)
         try:
-            populate_idly(self._mapping, size, self._closing, lambda nbytes: None)
+            populate_gently(self._mapping, size, self._closing, lambda nbytes: None)
         except OSError as error:
             log.warning("the arena of %d bytes is larger than the free memory: %s", size, error)
 

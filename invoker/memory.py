@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import psutil
 
 # Linux 5.14; not in Python's mmap module before 3.14.
 MADV_POPULATE_WRITE = 23
-# While pages are taken no other thread can map memory, and the one that takes them may get no processor.
-_IDLE_STEP_BYTES = 256 << 10
+# While pages are taken no other thread can map memory: few are taken at once, then comes a rest.
+_GENTLE_STEP_BYTES = 256 << 10
+_REST = 4
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,20 +57,22 @@ def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-def populate_idly(
+def populate_gently(
     mapping: mmap.mmap, nbytes: int, stop: threading.Event, taken: Callable[[int], None]
 ) -> None:
-    """Populate the first `nbytes` in this thread, whose priority becomes the lowest, until `stop` is set.
+    """Populate the first `nbytes` until `stop` is set, resting most of the time.
 
     `taken` is told how many bytes are there. Raises OSError as `populate` does; ends early where the
-    kernel cannot populate.
+    kernel cannot populate. A thread of a low priority would not do: one that lost its processor while it
+    holds the interpreter's lock, or the kernel's of this memory, holds up the whole process.
     """
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    for offset in range(0, nbytes, _IDLE_STEP_BYTES):
-        step = min(_IDLE_STEP_BYTES, nbytes - offset)
+    for offset in range(0, nbytes, _GENTLE_STEP_BYTES):
+        step = min(_GENTLE_STEP_BYTES, nbytes - offset)
+        began_s = time.monotonic()
         if stop.is_set() or not populate(mapping, offset, step):
             return
         taken(offset + step)
+        stop.wait(_REST * (time.monotonic() - began_s))
 
 
 def available_bytes() -> int:

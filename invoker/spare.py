@@ -1,7 +1,7 @@
 """Shared memory kept ready for the next image: a load into it clears no page and takes no page fault.
 
 A spare is a file of the host tier, `<random>.spare`, that its process has mapped and of which it takes
-the pages when the processor has nothing better to do. It counts against the tier's limit, but gives way
+the pages little by little. It counts against the tier's limit, but gives way
 to any image: whoever needs the room, in whatever process, cuts the file short and removes it. That may
 happen at any time, and hurts nobody, since nobody reads or writes the mapping of a spare.
 """
@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.memory import advise_huge, populate_idly
+from invoker.memory import advise_huge, populate_gently
 from invoker.tier_folder import TierFolder, cut_and_remove
 
 LEAST_BYTES = 1 << 20  # less is not worth a file
@@ -109,7 +109,7 @@ class Spare:
             self.ready_bytes = nbytes
 
         try:
-            populate_idly(self._mapping, self.nbytes, self._stop, taken)
+            populate_gently(self._mapping, self.nbytes, self._stop, taken)
         except OSError as error:
             # Somebody needed the room, or there is less memory than there seemed to be.
             log.info("a spare of %d bytes ended at %d: %s", self.nbytes, self.ready_bytes, error)
