@@ -1,11 +1,13 @@
-"""Publishes what casts were planned, each once, before the first call to a node of it."""
+"""Publishes casts: what was planned, once and before the first call to a node, and who could not begin."""
 
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from registry.cast import CastRecord
-from registry.errors import RegistryError
+from registry.cast import CastProgress, CastRecord, CastState
+from registry.errors import RegistryError, RemoteError
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,20 @@ class CastRecords:
 
     def __repr__(self) -> str:
         return f"<CastRecords {len(self._told)}>"
+
+    @asynccontextmanager
+    async def part(self, record: CastRecord | None, node: str) -> AsyncIterator[None]:
+        """Inside, the node is called that is to take part, if there is a cast."""
+        if record is None:
+            yield
+            return
+        await self.tell(record)
+        try:
+            yield
+        except RegistryError as error:
+            reason = error.message if isinstance(error, RemoteError) else str(error)
+            await self.failed(record, node, reason)
+            raise
 
     async def tell(self, record: CastRecord) -> None:
         """Have the record published, or be told that it cannot be: the cast goes on without."""
@@ -48,3 +64,21 @@ class CastRecords:
             len(record.targets),
             record.reason,
         )
+
+    async def failed(self, record: CastRecord, node: str, reason: str) -> None:
+        """The call that made the node take part has failed: said in its stead, unless it told anything."""
+        progress = CastProgress(
+            cast_id=record.cast_id,
+            node=node,
+            state=CastState.FAILED,
+            blocks=-(-record.nbytes // record.block_bytes),
+            held=0,
+            seconds=0.0,
+            updated_at=0.0,  # before whatever it told
+            error=reason,
+        )
+        try:
+            async with asyncio.timeout(_PUBLISH_S):
+                await self._state.put_cast_progress(progress)
+        except (RegistryError, TimeoutError) as error:
+            log.info("cast %s: the failure of %s is not published: %s", record.cast_id, node, error)

@@ -75,19 +75,18 @@ class NodeCalls:
             controller_epoch=controller_epoch,
         )
         with self._arriving(version.image, action.node) as arrival:
-            if action.cast is not None:
-                await self._casts.tell(action.cast)
-            await self._source(version.image, action.holders)
-            started = False
-            async with self._client(action.node).call(request) as replies:
-                async for reply in replies:
-                    if isinstance(reply, InstanceProgress):
-                        if reply.fraction > 0:
-                            arrival.begun.set()
-                        yield reply
-                    started = isinstance(reply, InstanceStarted)
-            if not started:
-                raise RemoteError("internal", f"node {action.node} ended the start without a word")
+            async with self._casts.part(action.cast, action.node):
+                await self._source(version.image, action.holders)
+                started = False
+                async with self._client(action.node).call(request) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, InstanceProgress):
+                            if reply.fraction > 0:
+                                arrival.begun.set()
+                            yield reply
+                        started = isinstance(reply, InstanceStarted)
+                if not started:
+                    raise RemoteError("internal", f"node {action.node} ended the start without a word")
 
     async def stop(self, action: StopOn) -> None:
         """Drain and stop an instance; returns when it is gone."""
@@ -109,15 +108,14 @@ class NodeCalls:
             return
         request = WarmImage(image=image, function=version.function, keep=keep, yielding=yielding)
         with self._arriving(version.image, node) as arrival:
-            if cast is not None:
-                await self._casts.tell(cast)
-            await self._source(version.image, holders)
-            async with self._client(node).call(request) as replies:
-                async for reply in replies:
-                    if isinstance(reply, InstanceProgress):
-                        if reply.fraction > 0:
-                            arrival.begun.set()
-                        yield reply
+            async with self._casts.part(cast, node):
+                await self._source(version.image, holders)
+                async with self._client(node).call(request) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, InstanceProgress):
+                            if reply.fraction > 0:
+                                arrival.begun.set()
+                            yield reply
 
     async def unkeep(self, image: str, node: str) -> None:
         await self._do(node, UnkeepImage(image=image))

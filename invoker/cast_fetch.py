@@ -97,6 +97,22 @@ async def from_cast(ref: CastRef, target: Target, gear: CastGear, *, stall_s: fl
         part.close()
 
 
+def tell_present(ref: CastRef, nbytes: int, gear: CastGear) -> None:
+    """Have it published that the image was here when its cast was to bring it."""
+    blocks = -(-nbytes // ref.block_bytes)
+    gear.tell(
+        CastProgress(
+            cast_id=ref.cast_id,
+            node=gear.node,
+            state=CastState.COMPLETE,
+            blocks=blocks,
+            held=blocks,
+            seconds=0.0,
+            updated_at=gear.clock.wall_s(),
+        )
+    )
+
+
 class _Part:
     """One node's part in one cast."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from functools import partial
 
-from invoker.cast_fetch import CastGear, from_cast, takes_part
+from invoker.cast_fetch import CastGear, from_cast, takes_part, tell_present
 from invoker.counters import Counters
 from invoker.errors import StartFailed
 from invoker.fetch import Target, from_memory, from_peers, from_store
@@ -173,6 +173,8 @@ class ImageLoader:
         """
         load = await self._enter(ref, manifest, yielding=yielding)
         if isinstance(load, _Opened):
+            if ref.cast is not None and self._casting is not None and takes_part(ref.cast, self._node):
+                tell_present(ref.cast, ref.nbytes, self._casting)
             try:
                 progress(1.0)
                 yield load

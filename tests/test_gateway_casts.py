@@ -1,20 +1,25 @@
 """Which starts become one cast, from whom, and who joins one that runs: pure decisions."""
 
+import asyncio
 from itertools import count
 
+import pytest
 from control_fixture import MIB, make_holding, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.actions import StartOn, WarmOn
+from gateway.cast_records import CastRecords
 from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose
 from gateway.directory import Directory
 from gateway.placement import choose_sources
 from gateway.plan import Plan
 from gateway.start_assets import cast_ref
-from registry.cast import CastRecord
+from registry.cast import CastRecord, CastState
 from registry.change import CastChanged, NodeUp
+from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import UNIT_BYTES
+from registry.memory_state import MemoryState
 from registry.node import NodeRecord, Tier
 
 VERSION = make_version("f", image="image", nbytes=64 * MIB)
@@ -214,3 +219,46 @@ def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
     blocks, units = -(-nbytes // size), -(-nbytes // UNIT_BYTES)
     assert size % UNIT_BYTES == 0 and 1 <= blocks <= MOST_BLOCKS
     assert blocks >= min(units, FEWEST_BLOCKS) // 2
+
+
+def test_each_cast_is_published_once_and_no_node_that_did_not_begin_is_waited_for() -> None:
+    async def scenario() -> None:
+        world, state = World(), MemoryState()
+        world.node("a", Tier.HOST)
+        world.node("t0")
+        world.node("t1")
+        cast, records = cast_of(world.deliver("t0", "t1")), CastRecords(state)
+
+        async def call(node: str) -> None:
+            async with records.part(cast, node):
+                assert [status.record for status in await state.casts()] == [cast]
+                if node == "t1":
+                    raise RemoteError("out_of_memory", "no room")
+
+        await call("t0")
+        with pytest.raises(RemoteError):
+            await call("t1")
+        (status,) = await state.casts()
+        assert [(one.node, one.state, one.error) for one in status.progress] == [
+            ("t1", CastState.FAILED, "no room")
+        ]
+        async with records.part(None, "t0"):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
+    class Away(MemoryState):
+        async def put_cast(self, record: CastRecord) -> None:
+            raise StateUnavailable("away")
+
+    async def scenario() -> None:
+        world = World()
+        world.node("a", Tier.HOST)
+        world.node("t0")
+        records = CastRecords(Away())
+        async with records.part(cast_of(world.deliver("t0")), "t0"):
+            pass
+
+    asyncio.run(scenario())

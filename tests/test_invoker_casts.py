@@ -122,10 +122,25 @@ def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
             read = [(await node.record()).counters["disk_read_bytes"] for node in nodes]
             assert read == [len(image.data), 0, 0, 0]
             sent = [(await node.record()).counters["cast_sent_bytes"] for node in nodes]
-            assert sum(sent) == 3 * len(image.data) and 0 < sent[0] < 3 * len(image.data)
+            assert sum(sent) >= 3 * len(image.data) and any(sent[1:])  # more where a pull was dropped
             for node in nodes[1:]:
                 counters = (await node.record()).counters
                 assert counters["cast_recv_bytes"] == counters["cast_recv_bytes_tcp"] == len(image.data)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_here_already_is_told_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 5 * UNIT)
+        async with some_nodes(tmp_path, 2) as (cluster, nodes):
+            await cluster.put(image)
+            await nodes[1].ask(WarmImage(image=image.ref()))
+            cast = await make_cast(nodes)
+            await publish(cluster, image, cast)
+            await nodes[1].ask(WarmImage(image=by_cast(image, cast)))
+            (told,) = (await last_words(cluster, 1)).values()
+            assert (told.state, told.held, told.blocks, told.received) == (CastState.COMPLETE, 5, 5, {})
 
     asyncio.run(scenario())
 
@@ -225,9 +240,9 @@ def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
                 assert part.exists()
             (told,) = (await last_words(cluster, 1)).values()
             assert told.state is CastState.CANCELLED and told.held < told.blocks
-            while part.exists():
-                await nodes[1].record()
-            assert mapped(cluster, image) == []
+            async with asyncio.timeout(PATIENCE_S):
+                while part.exists() or mapped(cluster, image):
+                    await nodes[1].record()
             record = await nodes[1].record()
             assert record.host_free_bytes == record.host_bytes
 
