@@ -31,6 +31,7 @@ there); `share_of_limit` is ours in parts of it, by mode of limit in `shares`.
 
 import argparse
 import shutil
+import random
 import statistics
 import sys
 import tempfile
@@ -66,10 +67,14 @@ class Rounds:
 
 
 def measure(ways: Sequence[Way], cache: str, files: Sequence[Path], rounds: int) -> list[Rounds]:
-    """Take the ways in turns; the first turn is not counted."""
+    """Take the ways in turns; the first turn is not counted.
+
+    Each turn has an order of its own, since what came just before matters to a disk.
+    """
     found = [Rounds(way, cache) for way in ways if cache in way.caches]
+    order = random.Random(1)
     for number in range(-1, rounds):
-        for one in found:
+        for one in order.sample(found, len(found)):
             if cache:
                 (forget if cache == COLD else recall)(*files)
             seconds = one.way.run()
