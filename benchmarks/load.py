@@ -30,8 +30,8 @@ there); `share_of_limit` is ours in parts of it, by mode of limit in `shares`.
 """
 
 import argparse
-import shutil
 import random
+import shutil
 import statistics
 import sys
 import tempfile
