@@ -203,10 +203,12 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
     decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
     units = -(-nbytes // UNIT_BYTES)
     least = min(units, MOST_BLOCKS, max(FEWEST_BLOCKS, -(-nbytes // MOST_BLOCK_BYTES)))
-    if decision.blocks >= least:
+    # Of whole units there may be fewer: what is said is of those that there are.
+    blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, least)))
+    if blocks == decision.blocks:
         return decision
     return choose_planner(
-        nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=least
+        nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
     )
 
 

@@ -217,7 +217,7 @@ def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
     decision = choose(members, min(sources, nodes - 1), nbytes)
     size = block_bytes(nbytes, decision.blocks)
     blocks, units = -(-nbytes // size), -(-nbytes // UNIT_BYTES)
-    assert size % UNIT_BYTES == 0 and 1 <= blocks <= MOST_BLOCKS
+    assert size % UNIT_BYTES == 0 and blocks == decision.blocks <= MOST_BLOCKS
     assert blocks >= min(units, FEWEST_BLOCKS) // 2
 
 
