@@ -2,8 +2,8 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from invoker.host_tier import HostTier
 from invoker.threads import in_thread
 from rdmacast.errors import RegionGone
 from rdmacast.have_map import HaveMap, blocks_of
+from rdmacast.listeners import Listeners
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import RegionSource
 
@@ -48,8 +49,7 @@ class ImageRegion:
         self.awaited: asyncio.Future[None] | None = None  # set while another process of the host loads it
         self._following: AbstractContextManager[None] | None = None
         self._epoch = 0  # of what watchers were told last
-        self._watchers: dict[int, Callable[[], None]] = {}
-        self._watched = 0
+        self._listeners = Listeners()
 
     def __repr__(self) -> str:
         how = "arriving" if self.arriving else "mapped" if self._mapping else "idle"
@@ -87,9 +87,9 @@ class ImageRegion:
     def arrives(self, arriving: GrowingRegion) -> None:
         """The image is being loaded by this process."""
         self.arriving = arriving
-        self._following = arriving.watch(self._tell)
+        self._following = arriving.watch(self._listeners.tell)
         self._following.__enter__()
-        self._tell()
+        self._listeners.tell()
 
     def arrived(self) -> None:
         """That load has ended, one way or the other."""
@@ -98,19 +98,19 @@ class ImageRegion:
             following.__exit__(None, None, None)
         if not self._is_here():
             self._epoch += 1  # what was told to be here is not, or will be another copy
-        self._tell()
+        self._listeners.tell()
 
     def awaits(self) -> None:
         """Another process of the host is loading the image."""
         self.awaited = asyncio.get_running_loop().create_future()
-        self._tell()
+        self._listeners.tell()
 
     def awaited_enough(self) -> None:
         """That process is not waited for any more."""
         awaited, self.awaited = self.awaited, None
         if awaited is not None:
             awaited.set_result(None)
-        self._tell()
+        self._listeners.tell()
 
     def have_map(self, block_bytes: int) -> HaveMap:
         if self.arriving is not None:
@@ -122,15 +122,8 @@ class ImageRegion:
         coming = everything if self.awaited is not None and not here else 0
         return HaveMap(blocks=blocks, epoch=self._epoch, held=everything if here else 0, coming=coming)
 
-    @contextmanager
-    def watch(self, changed: Callable[[], None]) -> Iterator[None]:
-        self._watched += 1
-        number = self._watched
-        self._watchers[number] = changed
-        try:
-            yield
-        finally:
-            del self._watchers[number]
+    def watch(self, changed: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._listeners.added(changed)
 
     def close_if_idle(self) -> None:
         """Let go of the mapping unless somebody is reading it: a pull has several reads under way."""
@@ -145,10 +138,6 @@ class ImageRegion:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
-
-    def _tell(self) -> None:
-        for changed in tuple(self._watchers.values()):
-            changed()
 
     def _is_here(self) -> bool:
         """Whether all of it can be read now."""

@@ -1,13 +1,14 @@
 """A region of memory whose bytes may still be arriving, served to others as they come."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rdmacast.errors import RegionGone
 from rdmacast.have_map import HaveMap, blocks_of
 from rdmacast.intervals import IntervalSet
+from rdmacast.listeners import Listeners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +37,7 @@ class GrowingRegion:
         self._failure: BaseException | None = None
         self._cast: tuple[int, HaveMap] | None = None  # block size and map of the cast that fills it
         self._epoch = 0  # of the last cast
-        self._watchers: dict[int, Callable[[], None]] = {}
-        self._watched = 0
+        self._listeners = Listeners()
         if complete:
             self.complete()
 
@@ -76,7 +76,7 @@ class GrowingRegion:
             if not waiter.arrived.done():
                 waiter.arrived.set_result(None)
         if self._cast is None:
-            self._tell()
+            self._listeners.tell()
 
     def complete(self) -> None:
         """All bytes are there."""
@@ -89,18 +89,18 @@ class GrowingRegion:
         for waiter in waiters:
             if not waiter.arrived.done():
                 waiter.arrived.set_exception(self._gone())
-        self._tell()
+        self._listeners.tell()
 
     def cast(self, block_bytes: int, told: HaveMap) -> None:
         """A cast fills the region, and this is where it stands; what `told` holds was marked before."""
         last, self._cast, self._epoch = self._cast, (block_bytes, told), max(self._epoch, told.epoch)
         if last is None or last[0] != block_bytes or told.tells_more(last[1]):
-            self._tell()
+            self._listeners.tell()
 
     def cast_ended(self) -> None:
         """No cast fills the region any more; what is missing others will bring."""
         self._cast = None
-        self._tell()
+        self._listeners.tell()
 
     def have_map(self, block_bytes: int) -> HaveMap:
         if self._cast is not None and self._cast[0] == block_bytes:
@@ -115,15 +115,8 @@ class GrowingRegion:
             coming = ((1 << blocks) - 1) & ~held
         return HaveMap(blocks=blocks, epoch=self._epoch, held=held, coming=coming)
 
-    @contextmanager
-    def watch(self, changed: Callable[[], None]) -> Iterator[None]:
-        self._watched += 1
-        number = self._watched
-        self._watchers[number] = changed
-        try:
-            yield
-        finally:
-            del self._watchers[number]
+    def watch(self, changed: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._listeners.added(changed)
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if self._have.covers(offset, offset + nbytes):
@@ -138,10 +131,6 @@ class GrowingRegion:
             await waiter.arrived
         finally:
             self._waiters.discard(waiter)
-
-    def _tell(self) -> None:
-        for changed in tuple(self._watchers.values()):
-            changed()
 
     def _gone(self) -> RegionGone:
         gone = RegionGone(f"the region will never be complete: {self._failure}")
