@@ -33,7 +33,7 @@ from benchmarks.crew_messages import (
     decode_order,
     encode,
 )
-from rdmacast.cast import run_cast
+from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.region import GrowingRegion
@@ -103,7 +103,7 @@ class CastNode:
         def on_block(offset: int, nbytes: int) -> None:
             arrived_s[offset // spec.block_bytes] = time.monotonic()
 
-        report = await run_cast(
+        report = await Cast(
             spec,
             str(self._rank),
             self._held.image.data,
@@ -114,7 +114,7 @@ class CastNode:
             region=region,
             settings=SessionSettings(window=order.task.window),
             executor=self._executor,
-        )
+        ).run()
         faults = report.faults
         return Done(
             began_s=began_s,

@@ -368,35 +368,3 @@ class Cast:
 
     def _name(self, node: int) -> str:
         return self._spec.members[node].name
-
-
-async def run_cast(
-    spec: CastSpec,
-    node: str,
-    buffer: memoryview,
-    *,
-    connector: Connector,
-    watcher: Watcher,
-    check: Check,
-    on_block: OnBlock | None = None,
-    region: GrowingRegion | None = None,
-    held: Iterable[int] = (),
-    order: Order | None = None,
-    settings: SessionSettings | None = None,
-    executor: Executor | None = None,
-) -> CastReport:
-    """A Cast from its begin to its end."""
-    return await Cast(
-        spec,
-        node,
-        buffer,
-        connector=connector,
-        watcher=watcher,
-        check=check,
-        on_block=on_block,
-        region=region,
-        held=held,
-        order=order,
-        settings=settings,
-        executor=executor,
-    ).run()

@@ -22,7 +22,7 @@ class CastSpec:
     """One cast of `region`, the same for all its nodes: numbers of nodes are indexes of `members`.
 
     `sources` hold everything. Each node works out its own part from the planner's name, unless it is
-    given one (`run_cast(order=…)`). `epoch` is above that of any earlier life or plan of the node.
+    given one (`Cast(order=…)`). `epoch` is above that of any earlier life or plan of the node.
     """
 
     cast: str

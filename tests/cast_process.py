@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rdmacast.cast import run_cast
+from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.region import GrowingRegion
@@ -104,7 +104,7 @@ async def _pull(
         blocks += 1
         pipe.send(("block", blocks))
 
-    report = await run_cast(
+    report = await Cast(
         spec,
         name,
         memoryview(buffer),
@@ -114,5 +114,5 @@ async def _pull(
         on_block=on_block,
         region=region,
         settings=PATIENT,
-    )
+    ).run()
     pipe.send(("done", (hashlib.sha256(buffer).hexdigest(), tuple(report.faults.lost))))

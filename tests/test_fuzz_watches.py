@@ -3,7 +3,7 @@
 import asyncio
 
 from rdmacast import wire
-from rdmacast.cast import run_cast
+from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connection import listen
 from rdmacast.connector import Connector
@@ -91,7 +91,7 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
                     sources=(0, 1),
                 )
                 into = bytearray(len(content))
-                report = await run_cast(
+                report = await Cast(
                     spec,
                     "me",
                     memoryview(into),
@@ -99,7 +99,7 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
                     watcher=RegionWatcher(SECRET, settings=LINK),
                     check=lambda offset, view: [0] if view != content[offset : offset + len(view)] else [],
                     settings=HERE,
-                )
+                ).run()
                 assert into == content and set(report.bytes_by_peer) == {"good"}
                 assert list(report.faults.lost) == ["liar"]
                 listener.close()

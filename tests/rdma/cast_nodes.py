@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from rdmacast.cast import run_cast
+from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.region import GrowingRegion
@@ -126,7 +126,7 @@ async def _node(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None
                 had += 1
                 pipe.send(had)
 
-            report = await run_cast(
+            report = await Cast(
                 spec,
                 name,
                 memoryview(buffer),
@@ -136,7 +136,7 @@ async def _node(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None
                 on_block=came,
                 region=region,
                 settings=SETTINGS,
-            )
+            ).run()
             pipe.send(
                 Ended(
                     right=buffer == CONTENT,
