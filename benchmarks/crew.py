@@ -8,14 +8,18 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from benchmarks.crew_messages import Answer, Failed, Hello, Order, decode_answer, encode
 
 A = TypeVar("A", bound=Answer)
+Process = subprocess.Popen[Any]
+# Starts the processes of a crew one after the other, given the crew's socket and a file for what they print.
+Start = Callable[[Path, IO[bytes]], Iterable[Process]]
 _CHUNK = 1 << 16
 
 
@@ -54,7 +58,7 @@ class Crew:
         for member in self._members:
             member.close()
 
-    def gather(self, processes: Sequence[subprocess.Popen[Any]], patience_s: float) -> None:
+    def gather(self, processes: Sequence[Process], patience_s: float) -> None:
         """Wait until all have said hello. Raises CrewError if one of `processes` ends before, or in time."""
         deadline_s = time.monotonic() + patience_s
         there: dict[int, _Line] = {}
@@ -135,3 +139,21 @@ class _Line:
 
     def close(self) -> None:
         self.socket.close()
+
+
+@contextmanager
+def crewed(
+    name: str, folder: Path, size: int, start: Start, stop: Callable[[Process], None], patience_s: float
+) -> Iterator[Crew]:
+    """A crew whose processes are there; they end with it. Raises CrewError."""
+    path = folder / f"{name}.socket"
+    with Crew(name, path, size) as crew, (folder / f"{name}.log").open("wb") as log:
+        processes: list[Process] = []
+        try:
+            processes.extend(start(path, log))  # one by one: of a failure, those before are stopped
+            crew.gather(processes, patience_s)
+            yield crew
+        finally:
+            crew.close()
+            for process in processes:
+                stop(process)

@@ -4,10 +4,11 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import IO
 
-from benchmarks.crew import Crew
+from benchmarks.crew import Crew, Process, crewed
 from benchmarks.machine import ROOT
 from benchmarks.multicast_run import Contender
 from benchmarks.processes import module
@@ -59,41 +60,32 @@ def nixl(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
         yield Contender("nixl", crew, nodes, algorithm="every target reads from the source")
 
 
-@contextmanager
-def _ranks(peer: str, testbed: Testbed, nodes: int, folder: Path, *arguments: object) -> Iterator[Crew]:
+def _ranks(
+    peer: str, testbed: Testbed, nodes: int, folder: Path, *arguments: object
+) -> AbstractContextManager[Crew]:
     """A process of `benchmarks.<peer>_node` a host."""
-    path = folder / f"{peer}.socket"
-    with Crew(peer, path, nodes) as crew, (folder / f"{peer}.log").open("wb") as log:
-        commands = [module(f"benchmarks.{peer}_node", path, rank, *arguments) for rank in range(nodes)]
-        processes = [
-            testbed.start(rank, command, stdout=log, stderr=log, env=environment())
-            for rank, command in enumerate(commands)
-        ]
-        try:
-            crew.gather(processes, _START_S)
-            yield crew
-        finally:
-            crew.close()
-            for process in processes:
-                testbed.stop(process)
+
+    def start(socket: Path, log: IO[bytes]) -> Iterator[Process]:
+        for rank in range(nodes):
+            command = module(f"benchmarks.{peer}_node", socket, rank, *arguments)
+            yield testbed.start(rank, command, stdout=log, stderr=log, env=environment())
+
+    return crewed(peer, folder, nodes, start, testbed.stop, _START_S)
 
 
 @contextmanager
 def mpi(testbed: Testbed, nodes: int, folder: Path, algorithm: str) -> Iterator[Contender]:
     """Ranks of Open MPI, all with one algorithm. Raises CrewError."""
-    path = folder / f"mpi-{algorithm}.socket"
     agent = folder / "mpi-agent"
     agent.write_text(agent_script(testbed.plan))
     agent.chmod(0o755)
-    with Crew(f"mpi {algorithm}", path, nodes) as crew, (folder / f"mpi-{algorithm}.log").open("wb") as log:
-        command = mpirun(testbed.plan, nodes, agent, algorithm, path)
-        launcher = testbed.start(0, command, stdout=log, stderr=log, env=environment())
-        try:
-            crew.gather([launcher], _START_S)
-            yield Contender("mpi", crew, nodes, algorithm=mpi_algorithm(algorithm))
-        finally:
-            crew.close()
-            testbed.stop(launcher)
+
+    def start(socket: Path, log: IO[bytes]) -> Iterator[Process]:
+        command = mpirun(testbed.plan, nodes, agent, algorithm, socket)
+        yield testbed.start(0, command, stdout=log, stderr=log, env=environment())
+
+    with crewed(f"mpi-{algorithm}", folder, nodes, start, testbed.stop, _START_S) as crew:
+        yield Contender("mpi", crew, nodes, algorithm=mpi_algorithm(algorithm))
 
 
 def mpirun(plan: TestbedPlan, nodes: int, agent: Path, algorithm: str, socket: Path) -> list[str]:
