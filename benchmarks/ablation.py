@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation_reads import SECRET, Reads, Spent, by_blocks, by_tensors, copied, served
+from benchmarks.arguments import at_least, listed, parser_of, say, size
 from benchmarks.machine import describe_machine, write_records
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress, Transport
-from registry.sizes import parse_size
 
 TRANSPORTS = ("shm", "tcp")
 ALL_ON_BLOCKS = 16  # λScale's best
@@ -89,7 +89,7 @@ async def measure(found: Sequence[Way], peer: PeerAddress, args: argparse.Namesp
                 )
             if number >= 0:
                 way.spent.append(spent)
-        _say(f"{number + 1} of {args.rounds} rounds")
+        say(f"{number + 1} of {args.rounds} rounds")
 
 
 def records(
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             asyncio.run(measure(found, peer, args))
     except KeyboardInterrupt:
         interrupted = True
-        _say("interrupted")
+        say("interrupted")
     rows = records(found, args, machine)
     for row in rows:
         print(show(row))
@@ -167,42 +167,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ablation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.ablation", __doc__)
     add = parser.add_argument
-    add("--size", type=parse_size, default=64 << 20, help="of the image (default: 64MiB)")
-    add("--transport", type=_transports, default=list(TRANSPORTS), help="default: shm,tcp")
-    add("--blocks", type=_counts, default=[1, 4, 8, 16, 24, 32, 48, 64, 128], help="default: 1 to 128")
-    add("--window", type=_count, default=4, help="reads at once (default: 4)")
-    add("--rounds", type=_count, default=5)
+    add("--size", type=size, default=64 << 20, help="of the image (default: 64MiB)")
+    add("--transport", type=listed(str, TRANSPORTS), default=list(TRANSPORTS), help="default: shm,tcp")
+    add(
+        "--blocks",
+        type=listed(at_least(1)),
+        default=[1, 4, 8, 16, 24, 32, 48, 64, 128],
+        help="default: 1 to 128",
+    )
+    add("--window", type=at_least(1), default=4, help="reads at once (default: 4)")
+    add("--rounds", type=at_least(1), default=5)
     add("--shm-dir", type=Path, default=Path("/dev/shm"), help="where the image lies in shared memory")
     add("--json", type=Path, help="write the records to this file")
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _transports(text: str) -> list[str]:
-    found = text.split(",")
-    if not set(found) <= set(TRANSPORTS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of {','.join(TRANSPORTS)}")
-    return found
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

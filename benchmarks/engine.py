@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
+from benchmarks.arguments import at_least, listed
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.random_model import RandomModel, llama_125m, random_model
 from invoker.engine.contract import NewSequence
@@ -272,10 +273,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--batch", type=_counts, default=[1, 8], help="batch sizes, such as 1,8")
+    parser.add_argument("--batch", type=listed(at_least(1)), default=[1, 8], help="batch sizes, such as 1,8")
     parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--threads", type=int, default=0, help="of torch, for both; 0: torch's default")
     parser.add_argument("--dtype", default="", help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--path", choices=[path.value for path in LayerPath], default=LayerPath.AUTO.value)
@@ -292,10 +293,6 @@ def main() -> None:
         write_records(args.json, rows)
     if rows[0]["params"]["dtype"] == "float32" and not rows[0]["params"]["tokens_equal"]:
         sys.exit("the tokens differ")
-
-
-def _counts(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ installed: `pip install litserve`). One client of our own, a process without an 
 all of them over the same number of kept-alive connections, each with one request under way.
 """
 
-import argparse
 import asyncio
 import importlib.util
 import json
@@ -28,6 +27,7 @@ from typing import Any, cast
 
 import uvloop
 
+from benchmarks.arguments import at_least, parser_of, positive
 from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 
@@ -297,15 +297,15 @@ def run(rounds: int, seconds: float, gateways: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     end_politely()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gateway_overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.gateway_overhead", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each server is loaded a round")
-    parser.add_argument("--gateways", type=int, default=1, help="gateway processes of hypercast (default 1)")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument(
+        "--seconds", type=positive, default=4.0, help="how long each server is loaded a round"
+    )
+    parser.add_argument(
+        "--gateways", type=at_least(1), default=1, help="gateway processes of hypercast (default 1)"
+    )
     args = parser.parse_args()
     rows = run(args.rounds, args.seconds, args.gateways)
     for row in rows:

@@ -17,7 +17,6 @@ integrity  the arena's regions lie apart and keep their bytes; torch sees them i
 `--device cpu` runs the same on small shapes. The file is a list of rows; the first sums up.
 """
 
-import argparse
 import gc
 import importlib
 import importlib.util
@@ -33,6 +32,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import parser_of, say
 from benchmarks.gpu_parts import Part, Row, Task, give_back_memory, row
 from benchmarks.machine import describe_machine, write_records
 
@@ -66,17 +66,17 @@ PARTS = (
 def run_part(plan: PartPlan, device: str, small: bool, ends_s: float) -> tuple[Row, list[Row]]:
     """What became of the part, and its rows."""
     began_s = time.perf_counter()
-    task = Task(device=device, small=small, ends_s=began_s + plan.share * (ends_s - began_s), say=_say)
+    task = Task(device=device, small=small, ends_s=began_s + plan.share * (ends_s - began_s), say=say)
     if plan.needs_cupy and task.cuda and importlib.util.find_spec("cupy") is None:
         return {"status": "skipped", "reason": "cupy is not installed", "seconds": 0.0}, []
     if task.left_s < 1:
         return {"status": "skipped", "reason": "no time was left", "seconds": 0.0}, []
-    _say(f"{plan.name}: at most {task.left_s:.0f} s")
+    say(f"{plan.name}: at most {task.left_s:.0f} s")
     try:
         part: Part = getattr(importlib.import_module(f"benchmarks.{plan.module}"), plan.function)
         rows = part(task)
     except Exception as error:  # whatever it is, the other parts go on, and the file tells of it
-        _say(traceback.format_exc())
+        say(traceback.format_exc())
         end: Row = {"status": "failed", "error": f"{type(error).__name__}: {error}"[:2000]}
         rows = []
     else:
@@ -102,7 +102,7 @@ def run(device: str, small: bool, wanted: Sequence[str], budget_s: float) -> lis
         for one in found:
             one["params"] = {"part": plan.name, **one["params"]}
         rows += found
-        _say(f"{plan.name}: {parts[plan.name]}")
+        say(f"{plan.name}: {parts[plan.name]}")
     good = all(part["status"] in ("ok", "skipped") for part in parts.values())
     summary = row(
         "gpu-check",
@@ -165,11 +165,7 @@ def show(one: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     names = [plan.name for plan in PARTS]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.gpu_check", __doc__)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument(
         "--device", default="cuda:0", help="cuda:N, or cpu for small shapes (default: cuda:0)"
@@ -189,10 +185,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_records(args.json, rows)
     if not rows[0]["ok"]:
         sys.exit(f"something is wrong: {rows[0]['parts']}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ import argparse
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,11 +42,11 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.arguments import at_least, listed, parser_of, say, size
 from benchmarks.load_limits import COLD, WARM, Way, read_limits
 from benchmarks.load_ways import device_ways, host_ways, resident
 from benchmarks.load_weights import StoredWeights, forget, prepare, recall
 from benchmarks.machine import ROOT, describe_machine, write_records
-from registry.sizes import parse_size
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CACHES = (COLD, WARM)
@@ -80,7 +79,7 @@ def measure(ways: Sequence[Way], cache: str, files: Sequence[Path], rounds: int)
             seconds = one.way.run()
             if number >= 0:
                 one.seconds.append(seconds)
-        _say(f"{found[0].way.path} {cache}: {number + 1} of {rounds} rounds")
+        say(f"{found[0].way.path} {cache}: {number + 1} of {rounds} rounds")
     return found
 
 
@@ -138,7 +137,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     folder = args.folder or Path(tempfile.mkdtemp(prefix="hypercast-load-"))
     shm = Path(tempfile.mkdtemp(prefix="hypercast-load-", dir=args.shm_dir))
     try:
-        _say(f"writing about {args.size} bytes to {folder}")
+        say(f"writing about {args.size} bytes to {folder}")
         weights = prepare(folder, TOKENIZER, args.size)
         common = {
             "bytes": weights.manifest.nbytes,
@@ -157,16 +156,12 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.load", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--size", type=parse_size, default=10**9, help="of the weights, about (default: 1GB)")
+    parser.add_argument("--size", type=size, default=10**9, help="of the weights, about (default: 1GB)")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:N (needs cupy)")
-    parser.add_argument("--cache", type=_caches, default=list(CACHES), help="default: cold,warm")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cache", type=listed(str, CACHES), default=list(CACHES), help="default: cold,warm")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: torch's default")
     parser.add_argument("--folder", type=Path, help="keep the weights here, on the disk to read from")
     parser.add_argument("--shm-dir", type=Path, default=Path("/dev/shm"), help="where host tiers are made")
@@ -176,17 +171,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(show(row))
     if args.json:
         write_records(args.json, rows)
-
-
-def _caches(text: str) -> list[str]:
-    found = text.split(",")
-    if not set(found) <= set(CACHES):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of {','.join(CACHES)}")
-    return found
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

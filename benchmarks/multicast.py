@@ -27,33 +27,31 @@ each unit is checked while it is in the cache (`copy-checked`, whose median is `
 """
 
 import argparse
-import math
 import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from benchmarks import multicast_ours, multicast_peers
+from benchmarks.arguments import at_least, listed, parser_of, rate, say, share, size
 from benchmarks.copies import COPIES, COPY_CHECKED
 from benchmarks.crew import Crew, CrewError
 from benchmarks.crew_messages import CastTask
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.multicast_records import Setting, link_record, plot, records, show
 from benchmarks.multicast_run import Contender, WrongBytes
-from benchmarks.multicast_turns import logs_shown, say, take_turns
+from benchmarks.multicast_turns import logs_shown, take_turns
 from benchmarks.owner import own_folder
 from benchmarks.processes import Processes
 from benchmarks.testbed import Testbed, TestbedError
 from benchmarks.testbed_plan import LinkShape
 from rdmacast.planners.automatic import LinkFacts, choose_planner
 from rdmacast.planners.catalog import PLANNERS
-from registry.errors import InvalidRecord
-from registry.sizes import parse_rate, parse_size
 
 AUTO = "auto"
 
@@ -129,68 +127,8 @@ def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> l
     return records(turns, Setting(nodes=nodes, nbytes=args.size, limit_s=limit_s, common=common))
 
 
-T = TypeVar("T")
-
-
-def listed(of: Callable[[str], T], allowed: Sequence[T] = ()) -> Callable[[str], list[T]]:
-    """A parser of values with commas between; an empty text is an empty list."""
-
-    def parse_list(text: str) -> list[T]:
-        found = [of(word.strip()) for word in text.split(",") if word.strip()]
-        unknown = [value for value in found if allowed and value not in allowed]
-        if unknown:
-            known = ", ".join(map(str, allowed))
-            raise argparse.ArgumentTypeError(f"there is no {unknown[0]}; use one or several of {known}")
-        return found
-
-    return parse_list
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def parse_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be {least} or more, not {value}")
-        return value
-
-    parse_number.__name__ = "number"
-    return parse_number
-
-
-def positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return value
-
-
-def share(text: str) -> float:
-    value = positive(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"must be at most 1, not {text}")
-    return value
-
-
-def size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def rate(text: str) -> int:
-    try:
-        return parse_rate(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.multicast",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.multicast", __doc__)
     add = parser.add_argument
     planners = (*PLANNERS, AUTO)
     add("--nodes", type=listed(at_least(2)), default="8", help="with the sources, as in 2,4,8 (default 8)")
@@ -210,13 +148,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--straggler", type=share, default=1.0, help="share of the rate that the last node's link has")
     add(
         "--peers",
-        type=listed(str, multicast_peers.PEERS),
+        type=listed(str, multicast_peers.PEERS, least=0),
         default="gloo,mpi",
         help='of gloo, mpi, nixl (default gloo,mpi; "" for none); one that is missing is named and skipped',
     )
     add(
         "--mpi-algorithms",
-        type=listed(str),
+        type=listed(str, least=0),
         default=",".join(multicast_peers.MPI_ALGORITHMS),
         help="of coll_tuned_bcast_algorithm (default %(default)s)",
     )

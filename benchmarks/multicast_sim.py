@@ -21,13 +21,13 @@ examples:
 """
 
 import argparse
-import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import at_least, listed, not_negative, parser_of, positive, say
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.multicast_sim_picture import draw
 from benchmarks.multicast_sim_runs import (
@@ -56,7 +56,7 @@ def run(planned: Sequence[Case], network: Network, rows: list[dict[str, Any]]) -
         line = (
             f"{number} of {len(planned)}: {case.nodes} nodes, {case.model}, {case.planner}, {case.condition}"
         )
-        _say(f"{line} ({time.monotonic() - began_s:.1f} s)")
+        say(f"{line} ({time.monotonic() - began_s:.1f} s)")
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(planned, network, rows)
     except KeyboardInterrupt:
         interrupted = True
-        _say(f"interrupted: {len(rows)} records")
+        say(f"interrupted: {len(rows)} records")
     common = _common(args)
     for row in rows:
         row["params"] |= common if row["params"]["simulated"] else {}
@@ -155,68 +155,40 @@ def _common(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.multicast_sim",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.multicast_sim", __doc__)
     add = parser.add_argument
-    add("--nodes", type=_counts, default=NODES, help="with the sources; default: 2 to 4096")
-    add("--sources", type=_counts, default=[1], help="how many of them hold the model (default: 1)")
-    add("--models", type=_some(tuple(MODEL_BYTES)), default=list(MODEL_BYTES), help="default: all")
-    add("--planner", type=_some(NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}; default: all")
-    add("--blocks", type=_counts, default=[16, 64], help="of planners that are named (default: 16,64)")
-    add("--conditions", type=_some(CONDITIONS), default=list(CONDITIONS), help="default: all")
-    add("--gbit", type=_above_0, default=400.0, help="rate of a port each way, Gb/s (default: 400)")
-    add("--latency-us", type=_share, default=5.0, help="of a block, microseconds (default: 5)")
-    add("--overhead-us", type=_share, default=20.0, help="of the ports a block, microseconds (default: 20)")
-    add("--jitter", type=_share, default=0.1, help="default: 0.1")
-    add("--straggler", type=_above_0, default=0.25, help="default: 0.25")
-    add("--in-flight", type=_count, default=3, help="pulls that a target has under way (default: 3)")
-    add("--repeat", type=_count, default=1, help="seeds for what is drawn (default: 1)")
+    add("--nodes", type=listed(at_least(1)), default=NODES, help="with the sources; default: 2 to 4096")
+    add(
+        "--sources",
+        type=listed(at_least(1)),
+        default=[1],
+        help="how many of them hold the model (default: 1)",
+    )
+    add("--models", type=listed(str, tuple(MODEL_BYTES)), default=list(MODEL_BYTES), help="default: all")
+    add("--planner", type=listed(str, NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}; default: all")
+    add(
+        "--blocks",
+        type=listed(at_least(1)),
+        default=[16, 64],
+        help="of planners that are named (default: 16,64)",
+    )
+    add("--conditions", type=listed(str, CONDITIONS), default=list(CONDITIONS), help="default: all")
+    add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s (default: 400)")
+    add("--latency-us", type=not_negative, default=5.0, help="of a block, microseconds (default: 5)")
+    add(
+        "--overhead-us",
+        type=not_negative,
+        default=20.0,
+        help="of the ports a block, microseconds (default: 20)",
+    )
+    add("--jitter", type=not_negative, default=0.1, help="default: 0.1")
+    add("--straggler", type=positive, default=0.25, help="default: 0.25")
+    add("--in-flight", type=at_least(1), default=3, help="pulls that a target has under way (default: 3)")
+    add("--repeat", type=at_least(1), default=1, help="seeds for what is drawn (default: 1)")
     add("--seed", type=int, default=1, help="the first seed (default: 1); same seed, same figures")
     add("--json", type=Path, help="write the records to this file")
     add("--plot", type=Path, help="write a PNG to this file (needs matplotlib)")
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
-
-
-def _counts(text: str) -> list[int]:
-    return sorted({_count(part) for part in text.split(",")})
-
-
-def _above_0(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
-
-
-def _some(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def chosen(text: str) -> list[str]:
-        found = list(dict.fromkeys(text.split(",")))
-        if not set(found) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not of {','.join(known)}")
-        return found
-
-    return chosen
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

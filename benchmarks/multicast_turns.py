@@ -1,12 +1,12 @@
 """Takes the contenders of a multicast benchmark in turns."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.arguments import say
 from benchmarks.crew import CrewError
 from benchmarks.link_rate import LinkRate
 from benchmarks.multicast_run import CastImage, Contender, Run
@@ -66,8 +66,3 @@ def logs_shown(folder: Path) -> Iterator[None]:
             lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
             say("\n".join([f"-- {log.name}", *lines]) if lines else f"-- {log.name}: empty")
         raise
-
-
-def say(text: str) -> None:
-    """For who waits."""
-    print(text, file=sys.stderr, flush=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.arguments import parser_of, positive
 from benchmarks.ledger_check import LedgerCheck, Platform, check_ledger
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.percentile import percentile
@@ -258,19 +259,8 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be greater than 0")
-    return value
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.replay", __doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure's, our compact or the plain format, also .gz")
     add("--function", required=True, help="NAME or NAME:VERSION")
