@@ -9,8 +9,9 @@ from registry.codec import decode, encode
 from registry.redis_connections import Script
 from registry.redis_store import PUBLISH, RedisStore
 
-# Publish a cast, unless no earlier epoch of it is known.
-# KEYS feed casts cast; ARGV length id epoch record ttl-s change
+# Publish a cast, unless no earlier epoch of it is known. With each one that is published some ids of
+# expired ones go, so that what is left of these stays in proportion to the casts that there are.
+# KEYS feed casts cast; ARGV length id epoch record ttl-s change cast-prefix
 _PUT_CAST = Script(
     PUBLISH
     + """
@@ -19,6 +20,9 @@ if known and tonumber(ARGV[3]) <= tonumber(known) then return 0 end
 redis.call('HSET', KEYS[3], 'epoch', ARGV[3], 'record', ARGV[4])
 redis.call('EXPIRE', KEYS[3], ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[2])
+for _, id in ipairs(redis.call('SRANDMEMBER', KEYS[2], 4)) do
+  if redis.call('EXISTS', ARGV[7] .. id) == 0 then redis.call('SREM', KEYS[2], id) end
+end
 publish('CastChanged', ARGV[6])
 return 1
 """
@@ -56,6 +60,7 @@ class RedisCasts(RedisStore):
                 encode(record),
                 keys.CAST_TTL_S,
                 encode(CastChanged(record=record)),
+                keys.CAST_PREFIX,
             ],
         )
 

@@ -117,6 +117,20 @@ def test_a_cast_is_forgotten_by_redis_too(redis_url: str) -> None:
     asyncio.run(scenario())
 
 
+def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) -> None:
+    async def scenario() -> None:
+        connections = Connections(redis_url)
+        async with RedisState.connect(redis_url) as state:
+            await connections.call("FLUSHALL")
+            for number in range(300):
+                await state.put_cast(cast(f"c{number}"))
+                await connections.call("DEL", keys.cast(f"c{number}"))
+            assert await connections.call("SCARD", keys.CASTS) < 30
+        await connections.aclose()
+
+    asyncio.run(scenario())
+
+
 async def _none(state: State) -> bool:
     return await state.casts() == []
 
