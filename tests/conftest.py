@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from registry.clock import FakeClock
 from registry.memory_state import MemoryState
 from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from tests.platform_fixture import Platform
 from tests.redis_fixture import running_redis
-from tests.state_fixture import FEED_LENGTH, Scenario
+from tests.state_fixture import FEED_LENGTH, LAPSE_S, LapsingScenario, Scenario, expiries
 
 # One thread a process: the machine has few cores, and several processes run at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -71,6 +72,29 @@ def on_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenar
 
     async def in_memory(scenario: Scenario) -> None:
         await scenario(MemoryState(feed_length=FEED_LENGTH))
+
+    main = in_redis if request.param == "redis" else in_memory
+    return lambda scenario: asyncio.run(main(scenario))
+
+
+@pytest.fixture(params=["memory", "redis"])
+def on_lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[LapsingScenario], None]:
+    """Runs a scenario against an empty state whose records lapse."""
+
+    async def in_redis(scenario: LapsingScenario) -> None:
+        connections = Connections(redis_url)
+        await connections.call("FLUSHALL")
+        await connections.aclose()
+        async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
+            await scenario(state, lapse)
+
+    async def in_memory(scenario: LapsingScenario) -> None:
+        clock = FakeClock()
+
+        async def lapse() -> None:
+            clock.advance(LAPSE_S)
+
+        await scenario(MemoryState(clock=clock), lapse)
 
     main = in_redis if request.param == "redis" else in_memory
     return lambda scenario: asyncio.run(main(scenario))

@@ -1,14 +1,21 @@
 """A scenario of a State, and waits for what it tells, for tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from redis.asyncio import Redis
 
 from registry.change import Change
 from registry.state import State
 from tests.patience import PATIENCE_S
 
 Scenario = Callable[[State], Awaitable[None]]
+# Returns once a record that was to live for LAPSE_S is over.
+Lapse = Callable[[], Awaitable[None]]
+LapsingScenario = Callable[[State, Lapse], Awaitable[None]]
 FEED_LENGTH = 200  # changes that the feed keeps
+LAPSE_S = 0.05
 
 
 async def after(state: State, cursor: str, count: int) -> list[Change]:
@@ -24,10 +31,17 @@ async def after(state: State, cursor: str, count: int) -> list[Change]:
     return found
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Return when the condition holds: of an expiry there is no other sign than that it shows."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.002)
+@asynccontextmanager
+async def expiries(redis_url: str) -> AsyncIterator[Lapse]:
+    """Each call returns once Redis tells of another key, of those since the begin, that it has expired."""
+    async with Redis.from_url(redis_url) as redis, redis.pubsub() as heard:
+        await redis.config_set("notify-keyspace-events", "Ex")
+        await heard.psubscribe("__keyevent@*__:expired")
+        messages = heard.listen()
+        assert (await anext(messages))["type"] == "psubscribe"
+
+        async def lapse() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await anext(messages)
+
+        yield lapse

@@ -16,7 +16,7 @@ from registry.redis_connections import Connections
 from registry.redis_state import RedisState
 from registry.state import State
 from tests.registry_records import NOW, cast, cast_progress
-from tests.state_fixture import after, until
+from tests.state_fixture import after, expiries
 
 
 def test_a_cast_is_told_in_feed_and_snapshot(on_state):
@@ -104,12 +104,13 @@ def test_a_cast_is_forgotten_in_the_end() -> None:
 def test_a_cast_is_forgotten_by_redis_too(redis_url: str) -> None:
     async def scenario() -> None:
         connections = Connections(redis_url)
-        async with RedisState.connect(redis_url) as state:
+        async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
             await connections.call("FLUSHALL")
             await state.put_cast(cast())
             assert 0 < await connections.call("TTL", keys.cast("c0")) <= CAST_TTL_S
             await connections.call("PEXPIRE", keys.cast("c0"), 1)
-            await until(lambda: _none(state))
+            await lapse()
+            assert await state.casts() == []
             assert (await state.snapshot()).casts == ()
             assert await connections.call("SCARD", keys.CASTS) == 0
         await connections.aclose()
@@ -129,10 +130,6 @@ def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) ->
         await connections.aclose()
 
     asyncio.run(scenario())
-
-
-async def _none(state: State) -> bool:
-    return await state.casts() == []
 
 
 @pytest.mark.parametrize(

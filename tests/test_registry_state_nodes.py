@@ -9,7 +9,7 @@ from registry.errors import StaleEpoch
 from registry.instance import InstanceState
 from registry.state import State
 from tests.registry_records import instance, node
-from tests.state_fixture import after, until
+from tests.state_fixture import LAPSE_S, Lapse, after
 
 
 def test_epochs_of_a_node_only_grow(on_state):
@@ -85,17 +85,14 @@ def test_a_removed_node_takes_its_instances_along(on_state):
     on_state(scenario)
 
 
-def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_node(node(), 0.05)
+def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(on_lapsing_state):
+    async def scenario(state: State, lapse: Lapse) -> None:
+        await state.put_node(node(), LAPSE_S)
         await state.put_instance(instance(), 1)
-
-        async def vanished() -> bool:
-            snapshot = await state.snapshot()
-            return snapshot.nodes == () and snapshot.instances == ()
-
-        await until(vanished)
-        cursor = (await state.snapshot()).cursor
+        await lapse()
+        snapshot = await state.snapshot()
+        assert (snapshot.nodes, snapshot.instances) == ((), ())
+        cursor = snapshot.cursor
         await state.put_node(node(), 60)
         assert (await state.snapshot()).instances == (instance(),)
         assert await after(state, cursor, 2) == [
@@ -103,7 +100,7 @@ def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(on
             InstanceChanged(record=instance()),
         ]
 
-    on_state(scenario)
+    on_lapsing_state(scenario)
 
 
 def test_a_final_instance_is_deleted_and_announced(on_state):
@@ -119,16 +116,13 @@ def test_a_final_instance_is_deleted_and_announced(on_state):
     on_state(scenario)
 
 
-def test_demand_of_a_silent_gateway_vanishes(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_demand("g", [], 0.05)
+def test_demand_of_a_silent_gateway_vanishes(on_lapsing_state):
+    async def scenario(state: State, lapse: Lapse) -> None:
+        await state.put_demand("g", [], LAPSE_S)
+        await lapse()
+        assert (await state.snapshot()).demands == ()
 
-        async def vanished() -> bool:
-            return (await state.snapshot()).demands == ()
-
-        await until(vanished)
-
-    on_state(scenario)
+    on_lapsing_state(scenario)
 
 
 def test_demand_replaces_what_the_gateway_said_before(on_state):
@@ -185,18 +179,12 @@ def test_one_of_many_gets_the_lease(on_state):
     on_state(scenario)
 
 
-def test_a_lease_runs_out(on_state):
-    async def scenario(state: State) -> None:
-        first = await state.acquire_lease("controller", "a", 0.05)
-        got: list[int] = []
-
-        async def taken() -> bool:
-            epoch = await state.acquire_lease("controller", "b", 60)
-            got.extend([] if epoch is None else [epoch])
-            return epoch is not None
-
-        await until(taken)
-        assert first is not None and got[0] > first
+def test_a_lease_runs_out(on_lapsing_state):
+    async def scenario(state: State, lapse: Lapse) -> None:
+        first = await state.acquire_lease("controller", "a", LAPSE_S)
+        await lapse()
+        second = await state.acquire_lease("controller", "b", 60)
+        assert first is not None and second is not None and second > first
         assert await state.acquire_lease("controller", "a", 60) is None
 
-    on_state(scenario)
+    on_lapsing_state(scenario)
