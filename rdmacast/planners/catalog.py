@@ -68,6 +68,7 @@ BINOMIAL = SubgroupPlanner(
     "binomial", "binomial pipeline: b + ceil(log2 N) - 1", binomial.binomial, binomial.steps
 )
 CHAIN = SubgroupPlanner("chain", "each node passes on to the next: b + N - 2", chain.chain, chain.steps)
+MULTI_CHAIN = MultiChainPlanner()
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
     {
@@ -75,7 +76,7 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
         for planner in (
             BINOMIAL,
             CHAIN,
-            MultiChainPlanner(),
+            MULTI_CHAIN,
             SubgroupPlanner("tree", "complete binary tree: 2(b - 1) + D", tree.tree, tree.steps),
             SubgroupPlanner(
                 "scatter-allgather",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import BINOMIAL, CHAIN, PLANNERS
+from rdmacast.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS
 from rdmacast.planners.subgroups import balanced, subgroups
 
 Order = tuple[tuple[int, int], ...]  # (source, block): whom to pull what from, first to last
@@ -20,6 +20,8 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
     """What `TransferPlan.receives(node)` of the planner's plan says."""
     if node in shape.sources:
         return ()
+    if planner == MULTI_CHAIN.name:
+        return _multi_chain(shape, node)
     part = _PARTS.get(planner)
     if part is None:
         received = PLANNERS[planner].plan(shape).receives(node)
@@ -29,6 +31,14 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
     group, first = busy[index], balanced(shape.blocks, len(busy))[index][0]
     pulled = part(len(group), shape.blocks, group.index(node))
     return tuple((group[source], (first + block) % shape.blocks) for source, block in pulled)
+
+
+def _multi_chain(shape: CastShape, node: int) -> Order:
+    """Without a topology the targets join the sources' chains in turns."""
+    targets, chains = shape.targets, len(shape.sources)
+    turn = targets.index(node)
+    source = shape.sources[turn] if turn < chains else targets[turn - chains]
+    return tuple((source, block) for block in range(shape.blocks))
 
 
 def _chain(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
