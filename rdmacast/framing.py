@@ -25,6 +25,7 @@ from rdmacast.wire import (
 logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 256 * 1024
+MOST_UNSENT_BYTES = 16 << 20  # of frames: a peer that leaves more of them unread is given up
 
 
 class FrameAssembler:
@@ -117,6 +118,7 @@ class CastProtocol(asyncio.BufferedProtocol):
         self._drained.set()
         self._in_data = False
         self._deferred: list[bytes] = []
+        self._deferred_bytes = 0
         self._reason: CastError | None = None
         self._lost = asyncio.Event()
 
@@ -163,10 +165,16 @@ class CastProtocol(asyncio.BufferedProtocol):
     def send(self, frame: Frame) -> None:
         """Send a frame without payload; inside another frame's payload it waits for its end."""
         data = encode(frame)
+        if self._reason is not None or self._transport is None:
+            return
         if self._in_data:
             self._deferred.append(data)
-        elif self._reason is None and self._transport is not None:
+            self._deferred_bytes += len(data)
+        else:
             self._transport.write(data)
+        # Answers to one who asks without end and reads nothing would else fill the memory.
+        if self._deferred_bytes + self._transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            self.abort(LinkClosed(f"the peer left {MOST_UNSENT_BYTES} bytes unread"))
 
     @contextmanager
     def sending_payload(self, data: Data) -> Iterator[asyncio.Transport]:
@@ -180,7 +188,7 @@ class CastProtocol(asyncio.BufferedProtocol):
             self.abort(LinkClosed("a payload was cut short"))
             raise
         self._in_data = False
-        deferred, self._deferred = self._deferred, []
+        deferred, self._deferred, self._deferred_bytes = self._deferred, [], 0
         if deferred and self._reason is None:
             transport.write(b"".join(deferred))
 
@@ -266,4 +274,5 @@ class CastProtocol(asyncio.BufferedProtocol):
             return
         if not self._in_data:  # else the payload is the sign of life
             self.send(Ping())
-        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
+        if self._reason is None:
+            self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

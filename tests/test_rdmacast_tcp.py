@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rdmacast.connection import listen
+from rdmacast.connection import dial, listen
 from rdmacast.errors import LinkClosed
+from rdmacast.framing import MOST_UNSENT_BYTES
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
+from rdmacast.region_table import RegionTable
+from rdmacast.server_link import ServerLink
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress
-from rdmacast.wire import SERVICE, Hello, encode
+from rdmacast.wire import SERVICE, Hello, Locate, Read, encode
 from tests.patience import PATIENCE_S
 from tests.transport_fixture import CONTENT, SECRET, WatchedRegion, make_rig
 
@@ -119,6 +122,55 @@ def test_a_peer_that_falls_silent_is_given_up() -> None:
         async with TcpTransport(SECRET, settings=settings).connect(peer) as link:
             with pytest.raises(LinkClosed, match="silent"):
                 await link.read_into("image", 0, memoryview(bytearray(10)))
+        listener.close()
+
+    asyncio.run(main())
+
+
+class _Mute(asyncio.Protocol):
+    """A client that reads nothing."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_peer_that_asks_without_end_and_reads_nothing_is_given_up(busy: bool) -> None:
+    """Between payloads its answers would fill the transport's buffer, within one a list of frames."""
+
+    async def main() -> None:
+        closed: asyncio.Future[ServerLink] = asyncio.get_running_loop().create_future()
+        table = RegionTable()
+        table.publish("image", GrowingRegion(bytes(64 << 20), shm_path="/" + "p" * 4000, complete=True))
+
+        def make_link() -> ServerLink:
+            return ServerLink(
+                table,
+                "a",
+                LinkSettings(),
+                pacer=None,
+                opened=lambda _: None,
+                closed=closed.set_result,
+                count_sent=lambda _: None,
+            )
+
+        listener = await listen(
+            "tcp://127.0.0.1:0", secret=SECRET, service=SERVICE, make_protocol=make_link, timeout_s=PATIENCE_S
+        )
+        url = listener.endpoint.url
+        peer = await dial(url, secret=SECRET, service=SERVICE, make_protocol=_Mute, timeout_s=PATIENCE_S)
+        if busy:
+            peer.transport.write(encode(Read(1, "image", 0, 64 << 20)))
+        # Frames of 4 KB: more than are kept, and the kernel's buffers take some megabytes beside.
+        for id_ in range(2, 2 + 2 * MOST_UNSENT_BYTES // 4000):
+            peer.transport.write(encode(Locate(id_, "image")))
+        async with asyncio.timeout(PATIENCE_S):
+            link = await closed
+            assert "unread" in str(link.reason)
+            peer.transport.abort()
+            await link.finished()
         listener.close()
 
     asyncio.run(main())
