@@ -49,6 +49,7 @@ class ImageRegion:
         self.awaited: asyncio.Future[None] | None = None  # set while another process of the host loads it
         self._following: AbstractContextManager[None] | None = None
         self._epoch = 0  # of what watchers were told last
+        self._told_whole = False
         self._listeners = Listeners()
 
     def __repr__(self) -> str:
@@ -113,14 +114,13 @@ class ImageRegion:
         self._listeners.tell()
 
     def have_map(self, block_bytes: int) -> HaveMap:
-        if self.arriving is not None:
-            told = self.arriving.have_map(block_bytes)
-            self._epoch = max(self._epoch, told.epoch)
-            return replace(told, epoch=self._epoch)
-        blocks = blocks_of(self._nbytes, block_bytes)
-        everything, here = (1 << blocks) - 1, self._is_here()
-        coming = everything if self.awaited is not None and not here else 0
-        return HaveMap(blocks=blocks, epoch=self._epoch, held=everything if here else 0, coming=coming)
+        told = self._have_map(block_bytes)
+        is_whole = told.held.bit_count() == told.blocks
+        if self._told_whole and not is_whole:
+            self._epoch += 1  # it was evicted: what was told under one epoch peers go by to its end
+        self._told_whole = is_whole
+        self._epoch = max(self._epoch, told.epoch)
+        return replace(told, epoch=self._epoch)
 
     def watch(self, changed: Callable[[], None]) -> AbstractContextManager[None]:
         return self._listeners.added(changed)
@@ -138,6 +138,14 @@ class ImageRegion:
         if self._mapping is not None:
             self._mapping.close()
             self._mapping = None
+
+    def _have_map(self, block_bytes: int) -> HaveMap:
+        if self.arriving is not None:
+            return self.arriving.have_map(block_bytes)
+        blocks = blocks_of(self._nbytes, block_bytes)
+        everything, here = (1 << blocks) - 1, self._is_here()
+        coming = everything if self.awaited is not None and not here else 0
+        return HaveMap(blocks=blocks, epoch=self._epoch, held=everything if here else 0, coming=coming)
 
     def _is_here(self) -> bool:
         """Whether all of it can be read now."""

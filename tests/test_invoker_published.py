@@ -1,0 +1,86 @@
+"""What a node tells its peers of an image that it serves, wherever it has it."""
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from invoker.filling import Filling
+from invoker.host_tier import HostTier
+from invoker.published import ImageRegion
+from rdmacast.region import GrowingRegion
+
+CONTENT = bytes(range(256)) * 40
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+BLOCK_BYTES = 1024
+EVERYTHING = (1 << 10) - 1
+
+
+@pytest.fixture
+def tier() -> Iterator[HostTier]:
+    tier = HostTier(
+        Path("/dev/shm") / f"published-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h", 1 << 20
+    )
+    yield tier
+    tier.close()
+
+
+def begin(tier: HostTier, region: ImageRegion) -> tuple[Filling, GrowingRegion]:
+    filling = tier.begin(DIGEST, len(CONTENT))
+    assert isinstance(filling, Filling)
+    arriving = GrowingRegion(filling.view, shm_path=str(filling.path))
+    region.arrives(arriving)
+    return filling, arriving
+
+
+def test_an_image_that_was_evicted_is_told_of_anew(tier: HostTier) -> None:
+    """Peers add up what they are told under one epoch: they would ask it for blocks that it has no more."""
+
+    async def main() -> None:
+        region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None)
+        filling, arriving = begin(tier, region)
+        filling.view[:] = CONTENT
+        arriving.mark(0, 3 * BLOCK_BYTES)
+        early = region.have_map(BLOCK_BYTES)
+        arriving.complete()
+        filling.publish().close()
+        region.arrived()
+        whole = region.have_map(BLOCK_BYTES)
+        assert (early.held, whole.held) == (0b111, EVERYTHING) and early.epoch == whole.epoch
+        assert tier.evict(DIGEST)
+        gone = region.have_map(BLOCK_BYTES)
+        assert (gone.held, gone.coming) == (0, 0) and gone.epoch > whole.epoch
+        assert region.have_map(BLOCK_BYTES) == gone
+        filling, arriving = begin(tier, region)
+        filling.view[:BLOCK_BYTES] = CONTENT[:BLOCK_BYTES]
+        arriving.mark(0, BLOCK_BYTES)
+        again = region.have_map(BLOCK_BYTES)
+        assert again.held == 1 and again.epoch == gone.epoch
+        filling.abandon()
+        region.arrived()
+        assert region.have_map(BLOCK_BYTES).epoch > again.epoch
+
+    asyncio.run(main())
+
+
+def test_one_that_comes_again_before_anybody_asked_is_told_of_anew_too(tier: HostTier) -> None:
+    async def main() -> None:
+        region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None)
+        filling, arriving = begin(tier, region)
+        filling.view[:] = CONTENT
+        arriving.complete()
+        filling.publish().close()
+        region.arrived()
+        whole = region.have_map(BLOCK_BYTES)
+        assert tier.evict(DIGEST)
+        filling, _ = begin(tier, region)
+        again = region.have_map(BLOCK_BYTES)
+        assert (again.held, again.coming) == (0, EVERYTHING) and again.epoch > whole.epoch
+        filling.abandon()
+        region.arrived()
+
+    asyncio.run(main())
