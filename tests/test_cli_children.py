@@ -19,6 +19,7 @@ from cli.children import Child, Nodes, together
 from cli.errors import CliError
 from cli.orphans import orphans_taken, reap
 from cli.supervisor import ended, force_each_second, until_stopped
+from tests.log_fixture import Listener
 from tests.patience import PATIENCE_S
 
 
@@ -163,30 +164,25 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
 
 
-def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_path: Path) -> None:
     script, away = tmp_path / "zygote", tmp_path / "away"
     script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     script.chmod(0o700)
 
-    async def logged(text: str) -> None:
-        while text not in caplog.text:  # noqa: ASYNC110 (the log tells nobody of it)
-            await asyncio.sleep(0.005)
-
     async def main() -> int:
         command = (str(script), "-c", FORKING, str(tmp_path / "s"))
         async with told_by_zygotes(tmp_path) as told, Nodes({"a": []}, tmp_path, command):
-            async with asyncio.timeout(PATIENCE_S):
-                (_, zygote), (_, a) = [await told.get() for _ in range(2)]
-                script.rename(away)  # no zygote can be started
-                os.kill(zygote, signal.SIGKILL)
-                await logged("zygote cannot be started")
-                os.kill(a, signal.SIGKILL)
-                await logged("the zygote is gone; a starts with the next one")
-                away.rename(script)
-                names, pids = zip(*[await told.get() for _ in range(2)], strict=True)
-                assert names == ("zygote", "a")
+            with Listener.on("hypercast.up") as log:
+                async with asyncio.timeout(PATIENCE_S):
+                    (_, zygote), (_, a) = [await told.get() for _ in range(2)]
+                    script.rename(away)  # no zygote can be started
+                    os.kill(zygote, signal.SIGKILL)
+                    await log.hear("zygote cannot be started")
+                    os.kill(a, signal.SIGKILL)
+                    await log.hear("the zygote is gone; a starts with the next one")
+                    away.rename(script)
+                    names, pids = zip(*[await told.get() for _ in range(2)], strict=True)
+                    assert names == ("zygote", "a")
         os.kill(pids[1], signal.SIGKILL)  # this stand-in does not stop its own
         return int(pids[1])
 
