@@ -208,13 +208,13 @@ class Session:
         for number, under_way in list(self._under_way.items()):
             if not under_way.dropped and now_s >= self._limit_s(under_way):
                 actions += self._stalled(number, under_way, now_s)
-        for peer, question in list(self._asked.items()):
-            if question.deadline_s > now_s or peer not in self._asked:
-                continue
-            if question.asks >= self._settings.max_asks:
-                actions += self._give_up(peer, "its source does not answer")
-            else:
-                actions.append(self._ask(peer, now_s))
+        late = [peer for peer, question in self._asked.items() if question.deadline_s <= now_s]
+        silent = [peer for peer in late if self._asked[peer].asks >= self._settings.max_asks]
+        # All silent ones at once: when one is given up, the others' unanswered questions count no more.
+        for peer in silent:
+            actions += self._give_up(peer, "its source does not answer")
+        if not silent:
+            actions += [self._ask(peer, now_s) for peer in late]
         if self._idle_since_s is not None and now_s >= self._idle_since_s + self._settings.patience_s:
             actions += self._lose_patience(now_s)
         return [*actions, *self._go_on(now_s)]

@@ -230,6 +230,20 @@ def test_cancelling_drops_everything_and_nothing_follows() -> None:
     assert session.state is SessionState.CANCELLED
 
 
+@pytest.mark.parametrize("silent", [1, 2, 30])
+def test_however_many_say_nothing_they_are_given_up_together(silent: int) -> None:
+    session = session_of([(1, 0)], blocks=1, peers=1 + silent, ask_timeout_s=2.0, max_asks=4)
+    session.heard(1, told(1, blocks=1), 0.0, answers=1)
+    session.lost(1, 1.0)
+    session.failed(1, 1.0)
+    while session.state is SessionState.RUNNING:
+        assert session.deadline_s is not None
+        now_s = session.deadline_s
+        session.passed(now_s)
+    assert session.state is SessionState.FAILED and now_s == 1.0 + 4 * 2.0
+    assert set(session.given_up) == set(range(1, 2 + silent))
+
+
 def test_a_pull_that_never_ends_is_dropped_but_not_pulled_twice_at_once() -> None:
     session = session_of([(1, 0)], blocks=1, peers=2, pull_timeout_s=5.0)
     session.heard(1, told(1, blocks=1), 0.0, answers=1)
