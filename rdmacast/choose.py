@@ -5,6 +5,10 @@ from collections.abc import Collection, Mapping
 from rdmacast.errors import NoTransport
 from rdmacast.transport import Choice, PeerAddress
 
+# Host memory before the GPU's: it is read in one copy, too, and takes nothing from who computes.
+_OF_ONE_HOST = ("shm", "cuda_ipc")
+_BEST_FIRST = (*_OF_ONE_HOST, "verbs", "nixl", "tcp")
+
 
 def choose(
     local_host: str,
@@ -21,12 +25,16 @@ def choose(
         if require not in available:
             why = absent.get(require, "not available")
             raise NoTransport(f"{require} is required for {peer.url}, but: {why}")
-        if require == "shm" and not same_host:
-            raise NoTransport(f"shm is required, but {peer.url} is on host {peer.host!r}, not {local_host!r}")
+        if require in _OF_ONE_HOST and not same_host:
+            raise NoTransport(
+                f"{require} is required, but {peer.url} is on host {peer.host!r}, not {local_host!r}"
+            )
         return Choice(transport=require, reason="required")
     where = f"same host {local_host!r}" if same_host else f"host {peer.host!r} is not {local_host!r}"
     passed_over: list[str] = []
-    for transport in ("shm", "verbs", "tcp") if same_host else ("verbs", "tcp"):
+    for transport in _BEST_FIRST:
+        if transport in _OF_ONE_HOST and not same_host:
+            continue
         if transport in available:
             return Choice(transport=transport, reason="; ".join([where, *passed_over]))
         name = "shared memory" if transport == "shm" else transport

@@ -7,13 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rdmacast.connection import dial
+from rdmacast.cuda_ipc_memory import LentMemory
 from rdmacast.errors import CastError, LinkClosed, NotShared, ProtocolError, RegionGone
-from rdmacast.framing import CastProtocol
-from rdmacast.pacer import Pacer
-from rdmacast.settings import LinkSettings
-from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
-from rdmacast.wire import (
-    SERVICE,
+from rdmacast.frames import (
     Cancel,
     Data,
     Error,
@@ -22,23 +18,38 @@ from rdmacast.wire import (
     Exposed,
     Frame,
     Hello,
+    Lend,
+    Lent,
     Locate,
     Location,
+    Meet,
+    Met,
     Pair,
     Paired,
     Read,
     Ready,
+    Show,
+    Shown,
     Wait,
 )
+from rdmacast.framing import CastProtocol
+from rdmacast.nixl_memory import Meeting, ShownMemory
+from rdmacast.pacer import Pacer
+from rdmacast.settings import LinkSettings
+from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
+from rdmacast.wire import SERVICE
 
-Request = Read | Wait | Locate | Pair | Expose
-Answer = Data | Ready | Location | Paired | Exposed
+Request = Read | Wait | Locate | Pair | Expose | Lend | Meet | Show
+Answer = Data | Ready | Location | Paired | Exposed | Lent | Met | Shown
 _ANSWERS: Mapping[type, type] = {
     Read: Data,
     Wait: Ready,
     Locate: Location,
     Pair: Paired,
     Expose: Exposed,
+    Lend: Lent,
+    Meet: Met,
+    Show: Shown,
 }
 
 
@@ -105,6 +116,39 @@ class ClientLink(CastProtocol):
         finally:
             self.send(Cancel(request.id))
 
+    @asynccontextmanager
+    async def lent(self, region: str, offset: int, nbytes: int) -> AsyncIterator[LentMemory]:
+        """Inside, the range is present, and its allocation on a GPU may be open. Raises NotShared."""
+        request = Lend(self._new_id(), region, offset, nbytes)
+        answer = await self._ask(request, None)
+        assert isinstance(answer, Lent)
+        try:
+            yield answer.memory
+        finally:
+            self.send(Cancel(request.id))
+
+    @asynccontextmanager
+    async def met(self) -> AsyncIterator[Meeting]:
+        """Inside, the server's NIXL agent answers reads of its test. Raises NotShared."""
+        request = Meet(self._new_id())
+        answer = await self._ask(request, None)
+        assert isinstance(answer, Met)
+        try:
+            yield answer.meeting
+        finally:
+            self.send(Cancel(request.id))
+
+    @asynccontextmanager
+    async def shown(self, region: str, offset: int, nbytes: int) -> AsyncIterator[ShownMemory]:
+        """Inside, the range is present, and may be read by NIXL. Raises NotShared."""
+        request = Show(self._new_id(), region, offset, nbytes)
+        answer = await self._ask(request, None)
+        assert isinstance(answer, Shown)
+        try:
+            yield answer.memory
+        finally:
+            self.send(Cancel(request.id))
+
     def on_closed(self, told: Callable[[CastError], None]) -> None:
         """`told` is called when the link closes; at once if it has."""
         self._on_closed.append(told)
@@ -126,6 +170,8 @@ class ClientLink(CastProtocol):
         except asyncio.CancelledError:
             if request.id in self._pending:
                 self._abandon(pending)
+            else:  # its answer came at that moment: what that grants goes back
+                self.send(Cancel(request.id))
             raise
 
     def _abandon(self, pending: _Pending) -> None:
@@ -148,7 +194,7 @@ class ClientLink(CastProtocol):
                 if self._hello.done():
                     raise ProtocolError("a second HELLO came")
                 self._hello.set_result(frame)
-            case Ready() | Location() | Paired() | Exposed():
+            case Ready() | Location() | Paired() | Exposed() | Lent() | Met() | Shown():
                 self._answered(frame)
             case Error():
                 pending = self._take(frame.id)
@@ -255,6 +301,8 @@ def translate(error: Error) -> CastError:
             return LinkClosed(f"the peer refused: {error.message or error.code.name.lower()}")
         case ErrorCode.NO_RDMA:
             return NotShared(f"the peer has no RDMA for this: {error.message}")
+        case ErrorCode.NOT_SHARED:
+            return NotShared(error.message)
 
 
 def _renewed(reason: CastError) -> CastError:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from rdmacast.address import Endpoint
 from rdmacast.connection import Listener, listen
+from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import LinkClosed
+from rdmacast.nixl_node import NixlNode
 from rdmacast.pacer import Pacer
 from rdmacast.region_table import RegionTable
 from rdmacast.server_link import ServerLink
@@ -22,8 +24,8 @@ class RegionServer:
     """A node's server of regions; `start` it or use it as a context manager.
 
     `link_rate_bytes_s` caps all its transfers together. `advertise` is the host name that others
-    reach it by, where that is not the one it listens on. With `verbs`, which must outlive it, peers may
-    read by RDMA too.
+    reach it by, where that is not the one it listens on. With `verbs`, peers may read by RDMA too, with
+    `nixl` by NIXL, and with `lender` those of its host from its GPU; these must outlive it.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class RegionServer:
         link_rate_bytes_s: float | None = None,
         tls: ssl.SSLContext | None = None,
         verbs: VerbsNode | None = None,
+        lender: GpuLender | None = None,
+        nixl: NixlNode | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._secret = secret
@@ -45,6 +49,8 @@ class RegionServer:
         self._pacer = Pacer(link_rate_bytes_s) if link_rate_bytes_s else None
         self._tls = tls
         self._verbs = verbs
+        self._lender = lender
+        self._nixl = nixl
         self._settings = settings or LinkSettings()
         self._listener: Listener | None = None
         self._table = RegionTable()
@@ -94,7 +100,7 @@ class RegionServer:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """`cast_sent_bytes`: payload sent by this server (who reads by shared memory or RDMA takes it)."""
+        """`cast_sent_bytes`: payload sent by this server (who does not read over TCP takes it)."""
         return {"cast_sent_bytes": self._sent_bytes}
 
     @property
@@ -123,6 +129,8 @@ class RegionServer:
             closed=self._links.discard,
             count_sent=self._count_sent,
             verbs=self._verbs,
+            lender=self._lender,
+            nixl=self._nixl,
         )
 
     def _count_sent(self, nbytes: int) -> None:

@@ -2,17 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from rdmacast.errors import CastError, DeviceError, LinkClosed, ProtocolError, RegionGone
-from rdmacast.framing import CastProtocol
-from rdmacast.pacer import Pacer
-from rdmacast.region_table import Published, RegionTable
-from rdmacast.settings import LinkSettings
-from rdmacast.verbs_device import QueuePair
-from rdmacast.verbs_node import VerbsNode
-from rdmacast.wire import (
-    MAX_READ_BYTES,
+from rdmacast.cuda_ipc_lender import GpuLender
+from rdmacast.errors import CastError, DeviceError, LinkClosed, NotShared, ProtocolError, RegionGone
+from rdmacast.frames import (
     Ask,
     Cancel,
     Data,
@@ -23,16 +18,35 @@ from rdmacast.wire import (
     Frame,
     Have,
     Hello,
+    Lend,
+    Lent,
     Locate,
     Location,
+    Meet,
+    Met,
     Pair,
     Paired,
+    RangeRequest,
     Read,
     Ready,
     Request,
+    Show,
+    Shown,
     Wait,
     Watch,
 )
+from rdmacast.framing import CastProtocol
+from rdmacast.gpu_source import gpu_pointer
+from rdmacast.nixl_node import NixlNode
+from rdmacast.pacer import Pacer
+from rdmacast.region_table import Published, RegionTable
+from rdmacast.settings import LinkSettings
+from rdmacast.transport import RegionSource
+from rdmacast.verbs_address import RemoteMemory
+from rdmacast.verbs_device import QueuePair
+from rdmacast.verbs_memory import RegisteredMemory
+from rdmacast.verbs_node import VerbsNode
+from rdmacast.wire import MAX_READ_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +80,8 @@ class ServerLink(CastProtocol):
         closed: Callable[["ServerLink"], None],
         count_sent: Callable[[int], None],
         verbs: VerbsNode | None = None,
+        lender: GpuLender | None = None,
+        nixl: NixlNode | None = None,
     ) -> None:
         super().__init__(settings)
         self._table = table
@@ -81,6 +97,8 @@ class ServerLink(CastProtocol):
         self._sending: int | None = None
         self._verbs = verbs
         self._pair: QueuePair | None = None  # by which the peer reads from us
+        self._lender = lender
+        self._nixl = nixl
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -103,7 +121,7 @@ class ServerLink(CastProtocol):
 
     def frame_received(self, frame: Frame) -> None:
         match frame:
-            case Read() | Wait() | Locate() | Watch() | Pair() | Expose():
+            case Read() | Wait() | Locate() | Watch() | Pair() | Expose() | Lend() | Meet() | Show():
                 self._start(frame)
             case Ask():
                 self._asked(frame)
@@ -161,6 +179,14 @@ class ServerLink(CastProtocol):
                     self._serve_pair(request)
                 case Expose():
                     await self._serve_expose(request)
+                case Lend():
+                    await self._serve_lend(request)
+                case Meet():
+                    await self._serve_meet(request)
+                case Show():
+                    await self._serve_show(request)
+        except NotShared as error:
+            self.send(Error(request.id, ErrorCode.NOT_SHARED, str(error)))
         except RegionGone as error:
             self.send(Error(request.id, ErrorCode.REGION_GONE, str(error)))
         except (_BadRange, ProtocolError) as error:
@@ -189,12 +215,9 @@ class ServerLink(CastProtocol):
         published = self._find(request)
         with published.lease(self):
             await published.wait_for(request.offset, request.length)
-            released = self._granted[request.id] = asyncio.Event()
-            try:
+            with self._granting(request.id) as released:
                 self.send(Ready(request.id, published.serial))
                 await released.wait()
-            finally:
-                del self._granted[request.id]
 
     def _serve_pair(self, request: Pair) -> None:
         if self._verbs is None:
@@ -210,15 +233,51 @@ class ServerLink(CastProtocol):
         published = self._find(request)
         with published.lease(self):
             await published.wait_for(request.offset, request.length)
-            view = published.source.view(request.offset, request.length)
-            released = asyncio.Event()
-            with self._verbs.memory.remote(view) as memory:
-                self._granted[request.id] = released
-                try:
+            with _registered(self._verbs.memory, published.source, request) as memory:
+                with self._granting(request.id) as released:
                     self.send(Exposed(request.id, memory))
                     await released.wait()
-                finally:
-                    del self._granted[request.id]
+
+    async def _serve_lend(self, request: Lend) -> None:
+        if self._lender is None:
+            raise NotShared("this node lends no memory of a GPU")
+        published = self._find(request)
+        with published.lease(self):
+            await published.wait_for(request.offset, request.length)
+            pointer = gpu_pointer(published.source, request.offset, request.length)
+            if pointer is None:
+                raise NotShared(f"region {request.region} is not on a GPU")
+            lent = self._lender.lend(pointer, request.length)
+            with self._granting(request.id) as released:
+                self.send(Lent(request.id, lent))
+                await released.wait()
+
+    async def _serve_meet(self, request: Meet) -> None:
+        if self._nixl is None:
+            raise NotShared("this node offers no NIXL")
+        with self._nixl.meeting() as meeting, self._granting(request.id) as released:
+            self.send(Met(request.id, meeting))
+            await released.wait()
+
+    async def _serve_show(self, request: Show) -> None:
+        if self._nixl is None:
+            raise NotShared("this node offers no NIXL")
+        published = self._find(request)
+        with published.lease(self):
+            await published.wait_for(request.offset, request.length)
+            view = published.source.view(request.offset, request.length)
+            with self._nixl.showing(view) as shown, self._granting(request.id) as released:
+                self.send(Shown(request.id, shown))
+                await released.wait()
+
+    @contextmanager
+    def _granting(self, id_: int) -> Iterator[asyncio.Event]:
+        """What the answer to the request grants, until the event is set by the peer's CANCEL."""
+        released = self._granted[id_] = asyncio.Event()
+        try:
+            yield released
+        finally:
+            del self._granted[id_]
 
     async def _serve_watch(self, request: Watch, watching: _Watching) -> None:
         """Maps as they change; those that come while the socket is busy become one."""
@@ -231,7 +290,7 @@ class ServerLink(CastProtocol):
                 await self.drained()
                 await watching.news.wait()
 
-    def _find(self, request: Read | Wait | Expose) -> Published:
+    def _find(self, request: RangeRequest) -> Published:
         published = self._table.find(request.region)
         end, nbytes = request.offset + request.length, published.source.nbytes
         if end > nbytes:
@@ -251,3 +310,13 @@ class ServerLink(CastProtocol):
                 transport.write(piece)
                 self._count_sent(len(piece))
                 await self.drained()
+
+
+def _registered(
+    memory: RegisteredMemory, source: RegionSource, request: Expose
+) -> AbstractContextManager[RemoteMemory]:
+    """The range, registered for reads by RDMA, wherever it is."""
+    pointer = gpu_pointer(source, request.offset, request.length)
+    if pointer is not None:
+        return memory.remote_at(pointer, request.length)
+    return memory.remote(source.view(request.offset, request.length))

@@ -23,15 +23,8 @@ class LocalMemory:
     lkey: int
 
 
-class QueuePair(Protocol):
-    """A reliable connection. Never used again after a fault."""
-
-    @property
-    def address(self) -> QueuePairAddress: ...
-
-    def connect(self, peer: QueuePairAddress) -> None:
-        """Be ready to answer and to ask. Raises DeviceError."""
-        ...
+class ReadPort(Protocol):
+    """Reads a peer's memory. Never used again after a fault."""
 
     def read(self, id: int, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
         """Post a READ; at most `Device.depth` are under way at once. Raises DeviceError."""
@@ -43,6 +36,17 @@ class QueuePair(Protocol):
 
     def close(self) -> None:
         """On return the device neither reads nor writes any memory for it any more. Idempotent."""
+        ...
+
+
+class QueuePair(ReadPort, Protocol):
+    """A reliable connection."""
+
+    @property
+    def address(self) -> QueuePairAddress: ...
+
+    def connect(self, peer: QueuePairAddress) -> None:
+        """Be ready to answer and to ask. Raises DeviceError."""
         ...
 
 
@@ -69,7 +73,19 @@ class Registration(Protocol):
         ...
 
 
-class Device(Protocol):
+class Registrar(Protocol):
+    """Makes memory known to a device."""
+
+    def register(self, address: int, nbytes: int, *, writable: bool) -> Registration:
+        """Host memory, which must stay mapped until the registration is closed. Raises DeviceError."""
+        ...
+
+    def register_gpu(self, address: int, nbytes: int) -> Registration:
+        """Memory of a GPU, by its device pointer. Raises DeviceError, saying what is missing."""
+        ...
+
+
+class Device(Registrar, Protocol):
     """An opened port of a device."""
 
     @property
@@ -84,14 +100,6 @@ class Device(Protocol):
 
     def queue_pair(self) -> QueuePair:
         """Raises DeviceError."""
-        ...
-
-    def register(self, address: int, nbytes: int, *, writable: bool) -> Registration:
-        """Host memory, which must stay mapped until the registration is closed. Raises DeviceError."""
-        ...
-
-    def register_gpu(self, address: int, nbytes: int) -> Registration:
-        """Memory of a GPU, by its device pointer. Raises DeviceError, saying what is missing."""
         ...
 
     def close(self) -> None: ...

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from rdmacast.errors import DeviceError
 from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import Device, LocalMemory, Registration
+from rdmacast.verbs_device import LocalMemory, Registrar, Registration
 
 # Registering takes the pages, and holds the event loop meanwhile: not a whole image that is still arriving.
 PIECE_BYTES = 64 << 20
@@ -35,7 +36,7 @@ class RegisteredMemory:
     owner cannot be watched (`bytes`, `bytearray`) for the time of use only.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Registrar) -> None:
         self._device = device
         self._arenas: list[Registration] = []
         self._owned: dict[_Key, _Owned] = {}
@@ -72,6 +73,14 @@ class RegisteredMemory:
         with self._registered(view) as (registration, address):
             yield RemoteMemory(address, registration.rkey)
 
+    @contextmanager
+    def remote_at(self, address: int, nbytes: int) -> Iterator[RemoteMemory]:
+        """The same of memory that only its address tells of, such as a GPU's. Raises DeviceError."""
+        arena = self._arena_of(address, nbytes)
+        if arena is None:
+            raise DeviceError("that memory of a GPU is not registered")
+        yield RemoteMemory(arena.iova + address - arena.address, arena.rkey)
+
     def close(self) -> None:
         """Everything is forgotten; nothing of it may be in use."""
         registrations = [*self._arenas, *(owned.registration for owned in self._owned.values())]
@@ -92,10 +101,10 @@ class RegisteredMemory:
     @contextmanager
     def _registered(self, view: memoryview) -> Iterator[tuple[Registration, int]]:
         start = address_of(view)
-        for arena in self._arenas:
-            if _covers(arena, start, view.nbytes):
-                yield arena, arena.iova + start - arena.address
-                return
+        arena = self._arena_of(start, view.nbytes)
+        if arena is not None:
+            yield arena, arena.iova + start - arena.address
+            return
         key, owned = self._owned_by(view, start)
         owned.users += 1
         try:
@@ -105,6 +114,9 @@ class RegisteredMemory:
             owned.users -= 1
             if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
                 self._forget(key, owned)
+
+    def _arena_of(self, address: int, nbytes: int) -> Registration | None:
+        return next((arena for arena in self._arenas if _covers(arena, address, nbytes)), None)
 
     def _owned_by(self, view: memoryview, start: int) -> tuple[_Key, _Owned]:
         owner = _owner(view)

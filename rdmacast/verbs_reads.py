@@ -1,4 +1,4 @@
-"""Several READs under way on one queue pair, for several callers at once."""
+"""Several reads under way on one queue pair (or the like), for several callers at once."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rdmacast.errors import DeviceError, LinkClosed
 from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import LocalMemory, QueuePair
+from rdmacast.verbs_device import LocalMemory, ReadPort
 from rdmacast.waiting import wait_to_end
 
 MESSAGE_BYTES = 4 << 20  # of one READ: long enough that posting it costs nothing, short enough to interleave
@@ -32,10 +32,10 @@ class _Reading:
 
 
 class ReadQueue:
-    """Owns a connected queue pair. `failed` hears once why it cannot be used any more."""
+    """Owns a connected queue pair, or what else reads. `failed` hears once why it cannot be used any more."""
 
     def __init__(
-        self, pair: QueuePair, depth: int, message_bytes: int, failed: Callable[[LinkClosed], None]
+        self, pair: ReadPort, depth: int, message_bytes: int, failed: Callable[[LinkClosed], None]
     ) -> None:
         self._pair = pair
         self._depth = depth
@@ -140,6 +140,6 @@ class ReadQueue:
 
     def _fail(self, fault: str) -> None:
         if self._reason is None:
-            reason = LinkClosed(f"reading by RDMA failed: {fault}")
+            reason = LinkClosed(f"reading failed: {fault}")
             self.close(reason)
             self._failed(reason)

@@ -14,12 +14,18 @@ but for WATCH: it is answered for as long as it stands.
 | ASK | client (id: of its WATCH) | the question's number | | a HAVE with that number, or the WATCH's ERROR |
 | PAIR | client | | its queue pair's address | PAIRED or ERROR |
 | EXPOSE | client | offset | length, region | EXPOSED or ERROR |
-| CANCEL | client | | | (what it cancels is still answered; a READY or EXPOSED is given back) |
+| LEND | client | offset | length, region | LENT or ERROR |
+| MEET | client | | | MET or ERROR |
+| SHOW | client | offset | length, region | SHOWN or ERROR |
+| CANCEL | client | | | (what it cancels is still answered; what was granted is given back) |
 | DATA | server | length | | |
 | READY | server | the publication's serial number | | |
 | LOCATION | server | the region's size | path of its file, or nothing | |
 | PAIRED | server | | its queue pair's address, and what to read as a test |
 | EXPOSED | server | | address and key of the range in the server's memory | |
+| LENT | server | | handle and size of an allocation on the server's GPU, the range's offset in it | |
+| MET | server | address of what to read as a test | what that gives, the NIXL agent's metadata | |
+| SHOWN | server | address of the range | the NIXL agent's metadata | |
 | HAVE | server | the latest question that it answers, or 0 | have-map | |
 | ERROR | server | code | message | |
 | PING, PONG | both | | | |
@@ -28,11 +34,42 @@ but for WATCH: it is answered for as long as it stands.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
+from rdmacast.cuda_ipc_memory import LENT_BYTES, LentMemory
 from rdmacast.errors import ProtocolError
+from rdmacast.frames import (
+    Ask,
+    Cancel,
+    Data,
+    Error,
+    ErrorCode,
+    Expose,
+    Exposed,
+    Frame,
+    Have,
+    Hello,
+    Kind,
+    Lend,
+    Lent,
+    Locate,
+    Location,
+    Meet,
+    Met,
+    Pair,
+    Paired,
+    Ping,
+    Pong,
+    RangeRequest,
+    Read,
+    Ready,
+    Show,
+    Shown,
+    Wait,
+    Watch,
+)
 from rdmacast.handshake import Service
 from rdmacast.have_map import LEAST_MAP_BYTES, MOST_MAP_BYTES, HaveMap
+from rdmacast.nixl_memory import MAX_METADATA_BYTES, NONCE_BYTES, Meeting, ShownMemory
 from rdmacast.verbs_address import (
     ADDRESS_BYTES,
     ANSWERING_BYTES,
@@ -42,7 +79,7 @@ from rdmacast.verbs_address import (
     RemoteMemory,
 )
 
-SERVICE = Service("cast", 2)
+SERVICE = Service("cast", 3)
 HEADER_BYTES = 16
 MAX_REGION_BYTES = 128
 MAX_READ_BYTES = 256 << 20
@@ -53,156 +90,6 @@ MAX_OFFSET = 1 << 62
 
 _HEADER = struct.Struct(">BBHIQ")
 _LENGTH = struct.Struct(">Q")
-
-
-class Kind(IntEnum):
-    HELLO = 1
-    READ = 2
-    WAIT = 3
-    LOCATE = 4
-    CANCEL = 5
-    DATA = 6
-    READY = 7
-    LOCATION = 8
-    ERROR = 9
-    PING = 10
-    PONG = 11
-    WATCH = 12
-    ASK = 13
-    HAVE = 14
-    PAIR = 15
-    PAIRED = 16
-    EXPOSE = 17
-    EXPOSED = 18
-
-
-class ErrorCode(IntEnum):
-    REGION_GONE = 1  # the server does not hold the region, or no longer
-    BAD_RANGE = 2  # outside the region
-    CANCELLED = 3  # the client asked for it
-    OVERLOADED = 4  # too many requests at once
-    INTERNAL = 5  # a fault in the server
-    NO_RDMA = 6  # the server, or the region, cannot be read by RDMA
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    max_read_bytes: int
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    id: int
-    region: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    id: int
-    region: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Locate:
-    id: int
-    region: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    id: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    id: int
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    id: int
-    nbytes: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    id: int
-    code: ErrorCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    id: int
-    region: str
-    block_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    id: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Have:
-    id: int
-    answers: int
-    told: HaveMap
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    id: int
-    address: QueuePairAddress
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    id: int
-    answering: Answering
-
-
-@dataclass(frozen=True, slots=True)
-class Expose:
-    id: int
-    region: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exposed:
-    id: int
-    memory: RemoteMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    pass
-
-
-Request = Read | Wait | Locate | Watch | Pair | Expose
-Response = Data | Ready | Location | Have | Paired | Exposed | Error
-Frame = Hello | Request | Ask | Cancel | Response | Ping | Pong
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +122,20 @@ _BODY_BOUNDS = {
     Kind.PAIRED: (ANSWERING_BYTES, ANSWERING_BYTES),
     Kind.EXPOSE: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
     Kind.EXPOSED: (MEMORY_BYTES, MEMORY_BYTES),
+    Kind.LEND: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.LENT: (LENT_BYTES, LENT_BYTES),
+    Kind.MEET: (0, 0),
+    Kind.MET: (NONCE_BYTES + 1, NONCE_BYTES + MAX_METADATA_BYTES),
+    Kind.SHOW: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.SHOWN: (1, MAX_METADATA_BYTES),
 }
 # The requests for a range, which have one form.
-_MAKERS: Mapping[Kind, type[Read | Wait | Expose]] = {
+_MAKERS: Mapping[Kind, type[RangeRequest]] = {
     Kind.READ: Read,
     Kind.WAIT: Wait,
     Kind.EXPOSE: Expose,
+    Kind.LEND: Lend,
+    Kind.SHOW: Show,
 }
 _RANGES = {make: kind for kind, make in _MAKERS.items()}
 MAX_BODY_BYTES = max(most for _, most in _BODY_BOUNDS.values())
@@ -261,6 +156,8 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
             Read(id_, region, offset, length)
             | Wait(id_, region, offset, length)
             | Expose(id_, region, offset, length)
+            | Lend(id_, region, offset, length)
+            | Show(id_, region, offset, length)
         ):
             _check_range(offset, length)
             return _RANGES[type(frame)], id_, offset, _LENGTH.pack(length) + _region_bytes(region)
@@ -270,6 +167,14 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
             return Kind.PAIRED, id_, 0, answering.encode()
         case Exposed(id_, memory):
             return Kind.EXPOSED, id_, 0, memory.encode()
+        case Lent(id_, lent):
+            return Kind.LENT, id_, 0, lent.encode()
+        case Meet(id_):
+            return Kind.MEET, id_, 0, b""
+        case Met(id_, meeting):
+            return Kind.MET, id_, meeting.probe.address, meeting.encode()
+        case Shown(id_, shown):
+            return Kind.SHOWN, id_, shown.address, shown.metadata
         case Data(id_, length):
             return Kind.DATA, id_, length, b""
         case Locate(id_, region):
@@ -316,7 +221,7 @@ def decode(header: Header, body: bytes) -> Frame:
     """The frame of a checked header and its body. Raises ProtocolError."""
     id_, value = header.id, header.value
     match header.kind:
-        case Kind.READ | Kind.WAIT | Kind.EXPOSE:
+        case Kind.READ | Kind.WAIT | Kind.EXPOSE | Kind.LEND | Kind.SHOW:
             (length,) = _LENGTH.unpack_from(body)
             _check_range(value, length)
             return _MAKERS[header.kind](id_, _region(body[_LENGTH.size :]), value, length)
@@ -326,6 +231,14 @@ def decode(header: Header, body: bytes) -> Frame:
             return Paired(id_, Answering.decode(body))
         case Kind.EXPOSED:
             return Exposed(id_, RemoteMemory.decode(body))
+        case Kind.LENT:
+            return Lent(id_, LentMemory.decode(body))
+        case Kind.MEET:
+            return Meet(id_)
+        case Kind.MET:
+            return Met(id_, Meeting.decode(value, body))
+        case Kind.SHOWN:
+            return Shown(id_, ShownMemory(value, body))
         case Kind.DATA:
             return Data(id_, value)
         case Kind.LOCATE:

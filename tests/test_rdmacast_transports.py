@@ -13,16 +13,24 @@ from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Transport
+from tests.cuda_ipc_fixture import why_no_gpu
+from tests.nixl_fixture import why_no_nixl
 from tests.patience import PATIENCE_S
 from tests.transport_fixture import CONTENT, NBYTES, SECRET, Rig, make_rig
 from tests.verbs_fixture import why_no_rdma
 
-NO_RDMA = why_no_rdma()
-VERBS = [
-    pytest.param(kind, marks=pytest.mark.skipif(bool(NO_RDMA), reason=f"make test-rdma: {NO_RDMA}"))
-    for kind in ("verbs", "verbs-uvloop")
+LACKS = {
+    "verbs": why_no_rdma() and f"make test-rdma: {why_no_rdma()}",
+    "nixl": why_no_nixl() and f"needs hypercast[nixl]: {why_no_nixl()}",
+    "cuda_ipc": why_no_gpu() and f"needs a GPU: {why_no_gpu()}",
+}
+NEEDING = [
+    pytest.param(f"{kind}{loop}", marks=pytest.mark.skipif(bool(lacks), reason=lacks))
+    for kind, lacks in LACKS.items()
+    for loop in ("", "-uvloop")
 ]
-KINDS = ["memory", "shm", "tcp", "fabric", "tcp-uvloop", "shm-uvloop", *VERBS]
+FAKES = ["memory", "fabric", "agents", "lent"]
+KINDS = [*FAKES, "shm", "tcp", "tcp-uvloop", "shm-uvloop", *NEEDING]
 
 
 @pytest.fixture(params=KINDS)

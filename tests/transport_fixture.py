@@ -1,17 +1,25 @@
 """A peer that serves one region, and a link to it by any transport, for tests.
 
-Kinds: memory, shm, tcp, verbs (a real RDMA device) and fabric (verbs over devices in memory).
+Kinds: memory, shm, tcp, tls (tcp within TLS); verbs (a real RDMA device), nixl (its package) and cuda_ipc
+(a GPU); fabric, agents and lent are these three over fakes in memory.
 """
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdmacast.cuda_ipc import CudaIpcTransport
+from rdmacast.cuda_ipc_lender import GpuLender
+from rdmacast.memory_nixl import MemoryNixl
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
 from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
+from rdmacast.nixl import NixlTransport
+from rdmacast.nixl_native import NativeDriver
+from rdmacast.nixl_node import NixlNode
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
@@ -20,6 +28,8 @@ from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress, Transport
 from rdmacast.verbs import VerbsTransport
 from rdmacast.verbs_node import VerbsNode, open_node
+from tests.cuda_ipc_fixture import lent_by_fake, lent_by_process
+from tests.tls_fixture import tls_of_nodes
 
 SECRET = b"a secret of the cluster"
 
@@ -48,6 +58,15 @@ class WatchedRegion(GrowingRegion):
         await super().wait_for(offset, nbytes)
 
 
+class GpuRegion(WatchedRegion):
+    """Is on a GPU, from `base` on (None: it is not)."""
+
+    base: int | None = None
+
+    def gpu_pointer(self, offset: int, nbytes: int) -> int | None:
+        return None if self.base is None else self.base + offset
+
+
 @dataclass(frozen=True, slots=True)
 class Rig:
     """A peer that serves `region` (nothing of it marked yet) as "image", and a link to it."""
@@ -63,7 +82,7 @@ class Rig:
 async def make_rig(kind: str, folder: Path, settings: LinkSettings | None = None) -> AsyncIterator[Rig]:
     path = folder / "image"
     path.write_bytes(CONTENT)
-    region = WatchedRegion(CONTENT, shm_path=str(path))
+    region = GpuRegion(CONTENT, shm_path=str(path))
     if kind == "memory":
         network = MemoryNetwork()
         peer = network.add(PeerAddress(url="tcp://peer:1", host="a"), {"image": region})
@@ -71,27 +90,57 @@ async def make_rig(kind: str, folder: Path, settings: LinkSettings | None = None
         async with memory.connect(peer) as link:
             yield Rig(region, link, memory, peer, None)
         return
+    settings = settings or LinkSettings()
     with ExitStack() as stack:
-        here, there = _nodes(kind, stack)
-        async with RegionServer(SECRET, host="a", verbs=there, settings=settings) as server:
+        ends = _ends(kind, folder, region, settings, stack)
+        async with RegionServer(
+            SECRET,
+            host="a",
+            tls=ends.tls,
+            verbs=ends.verbs,
+            lender=ends.lender,
+            nixl=ends.nixl,
+            settings=settings,
+        ) as server:
             server.publish("image", region)
-            transport: Transport
-            if kind == "shm":
-                transport = ShmTransport(SECRET, root=folder, settings=settings)
-            elif here is not None:
-                transport = VerbsTransport(SECRET, here, settings=settings)
-            else:
-                transport = TcpTransport(SECRET, settings=settings)
+            transport = ends.transport
             async with transport.connect(server.address) as link:
                 yield Rig(region, link, transport, server.address, lambda: server.withdraw("image"))
 
 
-def _nodes(kind: str, stack: ExitStack) -> tuple[VerbsNode | None, VerbsNode | None]:
-    """The reader's and the server's."""
-    if kind == "verbs":
-        return stack.enter_context(open_node()), stack.enter_context(open_node())
-    if kind == "fabric":
-        fabric = MemoryFabric()
-        here, there = (VerbsNode(MemoryDevice(fabric), name) for name in ("here", "there"))
-        return stack.enter_context(here), stack.enter_context(there)
-    return None, None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """The reader's transport, and what the server needs for it."""
+
+    transport: Transport
+    verbs: VerbsNode | None = None
+    lender: GpuLender | None = None
+    nixl: NixlNode | None = None
+    tls: ssl.SSLContext | None = None
+
+
+def _ends(kind: str, folder: Path, region: GpuRegion, settings: LinkSettings, stack: ExitStack) -> _Ends:
+    match kind:
+        case "shm":
+            return _Ends(transport=ShmTransport(SECRET, root=folder, settings=settings))
+        case "tcp":
+            return _Ends(transport=TcpTransport(SECRET, settings=settings))
+        case "tls":
+            tls = tls_of_nodes()
+            return _Ends(transport=TcpTransport(SECRET, tls=tls.client, settings=settings), tls=tls.server)
+        case "verbs" | "fabric":
+            fabric = MemoryFabric()
+            here, there = (
+                stack.enter_context(open_node() if kind == "verbs" else VerbsNode(MemoryDevice(fabric), name))
+                for name in ("here", "there")
+            )
+            return _Ends(transport=VerbsTransport(SECRET, here, settings=settings), verbs=there)
+        case "nixl" | "agents":
+            driver = NativeDriver() if kind == "nixl" else MemoryNixl()
+            reader, server = (stack.enter_context(NixlNode(driver)) for _ in range(2))
+            return _Ends(transport=NixlTransport(SECRET, reader, settings=settings), nixl=server)
+        case "cuda_ipc" | "lent":
+            lent = lent_by_fake(CONTENT) if kind == "lent" else lent_by_process(CONTENT, folder / "image")
+            lender, region.base, gpu = stack.enter_context(lent)
+            return _Ends(transport=CudaIpcTransport(SECRET, gpu, settings=settings), lender=lender)
+    raise ValueError(f"no such kind of transport: {kind}")

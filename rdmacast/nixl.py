@@ -1,0 +1,120 @@
+"""Reads by NIXL, over whatever network its backend finds; over TCP the peer says when and where.
+
+A read asks for its range as one by RDMA does (`verbs.py`), by an agent that only this link uses: so what is
+under way when the link ends goes with the agent, and nothing is written afterwards.
+"""
+
+import asyncio
+import mmap
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rdmacast.client_link import ClientLink, open_link
+from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
+from rdmacast.nixl_node import NixlNode
+from rdmacast.nixl_reader import NixlReader
+from rdmacast.settings import LinkSettings
+from rdmacast.tcp import writable_bytes
+from rdmacast.transport import Link, PeerAddress
+from rdmacast.verbs_address import RemoteMemory
+from rdmacast.verbs_reads import MESSAGE_BYTES, ReadQueue
+from rdmacast.wire import MAX_READ_BYTES
+
+_DEPTH = 8  # reads under way: each poll makes progress on all of them, on the event loop
+
+
+class NixlLink:
+    """A Link by one agent, controlled over TCP. Either's end is that of both."""
+
+    def __init__(self, link: ClientLink, reader: NixlReader, reads: ReadQueue) -> None:
+        self._link = link
+        self._reader = reader
+        self._reads = reads
+        self._before = reads.received_bytes  # the test's
+
+    def __repr__(self) -> str:
+        return f"NixlLink({self._reads!r}, {self._link!r})"
+
+    @property
+    def transport(self) -> str:
+        return "nixl"
+
+    @property
+    def received_bytes(self) -> int:
+        return self._reads.received_bytes - self._before
+
+    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+        into = writable_bytes(into)
+        for start in range(0, len(into), MAX_READ_BYTES):
+            part = into[start : start + MAX_READ_BYTES]
+            async with self._link.shown(region, offset + start, len(part)) as shown:
+                try:
+                    self._reader.know(shown.metadata)
+                    with self._reader.memory.registered.local(part) as local:
+                        await self._reads.read(local, RemoteMemory(shown.address, 0), len(part))
+                except DeviceError as error:
+                    raise NotShared(f"NIXL cannot read this: {error}") from error
+
+    async def aclose(self) -> None:
+        self._reads.close(LinkClosed("the link was closed"))
+        await self._link.aclose()
+
+
+class NixlTransport:
+    """Makes NixlLinks from `node`, which must outlive them."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        node: NixlNode,
+        *,
+        tls: ssl.SSLContext | None = None,
+        settings: LinkSettings | None = None,
+    ) -> None:
+        self._secret = secret
+        self._node = node
+        self._tls = tls
+        self._settings = settings or LinkSettings()
+
+    def __repr__(self) -> str:
+        return f"NixlTransport({self._node!r})"
+
+    @property
+    def name(self) -> str:
+        return "nixl"
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
+        """Raises NoTransport, too, where the peer offers no NIXL or no path leads to it."""
+        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
+            try:
+                reader = await self._node.reader()
+            except DeviceError as error:
+                raise NoTransport(f"no NIXL: {error}") from error
+            reads = ReadQueue(reader, _DEPTH, MESSAGE_BYTES, link.abort)
+            link.on_closed(lambda reason: reads.close(LinkClosed(str(reason))))
+            try:
+                await self._probe(link, reader, reads, peer)
+                nixl = NixlLink(link, reader, reads)
+                yield nixl
+                await nixl.aclose()
+            finally:
+                reads.close(LinkClosed("the link was closed"))
+
+    async def _probe(self, link: ClientLink, reader: NixlReader, reads: ReadQueue, peer: PeerAddress) -> None:
+        """Read what only this peer can give: their networks may not meet."""
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        try:
+            async with asyncio.timeout(self._settings.handshake_timeout_s), link.met() as meeting:
+                view = memoryview(page)[: len(meeting.nonce)]
+                reader.know(meeting.probe.metadata)
+                with reader.memory.registered.local(view) as local:
+                    await reads.read(local, RemoteMemory(meeting.probe.address, 0), len(view))
+                right = view == meeting.nonce
+        except NotShared as error:
+            raise NoTransport(f"no NIXL: {error}") from error
+        except (CastError, TimeoutError) as error:
+            raise NoTransport(f"no NIXL path to {peer.url}: {error}") from error
+        if not right:
+            raise NoTransport(f"the NIXL path to {peer.url} leads to another node")
