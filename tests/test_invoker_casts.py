@@ -90,13 +90,15 @@ async def publish(cluster: FakeCluster, image: FakeImage, cast: CastRef) -> None
 
 async def last_words(cluster: FakeCluster, count: int) -> dict[str, CastProgress]:
     """What so many nodes told of the cast at their end; their publishers are a moment behind."""
+    feed = cluster.state.watch((await cluster.state.snapshot()).cursor)
     async with asyncio.timeout(PATIENCE_S):
         while True:
             (status,) = await cluster.state.casts()
-            last = {one.node: one for one in status.progress if one.state is not CastState.RUNNING}
+            last = {one.node: one for one in status.progress if one.is_final}
             if len(last) >= count:
+                await feed.aclose()  # type: ignore[attr-defined]
                 return last
-            await asyncio.sleep(0.01)
+            await anext(feed)
 
 
 def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
