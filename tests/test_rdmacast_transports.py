@@ -30,7 +30,7 @@ NEEDING = [
     for loop in ("", "-uvloop")
 ]
 FAKES = ["memory", "fabric", "agents", "lent"]
-KINDS = [*FAKES, "shm", "tcp", "tcp-uvloop", "shm-uvloop", *NEEDING]
+KINDS = [*FAKES, "shm", "tcp", "tls", "tcp-uvloop", "shm-uvloop", "tls-uvloop", *NEEDING]
 
 
 @pytest.fixture(params=KINDS)
