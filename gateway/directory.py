@@ -8,10 +8,11 @@ keep serving while Redis is away.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.cast_ends import CastEnds
+from gateway.directory_entries import NodeEntry, RemoteDemand, StartFailure, Wish
 from gateway.known_casts import KnownCasts
 from registry.change import (
     CastChanged,
@@ -25,12 +26,11 @@ from registry.change import (
     NodeGone,
     NodeUp,
     ScaleAsked,
-    ScaleTarget,
     Snapshot,
 )
 from registry.function import Function, FunctionVersion
 from registry.instance import InstanceRecord, InstanceState
-from registry.node import NodeRecord, NodeState, Tier
+from registry.node import NodeRecord, Tier
 
 # After an outage of Redis, or of this process, every node has so long to be heard of again.
 GRACE_S = 3.0
@@ -48,49 +48,6 @@ class VersionKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function}:{self.version}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEntry:
-    """A node as known here; `channel_epoch` is the epoch that our channel reached, 0 for none."""
-
-    record: NodeRecord
-    ttl_s: float
-    deadline_s: float
-    channel_epoch: int = 0
-
-    @property
-    def reached(self) -> bool:
-        return self.channel_epoch == self.record.epoch
-
-    @property
-    def usable(self) -> bool:
-        return self.reached and self.record.state is NodeState.READY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailure:
-    """A start that failed. `node` is "" if the node itself was lost, which is not the function's fault."""
-
-    serial: int
-    instance_id: str
-    node: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """An operator's scale target and when it arrived here."""
-
-    target: ScaleTarget
-    arrived_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteDemand:
-    demands: tuple[Demand, ...]
-    ttl_s: float
-    deadline_s: float
 
 
 class Directory:
@@ -151,6 +108,9 @@ class Directory:
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
         for id_, entry in kept.items():
             self._nodes[id_] = replace(entry, deadline_s=now + max(entry.ttl_s, GRACE_S))
+        for id_, entry in before.items():
+            if id_ not in self._nodes or self._nodes[id_].record.epoch > entry.record.epoch:
+                self.cast_ends.lost(id_, now)
         for instance in held.values():
             if instance.node in kept:
                 self._put_instance(instance)

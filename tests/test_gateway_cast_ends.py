@@ -122,6 +122,24 @@ def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
     assert not cluster.ends
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_what_was_lost_while_the_feed_was_cut_off_is_waited_for_no_longer(back: bool) -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.end("n1", 2.0)
+    there = [node("n0"), node("n1"), *([node("n2", 2)] if back else [])]
+    snapshot = Snapshot(
+        cursor="",
+        functions=(),
+        versions=(),
+        nodes=tuple(NodeUp(record=one, ttl_s=10.0) for one in there),
+        instances=(),
+        demands=(),
+    )
+    cluster.directory.load(snapshot, 5.0)
+    assert cluster.told() == [(4.0, CastState.FAILED)]
+
+
 def test_only_so_many_are_kept() -> None:
     cluster = Cluster()
     for index in range(300):
