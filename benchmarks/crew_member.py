@@ -94,7 +94,7 @@ def serve(path: str, member: Member) -> None:
             for line in lines:
                 try:
                     answer = _carry_out(decode_order(line), member, held)
-                except Exception as error:
+                except Exception as error:  # whatever it is, the crew is told; then it ends this
                     connected.sendall(encode(Failed(reason=repr(error))) + b"\n")
                     raise
                 connected.sendall(encode(answer) + b"\n")

@@ -168,7 +168,7 @@ async def serve(path: str, rank: int, listen: str, host: str, folder: Path | Non
             while line := await reader.readline():
                 try:
                     answer = await node.carry_out(decode_order(line))
-                except Exception as error:
+                except Exception as error:  # whatever it is, the crew is told; then it ends this
                     writer.write(encode(Failed(reason=repr(error))) + b"\n")
                     await writer.drain()
                     raise

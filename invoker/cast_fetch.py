@@ -157,7 +157,7 @@ class _Part:
         except TimeoutError:
             state, error = CastState.FAILED, f"no block came for {self._stall_s:g} s"
             raise CastError(error) from None
-        except Exception as fault:
+        except Exception as fault:  # only noted; `from_cast` sorts it
             state, error = CastState.FAILED, str(fault) or type(fault).__name__
             raise
         finally:

@@ -317,5 +317,5 @@ def _close(thing: Any) -> None:
     """A device that cannot let go of something is told of, and the process goes on."""
     try:
         thing.close()
-    except Exception as error:
-        logger.warning("closing %s (process %d): %s", type(thing).__name__, os.getpid(), error)
+    except Exception:  # whatever the binding raises, the rest is to be closed too
+        logger.warning("closing %s (process %d) failed", type(thing).__name__, os.getpid(), exc_info=True)
