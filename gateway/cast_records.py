@@ -17,8 +17,9 @@ _REMEMBERED = 256
 
 
 class CastRecords:
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, publish_s: float = _PUBLISH_S) -> None:
         self._state = state
+        self._publish_s = publish_s
         self._told: OrderedDict[tuple[str, int], asyncio.Event] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -41,18 +42,21 @@ class CastRecords:
     async def tell(self, record: CastRecord) -> None:
         """Have the record published, or be told that it cannot be: the cast goes on without."""
         key = (record.cast_id, record.epoch)
-        told = self._told.get(key)
-        if told is not None:
+        while (told := self._told.get(key)) is not None:
             await told.wait()
-            return
+            if self._told.get(key) is told:
+                return
         told = self._told[key] = asyncio.Event()
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
         try:
-            async with asyncio.timeout(_PUBLISH_S):
+            async with asyncio.timeout(self._publish_s):
                 await self._state.put_cast(record)
         except (RegistryError, TimeoutError) as error:
             log.warning("cast %s of %s is not published: %s", record.cast_id, record.function, error)
+        except BaseException:  # this start was given up: the next one that takes part tells of it
+            self._told.pop(key, None)
+            raise
         finally:
             told.set()
         log.info(
@@ -78,7 +82,7 @@ class CastRecords:
             error=reason,
         )
         try:
-            async with asyncio.timeout(_PUBLISH_S):
+            async with asyncio.timeout(self._publish_s):
                 await self._state.put_cast_progress(progress)
         except (RegistryError, TimeoutError) as error:
             log.info("cast %s: the failure of %s is not published: %s", record.cast_id, node, error)

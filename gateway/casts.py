@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.actions import StartOn, WarmOn
+from gateway.actions import Action, StartOn, WarmOn
 from gateway.directory import Directory
 from gateway.placement import tier_of
 from gateway.plan import Plan
@@ -64,16 +64,17 @@ class Casts:
         """Make the starts and warms of each image in `plan` one cast."""
         for image in [image for image in self._latest if not loading(directory, image)]:
             del self._latest[image]
-        for image in dict.fromkeys(_image(action) for action in _moves(plan)):
-            actions = [action for action in _moves(plan) if _image(action) == image]
-            holders = {action.node: action.holders for action in actions}
-            delivery = self.deliver(directory, actions[0].version, holders, loading, wall_s)
-            for action in actions:
-                plan.actions[plan.actions.index(action)] = replace(
-                    action,
-                    holders=delivery.holders_for(action.node, action.holders),
-                    cast=delivery.cast_for(action.node),
-                )
+        moves: dict[str, list[StartOn | WarmOn]] = {}
+        for action in plan.actions:
+            if isinstance(action, StartOn | WarmOn) and action.version.image is not None:
+                moves.setdefault(action.version.image, []).append(action)
+        deliveries = {
+            image: self.deliver(
+                directory, together[0].version, {one.node: one.holders for one in together}, loading, wall_s
+            )
+            for image, together in moves.items()
+        }
+        plan.actions[:] = [_delivered(action, deliveries) for action in plan.actions]
 
     def deliver(
         self,
@@ -270,14 +271,10 @@ def _slowness(node: NodeRecord) -> float:
     return -_rate(node)
 
 
-def _moves(plan: Plan) -> list[StartOn | WarmOn]:
-    return [
-        action
-        for action in plan.actions
-        if isinstance(action, StartOn | WarmOn) and action.version.image is not None
-    ]
-
-
-def _image(action: StartOn | WarmOn) -> str:
-    assert action.version.image is not None
-    return action.version.image
+def _delivered(action: Action, deliveries: Mapping[str, Delivery]) -> Action:
+    """The action, which names its cast where it has one."""
+    if not isinstance(action, StartOn | WarmOn) or action.version.image is None:
+        return action
+    delivery = deliveries[action.version.image]
+    holders = delivery.holders_for(action.node, action.holders)
+    return replace(action, holders=holders, cast=delivery.cast_for(action.node))

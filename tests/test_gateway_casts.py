@@ -21,6 +21,7 @@ from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import UNIT_BYTES
 from registry.memory_state import MemoryState
 from registry.node import NodeRecord, Tier
+from tests.patience import PATIENCE_S
 
 VERSION = make_version("f", image="image", nbytes=64 * MIB)
 IMAGE = VERSION.image or ""
@@ -260,5 +261,32 @@ def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
         records = CastRecords(Away())
         async with records.part(cast_of(world.deliver("t0")), "t0"):
             pass
+
+    asyncio.run(scenario())
+
+
+def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
+    class Slow(MemoryState):
+        asked = asyncio.Event()
+
+        async def put_cast(self, record: CastRecord) -> None:
+            if not self.asked.is_set():
+                self.asked.set()
+                await asyncio.Event().wait()
+            await super().put_cast(record)
+
+    async def scenario() -> None:
+        world, state = World(), Slow()
+        world.node("a", Tier.HOST)
+        world.node("t0")
+        world.node("t1")
+        cast, records = cast_of(world.deliver("t0", "t1")), CastRecords(state, PATIENCE_S)
+        first = asyncio.create_task(records.tell(cast))
+        await state.asked.wait()
+        others = [asyncio.create_task(records.tell(cast)) for _ in range(2)]
+        await asyncio.sleep(0)  # they wait for the first
+        first.cancel()
+        await asyncio.gather(*others)
+        assert first.cancelled() and [status.record for status in await state.casts()] == [cast]
 
     asyncio.run(scenario())
