@@ -19,8 +19,9 @@ disk-host    ends with all weights in memory, from which a device or an engine c
              (the page cache has them whole).
              `limit` reads the image's file and checks nothing: around the page cache (`direct`, so many
              blocks of 8 MiB at once) or through it (`buffered`), into shared memory that is mapped and
-             was written before, which no reader of the file can beat; `fresh`, into shared memory that
-             is not there yet; `checked`, with each unit's checksum taken, which a loader that trusts no
+             was written before, or into private memory in huge pages (`huge`), to which a disk's requests
+             are not split by page; no reader of the file can beat the faster; `fresh`, into shared memory
+             that is not there yet; `checked`, with each unit's checksum taken, which a loader that trusts no
              disk cannot go without.
 host-device  the copy from the host tier to the arena, beside a plain copy of as many bytes (`limit`).
 bind         making the engine on an image that is in the arena: all views, the KV cache, no copy.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from invoker.memory import advise_huge
 from registry.images.manifest import UNIT_BYTES
 from registry.images.verify import unit_checksums
 
@@ -32,6 +33,8 @@ class Way:
 def read_limits(file: Path, shm: Path) -> list[Way]:
     """Reads of all of a file: into one shared mapping that was written before, or into fresh shared memory.
 
+    `huge` is private memory in huge pages that was written before: there a disk's requests are not split.
+
     Nothing is checked, but for those `checked`: with the checksum of each unit, when the processor's cache
     has it, compared with nothing.
     """
@@ -39,17 +42,27 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
     mapped = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     np.frombuffer(mapped, np.uint8).fill(1)
 
+    huge = mmap.mmap(-1, len(mapped), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise_huge(huge)
+    np.frombuffer(huge, np.uint8).fill(1)
+
     def limit(
-        mode: str, flags: int, depth: int, caches: tuple[str, ...], *, fresh: bool = False, step: int = 0
+        mode: str,
+        flags: int,
+        depth: int,
+        caches: tuple[str, ...],
+        *,
+        target: mmap.mmap | None = mapped,
+        step: int = 0,
     ) -> Way:
         def run() -> float:
-            if not fresh:
-                return _read(file, memoryview(mapped), nbytes, flags, depth, step)
+            if target is not None:
+                return _read(file, memoryview(target), nbytes, flags, depth, step)
             with (shm / "limit").open("w+b") as made:
                 made.truncate(len(mapped))
-                with mmap.mmap(made.fileno(), len(mapped)) as target:
-                    target.madvise(mmap.MADV_HUGEPAGE)
-                    seconds = _read(file, memoryview(target), nbytes, flags, depth)
+                with mmap.mmap(made.fileno(), len(mapped)) as fresh:
+                    advise_huge(fresh)
+                    seconds = _read(file, memoryview(fresh), nbytes, flags, depth)
             (shm / "limit").unlink()
             return seconds
 
@@ -59,10 +72,11 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
     return [
         limit("direct-1", direct, 1, (COLD,)),
         limit("direct-4", direct, 4, (COLD,)),
-        limit("direct-4-fresh", direct, 4, (COLD,), fresh=True),
+        limit("direct-4-huge", direct, 4, (COLD,), target=huge),
+        limit("direct-4-fresh", direct, 4, (COLD,), target=None),
         limit("buffered-1", 0, 1, (COLD, WARM)),
         limit("buffered-2", 0, 2, (COLD, WARM)),
-        limit("buffered-2-fresh", 0, 2, (WARM,), fresh=True),
+        limit("buffered-2-fresh", 0, 2, (WARM,), target=None),
         limit("buffered-2-checked", 0, 2, (WARM,), step=UNIT_BYTES),
     ]
 

@@ -6,12 +6,14 @@ left open, the next one fills.
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 import numpy as np
 
 from invoker.counters import Counters
 from invoker.filling import Filling
 from invoker.host_mapping import release
+from invoker.staging import Staging
 from invoker.threads import in_thread
 from invoker.together import together
 from rdmacast.connector import Connector
@@ -110,14 +112,16 @@ async def from_store(store: BlobStore, target: Target, counters: Counters, *, lo
                 f"its manifest says {target.manifest.nbytes}"
             )
 
-        async def read(offset: int, nbytes: int) -> None:
-            read_bytes = await in_thread(_read_checked, reader, target, offset, nbytes)
-            if local:
-                counters.disk_read_bytes += read_bytes
-            else:
-                counters.store_read_bytes += read_bytes
+        with _staged(reader, target) as staging:
 
-        await _each(target, read)
+            async def read(offset: int, nbytes: int) -> None:
+                read_bytes = await in_thread(_read_checked, reader, staging, target, offset, nbytes)
+                if local:
+                    counters.disk_read_bytes += read_bytes
+                else:
+                    counters.store_read_bytes += read_bytes
+
+            await _each(target, read)
     finally:
         await in_thread(reader.close)
 
@@ -196,12 +200,26 @@ def _block_bytes(manifest: Manifest) -> int:
     return max(1, -(-max(wanted, manifest.nbytes // MOST_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES
 
 
-def _read_checked(reader: BlobReader, target: Target, offset: int, nbytes: int) -> int:
+@contextmanager
+def _staged(reader: BlobReader, target: Target) -> Iterator[Staging | None]:
+    """Buffers for a disk to write to, where it should not write to the image's own memory."""
+    if not reader.is_direct or not target.filling.is_scattered:
+        yield None
+        return
+    with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
+        yield staging
+
+
+def _read_checked(
+    reader: BlobReader, staging: Staging | None, target: Target, offset: int, nbytes: int
+) -> int:
     """Read one chunk into its place and check it; returns how many bytes were read."""
     view, filling = target.view(offset, nbytes), target.filling
     cached = reader.cached(offset, nbytes)
     if cached is not None and filling.is_ready(offset, nbytes):
         damaged = _read_by_steps(reader, cached, target, offset, nbytes)
+    elif cached is None and staging is not None:
+        damaged = _read_staged(reader, staging, target, offset, nbytes)
     else:
         if cached is None or not filling.receive(offset, nbytes, cached):
             filling.prepare(offset, nbytes)
@@ -231,6 +249,18 @@ def _read_by_steps(reader: BlobReader, cached: int, target: Target, offset: int,
         if not whole:
             reader.read_into(start, view)  # which tells what is wrong, if it is
         damaged += check_units(target.manifest, start, view)
+    return damaged
+
+
+def _read_staged(reader: BlobReader, staging: Staging, target: Target, offset: int, nbytes: int) -> list[int]:
+    """Let the disk write to a buffer, check that and copy it to its place; the damaged units."""
+    damaged = []
+    with staging.lent() as buffer:
+        reader.read_into(offset, buffer[:nbytes])
+        for start in range(0, nbytes, STEP_BYTES):
+            step = buffer[start : min(start + STEP_BYTES, nbytes)]
+            damaged += check_units(target.manifest, offset + start, step)
+            target.filling.write(offset + start, step)
     return damaged
 
 

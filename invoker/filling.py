@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from invoker.errors import HostTierFull
 from invoker.host_mapping import HostMapping, close_mapping, release
-from invoker.memory import populate
+from invoker.memory import has_huge_pages, populate
 from invoker.spare import OpenPart
 from invoker.tier_folder import TierFolder
 
@@ -49,6 +51,11 @@ class Filling:
     def path(self) -> Path:
         """The file as long as it is being filled."""
         return self._folder.part(self.digest)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its memory is in small pages, which may lie anywhere."""
+        return not has_huge_pages(self._folder.path)
 
     def is_ready(self, offset: int, nbytes: int) -> bool:
         """Whether a write to `[offset, offset + nbytes)` takes no memory and no page fault."""
@@ -98,6 +105,24 @@ class Filling:
                 raise self._full() from error
             return self.receive(offset, end - offset, source)
         return True
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes to their place; blocks. Raises HostTierFull. It clears no memory, as `receive`."""
+        if self.is_ready(offset, len(data)):
+            np.copyto(
+                np.frombuffer(self._view[offset : offset + len(data)], np.uint8),
+                np.frombuffer(data, np.uint8),
+            )
+            return
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._fd, data[done:], offset + done)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                if not self._took_spares():
+                    raise self._full() from error
 
     def _took_spares(self) -> bool:
         """Whether there was memory kept ready for other images, which is free now."""

@@ -16,6 +16,7 @@ MADV_POPULATE_WRITE = 23
 # While pages are taken no other thread can map memory: few are taken at once, then comes a rest.
 _GENTLE_STEP_BYTES = 256 << 10
 _REST = 4
+_HUGE_OPTIONS = {"huge=always", "huge=within_size", "huge=advise"}
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,6 +35,20 @@ def advise_huge(mapping: mmap.mmap) -> bool:
     except OSError:
         return False
     return True
+
+
+def has_huge_pages(folder: Path) -> bool:
+    """Whether files of this folder, which lies on a tmpfs, are in huge pages where these are asked for.
+
+    Raises OSError where the mounts cannot be read.
+    """
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return not _HUGE_OPTIONS.isdisjoint(fields[-1].split(","))
+    return False
 
 
 def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:

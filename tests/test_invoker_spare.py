@@ -266,7 +266,7 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.parametrize("how", ["prepare", "receive"])
+@pytest.mark.parametrize("how", ["prepare", "receive", "write"])
 def test_a_spare_gives_way_where_the_file_system_is_full(small_memory: Path, how: str) -> None:
     nbytes = 4 * LEAST_BYTES - MIB // 2
     tier = HostTier(small_memory / "h0", 1 << 30, spare_bytes=1 << 30)
@@ -277,6 +277,8 @@ def test_a_spare_gives_way_where_the_file_system_is_full(small_memory: Path, how
     if how == "prepare":
         filling.prepare(0, nbytes)
         filling.view[:] = b"a" * nbytes
+    elif how == "write":
+        filling.write(0, memoryview(b"a" * nbytes))
     else:
         source = small_memory.parent / "source"
         source.write_bytes(b"a" * nbytes)

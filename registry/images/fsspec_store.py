@@ -292,6 +292,10 @@ class FsspecReader:
     def size(self) -> int:
         return self._size
 
+    @property
+    def is_direct(self) -> bool:
+        return False
+
     def cached(self, offset: int, nbytes: int) -> int | None:
         return None
 

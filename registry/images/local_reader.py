@@ -43,6 +43,10 @@ class LocalReader:
     def size(self) -> int:
         return self._size
 
+    @property
+    def is_direct(self) -> bool:
+        return self._direct is not None
+
     def cached(self, offset: int, nbytes: int) -> int | None:
         return self._file.fileno() if self._is_cached(offset, nbytes) else None
 

@@ -24,6 +24,11 @@ class BlobReader(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether a device writes large reads into the caller's buffer by itself, where `cached` has none."""
+        ...
+
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill `into` from `[offset, offset + len(into))`. Raises StoreError; ValueError out of range."""
         ...
