@@ -352,7 +352,8 @@ class Cast:
 
     def _arrived(self, pull: Pull, transport: str, now_s: float) -> list[Action]:
         offset, nbytes = self._spec.extent(pull.block)
-        planned = self._planned.get(pull.block) == pull.source
+        # Of one that joined later no block has a planned source: it may come from anybody.
+        planned = self._planned.get(pull.block, pull.source) == pull.source
         peer, at_s = self._name(pull.source), now_s - self._began_s
         self._tally.came(peer, transport, nbytes, at_s, planned=planned)
         if self._region is not None:

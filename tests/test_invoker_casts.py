@@ -222,6 +222,7 @@ def test_who_joins_late_takes_blocks_from_all_who_have_them(tmp_path: Path) -> N
             told = await last_words(cluster, 2)
             assert {one.state for one in told.values()} == {CastState.COMPLETE}
             assert set(told["n2"].transports) == {"n0", "n1"}
+            assert "replanned" not in told["n2"].faults
 
     asyncio.run(scenario())
 
