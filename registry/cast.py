@@ -65,6 +65,12 @@ class CastRecord:
             )
         if not all(0 <= source < self.planned for source in self.sources):
             raise InvalidRecord(f"a source of cast {self.cast_id} is none of its members")
+        if self.nbytes < 1 or self.block_bytes < 1:
+            raise InvalidRecord(
+                f"cast {self.cast_id} has {self.nbytes} bytes in blocks of {self.block_bytes}"
+            )
+        if len({member.node for member in self.members}) != len(self.members):
+            raise InvalidRecord(f"a node is twice in cast {self.cast_id}")
 
     @property
     def targets(self) -> tuple[CastMember, ...]:

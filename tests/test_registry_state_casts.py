@@ -134,7 +134,16 @@ def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"sources": ()}, {"sources": (3,)}, {"planned": 0}, {"planned": 4}, {"planned": 0, "sources": (0,)}],
+    [
+        {"sources": ()},
+        {"sources": (3,)},
+        {"planned": 0},
+        {"planned": 4},
+        {"planned": 0, "sources": (0,)},
+        {"nbytes": 0},
+        {"block_bytes": 0},
+        {"members": (CastMember(node="n0", host="h0", address="tcp://127.0.0.1:1"),) * 3},
+    ],
 )
 def test_a_cast_that_makes_no_sense_is_no_record(wrong):
     with pytest.raises(InvalidRecord, match="cast c0"):
