@@ -78,6 +78,36 @@ def test_with_losses_and_deaths_all_complete_or_name_what_nobody_holds(
         assert network.states() == {SessionState.COMPLETE}
 
 
+@given(
+    plan=plans(),
+    seed=st.integers(0, 1 << 30),
+    loss=st.sampled_from([0.0, 0.3]),
+    damage=st.sampled_from([0.0, 0.2]),
+    failure=st.sampled_from([0.0, 0.2]),
+    turns=st.integers(1, 6),
+)
+@settings(max_examples=100, deadline=None)
+def test_while_a_source_lives_all_complete_however_often_others_die_and_come_back(
+    plan: TransferPlan, seed: int, loss: float, damage: float, failure: float, turns: int
+) -> None:
+    random = Random(seed)
+    limits = SessionSettings(max_failures=1000)
+    network = Network(plan, random, loss=loss, damage=damage, failure=failure, settings=limits)
+    dead: list[int] = []
+    for _ in range(turns):
+        for _ in range(random.randrange(40 * plan.shape.nodes)):
+            network.step()
+        alive = [node for node in network.alive if node != plan.shape.sources[0]]
+        if alive and (not dead or random.random() < 0.5):
+            dead.append(random.choice(alive))
+            network.kill(dead[-1])
+        elif dead:
+            back = dead.pop(random.randrange(len(dead)))
+            network.begin(back, epoch=network.lives[back])
+    network.run()
+    assert network.states() == {SessionState.COMPLETE}
+
+
 def test_silent_nodes_are_planned_around() -> None:
     plan = plan_of("chain", 6, 8)
     network = Network(plan, Random(1), stuck={2})
