@@ -310,6 +310,16 @@ def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -
     ):
         if value is not None:
             shared += [flag, value]
+    if settings.cast_tls is not None:
+        tls = settings.cast_tls
+        shared += [
+            "--cast-tls-cert",
+            str(tls.cert),
+            "--cast-tls-key",
+            str(tls.key),
+            "--cast-tls-ca",
+            str(tls.ca),
+        ]
     if settings.allow_handlers:
         shared.append("--allow-handlers")
     nodes = {}

@@ -15,8 +15,10 @@ from cli.errors import CliError, UsageError
 from cli.logtail import tail
 from cli.options import DURATION, RATE, SIZE
 from cli.supervisor import Supervisor
-from cli.up_settings import UpSettings, count_gpus, default_data_dir, settle
+from cli.up_settings import UpSettings, count_gpus, default_data_dir, settle, tls_files
 from registry.embedded_redis import Durability
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command("up")
@@ -32,6 +34,11 @@ from registry.embedded_redis import Durability
 @click.option("--link-rate", help="Cap each node's model transfers, e.g. 1mbit (experiments only).")
 @click.option("--gpu-memory", help="Accelerator arena a node, e.g. 2GiB.")
 @click.option("--host-memory", help="Host tier a host, e.g. 8GiB.")
+@click.option(
+    "--cast-tls-cert", type=_FILE, help="The nodes' certificate: TLS for what they read of each other."
+)
+@click.option("--cast-tls-key", type=_FILE, help="The certificate's key.")
+@click.option("--cast-tls-ca", type=_FILE, help="The authority that made the certificate.")
 @click.option("--allow-handlers", is_flag=True, help="Let functions bring their own code.")
 @click.option("--meter-interval", help="How often the ledger hears of an instance, e.g. 10s (default: 60s).")
 @click.option("--gateways", type=int, default=1, show_default=True, help="Gateways, on ports from --port on.")
@@ -55,6 +62,9 @@ def up_command(
     link_rate: str | None,
     gpu_memory: str | None,
     host_memory: str | None,
+    cast_tls_cert: Path | None,
+    cast_tls_key: Path | None,
+    cast_tls_ca: Path | None,
     allow_handlers: bool,
     meter_interval: str | None,
     gateways: int,
@@ -90,6 +100,7 @@ def up_command(
         appendfsync=appendfsync,
         gpus=count_gpus(),
         cores=len(os.sched_getaffinity(0)),
+        cast_tls=tls_files(cast_tls_cert, cast_tls_key, cast_tls_ca),
     )
     prepare_data_dir(settings.data_dir)
     refuse_second(settings)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import UsageError
+from rdmacast.tls import TlsFiles
 from registry.embedded_redis import Durability
 
 MAX_NODES = 256
@@ -30,6 +31,7 @@ class UpSettings:
     gateways: int
     appendfsync: Durability
     cores: int
+    cast_tls: TlsFiles | None
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -83,6 +85,7 @@ def settle(
     appendfsync: Durability,
     gpus: int,
     cores: int,
+    cast_tls: TlsFiles | None = None,
 ) -> UpSettings:
     """Fill in defaults and refuse what cannot work. Raises UsageError."""
     if device == "auto":
@@ -127,4 +130,14 @@ def settle(
         gateways=gateways,
         appendfsync=appendfsync,
         cores=cores,
+        cast_tls=cast_tls,
     )
+
+
+def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
+    """Raises UsageError where some are given and others not."""
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise UsageError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca belong together")
+    return TlsFiles(cert=cert.resolve(), key=key.resolve(), ca=ca.resolve())

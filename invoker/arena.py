@@ -92,6 +92,11 @@ class SpanArena:
         return f"<{type(self).__name__} {self.device} {self._allocator!r}>"
 
     @property
+    def base(self) -> int:
+        """Where it begins."""
+        return self._base
+
+    @property
     def capacity_bytes(self) -> int:
         return self._allocator.capacity_bytes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from invoker.arena import Arena, CpuArena
 from invoker.calls import Calls
+from invoker.cast_ends import make_connector, open_ends
 from invoker.cast_fetch import CastGear
 from invoker.counters import Counters
 from invoker.cuda_arena import CudaArena
@@ -23,7 +24,6 @@ from invoker.device import (
 )
 from invoker.engine.compute_threads import set_compute_threads
 from invoker.engines import Engines
-from invoker.errors import SettingsError
 from invoker.handlers.process import HandlerProcess
 from invoker.host_tier import HostTier
 from invoker.instances import Instances
@@ -42,14 +42,7 @@ from invoker.store_access import reach_store
 from invoker.threads import in_thread
 from invoker.watchdog import watch_steps
 from rdmacast.address import Endpoint, parse_url
-from rdmacast.connector import Connector
-from rdmacast.errors import DeviceError, NoTransport
 from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
-from rdmacast.transport import Transport
-from rdmacast.verbs import VerbsTransport
-from rdmacast.verbs_node import VerbsNode, open_node
 from rdmacast.watching import RegionWatcher
 from registry.channel import ChannelServer
 from registry.clock import Clock, SystemClock
@@ -116,16 +109,19 @@ async def _assemble(
     tier = await in_thread(_make_tier, settings, root / settings.host_id)
     stack.callback(tier.close)
     rate = settings.link_rate_bytes_s
-    verbs = _open_rdma(settings, stack)
+    ends = open_ends(settings, arena, stack)
     regions = RegionServer(
         settings.secret,
         Endpoint(settings.listen_host, settings.cast_port).url,
         settings.host_id,
         advertise=settings.advertise,
         link_rate_bytes_s=rate,
-        verbs=verbs if isinstance(verbs, VerbsNode) else None,
+        tls=ends.tls.server,
+        verbs=ends.verbs_node,
+        lender=ends.lender,
+        nixl=ends.nixl_node,
     )
-    connector = _make_connector(settings, root, verbs)
+    connector = make_connector(settings, root, ends)
     counters, rings = Counters(), LogRings(clock)
     journals = root / ".journals"  # no host can be called that
     if settings.journal_dir is not None:
@@ -136,12 +132,12 @@ async def _assemble(
     publisher = Publisher(state, epoch, settings.lease_s, meter)
     meter.on_due(publisher.record_due)
     residents = Residents(arena, settings.keep_hot_s, clock, publisher.node_changed)
-    published = PublishedImages(regions, tier, residents.buffer)
+    published = PublishedImages(regions, tier, residents.buffer, residents.gpu_pointer)
     stack.callback(published.close)
     casting = CastGear(
         node=settings.node_id,
         connector=connector,
-        watcher=RegionWatcher(settings.secret),
+        watcher=RegionWatcher(settings.secret, tls=ends.tls.client),
         counters=counters,
         clock=clock,
         tell=publisher.cast_changed,
@@ -201,36 +197,6 @@ async def _assemble(
     port = parse_url(channel.url).port
     node.listening(Endpoint(settings.advertise, port).url, regions.address.url)
     return node, publisher, channel
-
-
-def _open_rdma(settings: Settings, stack: AsyncExitStack) -> VerbsNode | str:
-    """This node's end of reads by RDMA, or why there is none. Raises SettingsError where it is required."""
-    if settings.rdma == "off":
-        return "--rdma off"
-    if settings.link_rate_bytes_s is not None:
-        return "--link-rate caps TCP only"
-    try:
-        wanted = None if settings.rdma == "auto" else settings.rdma
-        return stack.enter_context(open_node(wanted, settings.advertise))
-    except (NoTransport, DeviceError) as error:
-        if settings.rdma_required or settings.rdma != "auto":
-            raise SettingsError(f"no RDMA: {error}") from error
-        log.info("no RDMA: %s", error)
-        return str(error)
-
-
-def _make_connector(settings: Settings, root: Path, verbs: VerbsNode | str) -> Connector:
-    transports: list[Transport] = [ShmTransport(settings.secret, root=root)]
-    absent = {}
-    if isinstance(verbs, VerbsNode):
-        transports.append(VerbsTransport(settings.secret, verbs))
-    else:
-        absent["verbs"] = verbs
-    if settings.rdma_required:
-        absent["tcp"] = "--require-rdma"
-    else:
-        transports.append(TcpTransport(settings.secret, link_rate_bytes_s=settings.link_rate_bytes_s))
-    return Connector(settings.host_id, transports, absent=absent)
 
 
 def _make_meter(node: str, epoch: int, folder: Path, clock: Clock) -> tuple[GpuMeter, MeterJournal]:

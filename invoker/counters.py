@@ -20,6 +20,7 @@ class Counters:
     cast_recv_bytes_shm: int = 0
     cast_recv_bytes_verbs: int = 0
     cast_recv_bytes_cuda_ipc: int = 0
+    cast_recv_bytes_nixl: int = 0
     cast_sent_bytes: int = 0
     starts_hot: int = 0
     starts_warm: int = 0

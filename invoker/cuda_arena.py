@@ -35,6 +35,10 @@ class CudaArena(SpanArena):
             self._stream = cupy.cuda.Stream(non_blocking=True)
         super().__init__(f"cuda:{device_index}", capacity_bytes, self._pointer, None)
 
+    @property
+    def device_index(self) -> int:
+        return self._index
+
     @contextmanager
     def pinned(self, view: memoryview) -> Iterator[None]:
         """Page-lock a mapping while it is copied from, for the link's full rate."""

@@ -1,4 +1,4 @@
-"""Images that this node serves to others: from host memory, or from the arena where it is addressable."""
+"""Images that this node serves to others: from host memory, or from the arena."""
 
 import asyncio
 import weakref
@@ -26,8 +26,8 @@ class Server(Protocol):
 
 
 class ImageRegion:
-    """A RegionSource and HaveSource for one image, wherever this node has it: arriving, in the host tier,
-    in the arena.
+    """A RegionSource, HaveSource and GpuSource for one image, wherever this node has it: arriving, in the
+    host tier, in the arena. What only a GPU has, `have_map` does not tell: not everybody can read it there.
 
     The host copy is mapped (and so kept from eviction) while peers read it and for IDLE_S after, or
     until its room is needed. A view
@@ -35,12 +35,18 @@ class ImageRegion:
     """
 
     def __init__(
-        self, image: str, nbytes: int, tier: HostTier, in_arena: Callable[[str], memoryview | None]
+        self,
+        image: str,
+        nbytes: int,
+        tier: HostTier,
+        in_arena: Callable[[str], memoryview | None],
+        on_gpu: Callable[[str], int | None],
     ) -> None:
         self._image = image
         self._nbytes = nbytes
         self._tier = tier
         self._in_arena = in_arena
+        self._on_gpu = on_gpu
         self._mapping: HostMapping | None = None
         self._last_used_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -74,6 +80,13 @@ class ImageRegion:
         key = id(view)
         self._views[key] = weakref.ref(view, lambda _: self._views.pop(key, None))
         return view
+
+    def gpu_pointer(self, offset: int, nbytes: int) -> int | None:
+        """Where the range is on a GPU, if it is nowhere else."""
+        if self.arriving is not None or self._mapping is not None:
+            return None
+        pointer = self._on_gpu(self._image)
+        return None if pointer is None else pointer + offset
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
@@ -156,10 +169,10 @@ class ImageRegion:
     async def _map(self) -> None:
         """Map the host copy off the event loop, unless another reader is faster. Raises RegionGone."""
         mapping = await in_thread(self._tier.open, self._image, undo=close_if_open)
-        if self._mapping is None:
-            self._whole(mapping)
-        else:
+        if self._mapping is not None:
             close_if_open(mapping)
+        elif mapping is not None or self._on_gpu(self._image) is None:
+            self._whole(mapping)
 
     def _whole(self, mapping: HostMapping | None) -> memoryview:
         """All bytes of the image; `mapping` is remembered until it has been idle. Raises RegionGone."""
@@ -188,10 +201,17 @@ class ImageRegion:
 class PublishedImages:
     """Keeps the region server in step with what the node holds. Belongs to the event loop's thread."""
 
-    def __init__(self, server: Server, tier: HostTier, in_arena: Callable[[str], memoryview | None]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        tier: HostTier,
+        in_arena: Callable[[str], memoryview | None],
+        on_gpu: Callable[[str], int | None] = lambda image: None,
+    ) -> None:
         self._server = server
         self._tier = tier
         self._in_arena = in_arena
+        self._on_gpu = on_gpu
         self._regions: dict[str, ImageRegion] = {}
 
     def __repr__(self) -> str:
@@ -201,7 +221,7 @@ class PublishedImages:
         """The published region of an image that is here or about to arrive."""
         region = self._regions.get(image)
         if region is None:
-            region = ImageRegion(image, nbytes, self._tier, self._in_arena)
+            region = ImageRegion(image, nbytes, self._tier, self._in_arena, self._on_gpu)
             self._regions[image] = region
             self._server.publish(image, region)
         return region

@@ -64,6 +64,13 @@ class Residents:
         """The bytes of a complete image where the processor can address them, else None."""
         return self._by_image[image].region.buffer if self.holds(image) else None
 
+    def gpu_pointer(self, image: str) -> int | None:
+        """Where a complete image lies that the processor cannot address, else None."""
+        if not self.holds(image):
+            return None
+        region = self._by_image[image].region
+        return region.pointer if region.buffer is None else None
+
     def acquire(self, image: str) -> Resident | None:
         """Use a complete image, or join one that is loading (await its `settled`); None if it is not here."""
         found = self._by_image.get(image)

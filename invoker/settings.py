@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from invoker.errors import SettingsError
+from rdmacast.tls import TlsFiles
 from registry.arguments import argument
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
@@ -56,6 +57,8 @@ class Settings:
     link_rate_bytes_s: int | None
     rdma: str
     rdma_required: bool
+    nixl: bool
+    cast_tls: TlsFiles | None
     allow_handlers: bool
     threads: int | None
     nodes_hint: int
@@ -78,8 +81,10 @@ class _Parser(argparse.ArgumentParser):
 def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Settings from flags and the environment. Raises SettingsError; `--help` exits."""
     given = _parser().parse_args(argv)
-    if given.require_rdma and (given.rdma == "off" or given.link_rate):
-        raise SettingsError("--require-rdma goes with neither --rdma off nor --link-rate")
+    if given.require_rdma and (given.rdma == "off" or given.link_rate or given.nixl):
+        raise SettingsError("--require-rdma goes with neither --rdma off nor --link-rate nor --nixl")
+    if given.nixl and given.link_rate:
+        raise SettingsError("--link-rate caps TCP only: it does not go with --nixl")
     listen_host, listen_port = given.listen
     host_id = given.host_id or socket.gethostname()
     return Settings(
@@ -100,6 +105,8 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         link_rate_bytes_s=given.link_rate,
         rdma=given.rdma,
         rdma_required=given.require_rdma,
+        nixl=given.nixl,
+        cast_tls=_tls_files(given.cast_tls_cert, given.cast_tls_key, given.cast_tls_ca),
         allow_handlers=given.allow_handlers,
         threads=given.threads,
         nodes_hint=given.nodes_hint,
@@ -155,6 +162,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--link-rate", type=rate, help="cap on model transfers, as 10mbit; for experiments")
     add("--rdma", type=_rdma, default="auto", help="auto, off, or DEVICE[:PORT] (default: auto)")
     add("--require-rdma", action="store_true", help="no TCP to other hosts; without RDMA do not start")
+    add("--nixl", action="store_true", help="read by NIXL where both ends have it and RDMA is not to be had")
+    add(
+        "--cast-tls-cert",
+        type=Path,
+        help="this node's certificate: TLS for all that nodes read from each other",
+    )
+    add("--cast-tls-key", type=Path, help="the certificate's key")
+    add("--cast-tls-ca", type=Path, help="the authority whose certificates other nodes must show")
     add("--allow-handlers", action="store_true", help="run users' own handler code on this node")
     add("--threads", type=_count, help="compute threads (default: cores divided by --nodes-hint)")
     add("--nodes-hint", type=_count, default=1, help="how many nodes share this machine (default: 1)")
@@ -200,6 +215,14 @@ def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:
         return load_or_create_secret(path, environ)
     except (InvalidRecord, OSError) as error:
         raise SettingsError(f"the cluster's secret: {error}") from error
+
+
+def _tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise SettingsError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca belong together")
+    return TlsFiles(cert=cert, key=key, ca=ca)
 
 
 def _name(text: str) -> str:

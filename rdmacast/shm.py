@@ -6,6 +6,7 @@ against its contract it reads short instead of killing the process.
 """
 
 import os
+import ssl
 import stat
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
@@ -118,9 +119,11 @@ class ShmTransport:
         *,
         root: str | os.PathLike[str] | None = None,
         executor: Executor | None = None,
+        tls: ssl.SSLContext | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._secret = secret
+        self._tls = tls
         self._root = Path(root).resolve() if root is not None else None
         self._executor = executor
         self._settings = settings or LinkSettings()
@@ -134,7 +137,7 @@ class ShmTransport:
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        async with open_link(peer.url, self._secret, self._settings) as link:
+        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
             host = (await link.hello()).host
             if host != peer.host:
                 raise ProtocolError(f"{peer.url} is on host {host!r}, not on {peer.host!r}")

@@ -8,23 +8,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files: a node's certificate and its key, and the certificate of the authority."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTls:
-    """What a node's server and its links to others use."""
+    """What a node's server and its links to others use; None: no TLS."""
 
-    server: ssl.SSLContext
-    client: ssl.SSLContext
+    server: ssl.SSLContext | None = None
+    client: ssl.SSLContext | None = None
 
 
-def load_tls(cert: Path, key: Path, ca: Path) -> NodeTls:
-    """Raises OSError or ssl.SSLError (an OSError, too) where a file is missing or none of that kind."""
-    contexts = []
-    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(ca)
-        context.load_cert_chain(cert, key)
-        contexts.append(context)
-    return NodeTls(*contexts)
+def load_tls(files: TlsFiles) -> NodeTls:
+    """Raises OSError (ssl.SSLError is one) where a file is missing, or not what it should be."""
+    return NodeTls(
+        server=_context(ssl.PROTOCOL_TLS_SERVER, files), client=_context(ssl.PROTOCOL_TLS_CLIENT, files)
+    )
+
+
+def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.cert, files.key)
+    return context

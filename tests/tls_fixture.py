@@ -2,23 +2,13 @@
 
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rdmacast.tls import NodeTls, load_tls
+from rdmacast.tls import NodeTls, TlsFiles, load_tls
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """A certificate, its key, and the authority's certificate, as files."""
-
-    cert: Path
-    key: Path
-    ca: Path
-
-
-def issue(folder: Path, name: str = "node") -> Issued:
+def issue(folder: Path, name: str = "node") -> TlsFiles:
     """A certificate for `name` of a new authority."""
     ca, ca_key = folder / f"{name}-ca.pem", folder / f"{name}-ca.key"
     cert, key, asked = folder / f"{name}.pem", folder / f"{name}.key", folder / f"{name}.csr"
@@ -26,14 +16,13 @@ def issue(folder: Path, name: str = "node") -> Issued:
     _openssl("req", "-x509", *curve, "-subj", "/CN=cluster", "-keyout", ca_key, "-out", ca)
     _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", asked)
     _openssl("x509", "-req", "-in", asked, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-out", cert)
-    return Issued(cert, key, ca)
+    return TlsFiles(cert=cert, key=key, ca=ca)
 
 
 @cache
 def tls_of_nodes() -> NodeTls:
     with tempfile.TemporaryDirectory() as folder:
-        issued = issue(Path(folder))
-        return load_tls(issued.cert, issued.key, issued.ca)
+        return load_tls(issue(Path(folder)))
 
 
 def _openssl(*arguments: str | Path) -> None:
