@@ -173,6 +173,9 @@ class FakeCluster:
             yield image.data
 
         await self.store.append(image.digest, 0, chunks(), total=len(image.data))
+        return self.blob(image)
+
+    def blob(self, image: FakeImage) -> Path:
         return self.store_folder / "blobs" / image.digest
 
     @asynccontextmanager
@@ -253,10 +256,28 @@ def started(replies) -> InstanceStarted:
 
 
 @asynccontextmanager
+async def one_node(
+    folder: Path, image: FakeImage, *, engines: FakeEngines | None = None
+) -> AsyncIterator[tuple[FakeCluster, FakeNode]]:
+    """A node of a cluster whose store has the image."""
+    async with FakeCluster(folder) as cluster, cluster.node("n0", "h0", engines=engines) as node:
+        await cluster.put(image)
+        yield cluster, node
+
+
+@asynccontextmanager
+async def two_nodes(
+    folder: Path, image: FakeImage, *flags: str, host: str = "h1"
+) -> AsyncIterator[tuple[FakeCluster, FakeNode, FakeNode]]:
+    """Two nodes of a cluster whose store has the image; `flags` and `host` are the second one's."""
+    async with one_node(folder, image) as (cluster, first), cluster.node("n1", host, *flags) as second:
+        yield cluster, first, second
+
+
+@asynccontextmanager
 async def serving(tmp_path: Path, nbytes: int, gate: StepGate | None = None) -> AsyncIterator[FakeNode]:
     """A node on which instance `i1` of an image of that size is ready; its steps wait at the gate."""
     image, engines = make_image("a", nbytes), FakeEngines(gate=gate)
-    async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0", engines=engines) as node:
-        await cluster.put(image)
+    async with one_node(tmp_path, image, engines=engines) as (_, node):
         await node.ask(start_request("i1", image))
         yield node

@@ -1,45 +1,26 @@
-"""Loads that are shared, watched and left; and what is told to the shared state meanwhile."""
+"""Loads that are shared, watched and left."""
 
 import asyncio
 import fcntl
 import gc
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from invoker.counters import Counters
-from invoker.engine.contract import TokenOutput
-from invoker.errors import StartFailed
 from invoker.fetch import Target, from_peers
 from invoker.filling import Filling
 from invoker.host_tier import HostTier
-from invoker.log_rings import LogRings
-from invoker.meter import GpuMeter
-from invoker.publisher import Publisher
-from invoker.scratch import scratch_folder
-from invoker.serving import batches, decode_array, encode_array
-from invoker.threads import in_own_thread, in_thread
-from invoker.together import together
 from rdmacast.connector import Connector
 from rdmacast.errors import NoHolder
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
 from rdmacast.region import GrowingRegion
 from rdmacast.transport import PeerAddress
-from registry.clock import FakeClock
-from registry.errors import RemoteError, StateUnavailable
-from registry.instance import InstanceRecord, InstanceState, StartKind
-from registry.memory_state import MemoryState
+from registry.errors import RemoteError
 from registry.messages import Done, DropImage, InstanceProgress, InstanceStarted, WarmImage
-from registry.node import NodeRecord, NodeState
-from tests.invoker_fixture import FakeCluster, make_image, start_request
+from tests.invoker_fixture import FakeCluster, make_image, start_request, two_nodes
 from tests.patience import PATIENCE_S
 
 SLOW = ("--link-rate", "8mbit")
@@ -48,12 +29,7 @@ SLOW = ("--link-rate", "8mbit")
 def test_a_load_goes_on_while_somebody_wants_it_and_ends_when_nobody_does(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", 2 << 20)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1", *SLOW) as second,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image, *SLOW) as (cluster, first, second):
             await first.ask(WarmImage(image=image.ref()))
             request = WarmImage(image=image.ref(await first.holder()))
             folder = cluster.shm / "h1"
@@ -107,12 +83,7 @@ def test_a_third_host_reads_from_one_that_is_still_loading(tmp_path: Path) -> No
 def test_who_comes_while_a_load_is_being_stopped_gets_one_of_its_own(tmp_path: Path, what: str) -> None:
     async def scenario() -> None:
         image = make_image("a", 1 << 20)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1", *SLOW) as second,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image, *SLOW) as (_, first, second):
             await first.ask(WarmImage(image=image.ref()))
             holder = await first.holder()
             request = WarmImage(image=image.ref(holder))
@@ -166,12 +137,7 @@ def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
 def test_a_load_left_while_it_is_published_holds_no_image(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", 512 << 10)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1", *SLOW) as node,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image, *SLOW) as (cluster, first, node):
             await first.ask(WarmImage(image=image.ref()))
             folder = cluster.shm / "h1"
             async with node.channel.call(WarmImage(image=image.ref(await first.holder()))) as call:
@@ -188,17 +154,6 @@ def test_a_load_left_while_it_is_published_holds_no_image(tmp_path: Path) -> Non
             async with asyncio.timeout(PATIENCE_S):
                 while (folder / image.digest).exists():
                     await node.ask(DropImage(image=image.digest, tier="host"))
-
-    asyncio.run(scenario())
-
-
-def test_work_done_together_fails_where_a_part_was_cancelled_from_elsewhere() -> None:
-    async def scenario() -> None:
-        async def cancelled() -> None:
-            raise asyncio.CancelledError
-
-        with pytest.raises(StartFailed, match="was cancelled"):
-            await together(cancelled(), asyncio.sleep(0))
 
     asyncio.run(scenario())
 
@@ -223,188 +178,3 @@ def test_a_peer_from_which_nothing_comes_is_given_up(tmp_path: Path) -> None:
         tier.close()
 
     asyncio.run(scenario())
-
-
-def test_scratch_folders_of_killed_nodes_are_swept(tmp_path: Path) -> None:
-    parent = tmp_path / "scratch"
-    code = (
-        "import sys, pathlib; from invoker.scratch import scratch_folder\n"
-        "with scratch_folder(pathlib.Path(sys.argv[1])) as f:\n"
-        " (f / 'handler').mkdir(); print(f, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        theirs = Path(process.stdout.readline().strip())
-        with scratch_folder(parent) as mine:
-            assert (theirs / "handler").exists() and mine != theirs
-        assert theirs.exists()
-        process.kill()
-        process.wait()
-    with scratch_folder(parent) as mine:
-        assert list(parent.iterdir()) == [mine]
-    assert not parent.exists()
-
-
-def test_cancelled_work_in_threads() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        started, go_on, undone = asyncio.Event(), threading.Event(), []
-
-        def work() -> str:
-            loop.call_soon_threadsafe(started.set)
-            go_on.wait()
-            return "late"
-
-        task = asyncio.create_task(in_thread(work, undo=undone.append))
-        await started.wait()
-        task.cancel()
-        await asyncio.wait([task], timeout=0.02)
-        assert not task.done(), "a cancelled caller waits for the thread"
-        go_on.set()
-        await asyncio.wait([task])
-        assert task.cancelled() and undone == ["late"]
-
-        go_on.clear()
-        started.clear()
-        own = asyncio.create_task(in_own_thread(work))
-        await started.wait()
-        own.cancel()
-        await asyncio.wait([own], timeout=PATIENCE_S)
-        assert own.cancelled(), "a caller of an unbounded wait leaves at once"
-        go_on.set()
-
-    asyncio.run(scenario())
-
-
-class FlakyState(MemoryState):
-    """A state that does not answer while `away`."""
-
-    away = False
-
-    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
-        if self.away:
-            raise StateUnavailable("away")
-        return await super().put_node(record, ttl_s)
-
-
-def node_record(epoch: int) -> NodeRecord:
-    return NodeRecord(
-        id="n0",
-        host="h0",
-        pid=1,
-        epoch=epoch,
-        state=NodeState.READY,
-        device="cpu",
-        gpu_type="cpu",
-        gpu_count=1,
-        channel="tcp://127.0.0.1:1",
-        cast="tcp://127.0.0.1:2",
-        gpu_bytes=1,
-        gpu_free_bytes=1,
-        host_bytes=1,
-        host_free_bytes=1,
-        reads_store=False,
-        allows_handlers=False,
-        link_rate_bytes_s=None,
-        started_at=0.0,
-    )
-
-
-def instance_record(state: InstanceState) -> InstanceRecord:
-    return InstanceRecord(
-        instance_id="i1",
-        function="f",
-        version=1,
-        node="n0",
-        state=state,
-        start_kind=StartKind.COLD,
-        since=1.0,
-    )
-
-
-def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:
-    async def scenario() -> None:
-        state = FlakyState()
-        epoch = await state.next_node_epoch("n0")
-        publisher = Publisher(state, epoch, 6.0, GpuMeter("n0", epoch, lambda: 0, 0.0))
-        running = asyncio.create_task(publisher.run(lambda: node_record(epoch)))
-        await publisher.registered.wait()
-        publisher.instance_changed(instance_record(InstanceState.STARTING))
-        await _seen(state, InstanceState.STARTING)
-        state.away = True
-        publisher.node_changed()
-        publisher.instance_changed(instance_record(InstanceState.LOADING))
-        publisher.instance_changed(instance_record(InstanceState.READY))
-        await asyncio.wait([running], timeout=0.3)
-        assert not running.done()
-        state.away = False
-        await _seen(state, InstanceState.READY)
-        publisher.close()
-        await running
-
-    asyncio.run(scenario())
-
-
-async def _seen(state: MemoryState, wanted: InstanceState) -> None:
-    """Return once the state knows the instance as `wanted`."""
-    snapshot = await state.snapshot()
-    if any(record.state is wanted for record in snapshot.instances):
-        return
-    async for _, change in state.watch(snapshot.cursor):
-        record = getattr(change, "record", None)
-        if isinstance(record, InstanceRecord) and record.state is wanted:
-            return
-
-
-def token(number: int) -> TokenOutput:
-    return TokenOutput(request_id="r", token_id=number, logprob=None, finish_reason="", work=1)
-
-
-@given(st.lists(st.integers(1, 100), max_size=8))
-@settings(max_examples=50, deadline=None)
-def test_batches_lose_nothing_and_wait_for_nothing(runs: list[int]) -> None:
-    async def scenario() -> None:
-        moved_on = asyncio.Event()
-
-        async def outputs() -> AsyncIterator[TokenOutput]:
-            number = 0
-            for run in runs:
-                await moved_on.wait()  # set only once what came before has been delivered
-                moved_on.clear()
-                for _ in range(run):
-                    yield token(number)
-                    number += 1
-
-        got: list[int] = []
-        moved_on.set()
-        total = 0
-        ends = {sum(runs[: index + 1]) for index in range(len(runs))}
-        async for batch in batches(outputs()):
-            total += len(batch)
-            got += [output.token_id for output in batch]
-            if total in ends:
-                moved_on.set()
-        assert got == list(range(sum(runs)))
-
-    asyncio.run(scenario())
-
-
-def test_arrays_cross_the_channel() -> None:
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert (decode_array(encode_array(array)) == array).all()
-    assert (decode_array(encode_array(array.T)) == array.T).all()
-
-
-def test_log_rings_are_bounded() -> None:
-    rings = LogRings(FakeClock())
-    for number in range(300):
-        rings.add(f"f{number}", "one\ntwo")
-    assert rings.tail("f0", 10) == () and len(rings.tail("f299", 10)) == 2
-    for number in range(2000):
-        rings.add("f299", f"line {number}")
-    lines = rings.tail("f299", 5000)
-    assert len(lines) == 1000 and lines[-1].endswith("Z line 1999")
-    assert lines[-1].startswith("2023-11-14T22:13:20.000Z")
-    assert rings.tail("f299", 0) == ()

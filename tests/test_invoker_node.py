@@ -28,9 +28,11 @@ from tests.invoker_fixture import (
     FakeEngines,
     generate,
     make_image,
+    one_node,
     serving,
     start_request,
     started,
+    two_nodes,
 )
 
 FUNCTIONS = Path(__file__).parent.parent / "functions"
@@ -41,8 +43,7 @@ SIZE = 3 * 1024 * KIB + 1234
 def test_cold_from_the_store_then_hot_then_warm(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (cluster, node):
             cold = started(await node.ask(start_request("i1", image)))
             assert cold.start_kind == "cold"
             assert set(cold.phases_ms) == {"reserve", "fetch", "copy", "bind", "ready"}
@@ -68,12 +69,7 @@ def test_cold_from_the_store_then_hot_then_warm(tmp_path: Path) -> None:
 def test_a_cold_start_from_another_host_reads_no_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1") as second,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image) as (cluster, first, second):
             await first.ask(start_request("i1", image))
             cold = started(await second.ask(start_request("i2", image, await first.holder())))
             assert cold.start_kind == "cold"
@@ -89,12 +85,7 @@ def test_a_cold_start_from_another_host_reads_no_disk(tmp_path: Path) -> None:
 def test_nodes_of_one_host_share_the_copy(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h0") as second,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image, host="h0") as (cluster, first, second):
             both = await asyncio.gather(
                 first.ask(start_request("i1", image)), second.ask(start_request("i2", image))
             )
@@ -112,12 +103,8 @@ def test_nodes_of_one_host_share_the_copy(tmp_path: Path) -> None:
 def test_the_accelerator_serves_an_image_that_left_host_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1") as second,
-        ):
-            blob = await cluster.put(image)
+        async with two_nodes(tmp_path, image) as (cluster, first, second):
+            blob = cluster.blob(image)
             await first.ask(start_request("i1", image))
             blob.unlink()
             (done,) = await first.ask(DropImage(image=image.digest, tier="host"))
@@ -134,8 +121,7 @@ def test_the_accelerator_serves_an_image_that_left_host_memory(tmp_path: Path) -
 def test_when_the_holders_fail_the_store_is_read(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (cluster, node):
             async with cluster.node("n1", "h1") as other:
                 gone = await other.holder()
             await node.ask(start_request("i1", image, gone))
@@ -171,8 +157,7 @@ def test_too_little_memory_is_said_with_numbers(tmp_path: Path) -> None:
     async def scenario() -> None:
         small = FakeEngines(kv=(15 << 20, 15 << 20))
         image, large = make_image("a", SIZE), make_image("b", 17 << 20)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0", engines=small) as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image, engines=small) as (_, node):
             with pytest.raises(RemoteError, match="KV cache of one sequence of 128 tokens") as raised:
                 await node.ask(start_request("i1", image))
             assert raised.value.code == "out_of_memory"
@@ -189,8 +174,7 @@ def test_too_little_memory_is_said_with_numbers(tmp_path: Path) -> None:
 def test_a_repeated_start_joins_the_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
             request = start_request("i1", image)
             both = await asyncio.gather(node.ask(request), node.ask(request))
             assert started(both[0]) == started(both[1])
@@ -224,12 +208,7 @@ def test_tokens_come_in_order_and_usage_adds_up(tmp_path: Path) -> None:
 def test_the_first_bytes_are_told_before_the_last_have_come(tmp_path: Path, way: str) -> None:
     async def scenario() -> None:
         image = make_image("a", 12 << 20)
-        async with (
-            FakeCluster(tmp_path) as cluster,
-            cluster.node("n0", "h0") as first,
-            cluster.node("n1", "h1") as second,
-        ):
-            await cluster.put(image)
+        async with two_nodes(tmp_path, image) as (_, first, second):
             holders = ()
             if way == "peer":
                 await first.ask(WarmImage(image=image.ref()))
@@ -299,8 +278,7 @@ def test_a_handler_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_work_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
             await node.ask(start_request("i1", image))
             for request, code in (
                 (generate("nobody"), "no_such_instance"),
@@ -345,8 +323,7 @@ def test_an_idle_image_stays_hot_until_its_room_is_needed(tmp_path: Path) -> Non
 def test_logs_can_be_followed(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
             async with node.channel.call(TailLogs(function="f", follow=True)) as call:
                 await node.ask(start_request("i1", image))
                 async for reply in call:

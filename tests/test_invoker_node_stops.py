@@ -19,6 +19,7 @@ from tests.invoker_fixture import (
     FakeEngines,
     generate,
     make_image,
+    one_node,
     serving,
     start_request,
     started,
@@ -30,8 +31,7 @@ SIZE = 3 * 1024 * KIB + 1234
 def test_a_caller_that_leaves_does_not_end_the_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
             async with node.channel.call(start_request("i1", image)) as call:
                 await anext(aiter(call))
             assert started(await node.ask(start_request("i1", image))).instance_id == "i1"
@@ -132,8 +132,7 @@ def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_caller_can_
 def test_an_engine_that_fails_takes_its_instance_along(tmp_path: Path) -> None:
     async def scenario() -> None:
         image = make_image("a", SIZE)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
             await node.ask(start_request("i1", image))
             node.engines.made[0].fail_next(RuntimeError("the device is on fire"))
             with pytest.raises(RemoteError, match="on fire"):
@@ -188,8 +187,7 @@ def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
 
     async def scenario() -> tuple[Counter[str], Counter[str]]:
         image = make_image("a", 1 << 20)
-        async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
-            await cluster.put(image)
+        async with one_node(tmp_path, image) as (_, node):
 
             async def rounds(count: int, name: str) -> Counter[str]:
                 for number in range(count):

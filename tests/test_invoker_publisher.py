@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 
 from invoker.publisher import DUES_AT_ONCE, Publisher
-from registry.instance import InstanceRecord
+from registry.errors import StateUnavailable
+from registry.instance import InstanceRecord, InstanceState
 from registry.memory_state import MemoryState
 from registry.node import NodeRecord
 from registry.usage import InstanceInterval, LostCall
@@ -55,6 +56,21 @@ class Noting(MemoryState):
         await super().put_instance(record, epoch)
 
 
+class Flaky(MemoryState):
+    """Does not answer while it is `away`; `asked` tells when somebody tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.asked = asyncio.Event()
+
+    async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
+        if self.away:
+            self.asked.set()
+            raise StateUnavailable("away")
+        return await super().put_node(record, ttl_s)
+
+
 def test_news_do_not_wait_until_all_dues_are_paid() -> None:
     async def main() -> None:
         state, owing = Noting(), Owing(3 * DUES_AT_ONCE)
@@ -82,3 +98,38 @@ def test_a_heartbeat_waits_for_one_due_at_most() -> None:
         assert state.told[:6] == ["node", "due"] * 3
 
     asyncio.run(main())
+
+
+def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:
+    async def main() -> None:
+        state = Flaky()
+        publisher = Publisher(state, 1, 6.0, Owing(0))
+        running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
+        async with asyncio.timeout(PATIENCE_S):
+            await publisher.registered.wait()
+            publisher.instance_changed(instance(state=InstanceState.STARTING))
+            await _seen(state, InstanceState.STARTING)
+            state.away = True
+            publisher.node_changed()
+            publisher.instance_changed(instance(state=InstanceState.LOADING))
+            publisher.instance_changed(instance(state=InstanceState.READY))
+            for _ in range(2):
+                state.asked.clear()
+                await state.asked.wait()
+            state.away = False
+            await _seen(state, InstanceState.READY)
+            publisher.close()
+            await running
+
+    asyncio.run(main())
+
+
+async def _seen(state: MemoryState, wanted: InstanceState) -> None:
+    """Return once the state knows the instance as `wanted`."""
+    snapshot = await state.snapshot()
+    if any(record.state is wanted for record in snapshot.instances):
+        return
+    async for _, change in state.watch(snapshot.cursor):
+        record = getattr(change, "record", None)
+        if isinstance(record, InstanceRecord) and record.state is wanted:
+            return
