@@ -80,7 +80,7 @@ class Supervisor:
         settings = self._settings
         secret_file = settings.data_dir / "cluster.secret"
         load_or_create_secret(secret_file)
-        await asyncio.to_thread(remove_leftovers, cluster_of(settings.data_dir))
+        await asyncio.to_thread(remove_leftovers, cluster_of(settings.data_dir), settings.shm_dir)
         ports = await self._ports()
         redis_url = settings.redis_url
         if redis_url is not None:
@@ -301,6 +301,7 @@ def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -
     shared = [
         *("--redis-url", redis_url, "--secret-file", str(secret_file)),
         *("--threads", str(settings.threads), "--nodes-hint", str(settings.nodes)),
+        *("--shm-dir", str(settings.shm_dir)),
     ]
     for flag, value in (
         ("--gpu-memory", settings.gpu_memory),

@@ -12,6 +12,7 @@ import click
 from cli import run_file
 from cli.announce import announce
 from cli.errors import CliError, UsageError
+from cli.leftovers import SHM
 from cli.logtail import tail
 from cli.options import DURATION, RATE, SIZE
 from cli.supervisor import Supervisor
@@ -34,6 +35,13 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--link-rate", help="Cap each node's model transfers, e.g. 1mbit (experiments only).")
 @click.option("--gpu-memory", help="Accelerator arena a node, e.g. 2GiB.")
 @click.option("--host-memory", help="Host tier a host, e.g. 8GiB.")
+@click.option(
+    "--shm-dir",
+    type=click.Path(path_type=Path),
+    default=SHM,
+    show_default=True,
+    help="Where the host tiers lie.",
+)
 @click.option(
     "--cast-tls-cert", type=_FILE, help="The nodes' certificate: TLS for what they read of each other."
 )
@@ -62,6 +70,7 @@ def up_command(
     link_rate: str | None,
     gpu_memory: str | None,
     host_memory: str | None,
+    shm_dir: Path,
     cast_tls_cert: Path | None,
     cast_tls_key: Path | None,
     cast_tls_ca: Path | None,
@@ -94,6 +103,7 @@ def up_command(
         link_rate=link_rate,
         gpu_memory=gpu_memory,
         host_memory=host_memory,
+        shm_dir=shm_dir,
         allow_handlers=allow_handlers,
         meter_interval=meter_interval,
         gateways=gateways,

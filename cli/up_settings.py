@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import UsageError
+from cli.leftovers import SHM
 from rdmacast.tls import TlsFiles
 from registry.embedded_redis import Durability
 
@@ -26,6 +27,7 @@ class UpSettings:
     link_rate: str | None
     gpu_memory: str | None
     host_memory: str | None
+    shm_dir: Path
     allow_handlers: bool
     meter_interval: str | None
     gateways: int
@@ -79,6 +81,7 @@ def settle(
     link_rate: str | None,
     gpu_memory: str | None,
     host_memory: str | None,
+    shm_dir: Path = SHM,
     allow_handlers: bool,
     meter_interval: str | None,
     gateways: int,
@@ -96,6 +99,8 @@ def settle(
         raise UsageError(
             "no NVIDIA GPU is visible on this machine; use --device cpu, or see `hypercast doctor`"
         )
+    if not os.access(shm_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--shm-dir {shm_dir} is no folder that you may write to")
     if nodes is None:
         nodes = gpus if device == "cuda" else 2
     if not 1 <= nodes <= MAX_NODES:
@@ -125,6 +130,7 @@ def settle(
         link_rate=link_rate,
         gpu_memory=gpu_memory,
         host_memory=host_memory,
+        shm_dir=shm_dir.resolve(),
         allow_handlers=allow_handlers,
         meter_interval=meter_interval,
         gateways=gateways,

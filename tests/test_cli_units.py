@@ -56,6 +56,7 @@ def test_a_link_rate_implies_a_host_for_each_node() -> None:
         ({"device": "cuda"}, "no NVIDIA GPU"),
         ({"device": "cuda", "gpus": 1, "nodes": 2}, "more than the 1 GPUs"),
         ({"nodes": 2, "hosts": 1, "link_rate": "1mbit"}, "--link-rate"),
+        ({"shm_dir": Path("/proc/nowhere")}, "--shm-dir /proc/nowhere"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object], words: str) -> None:
