@@ -1,6 +1,8 @@
 """Damaged news of what a peer holds: the watch ends with a clear error, and nothing wrong is heard."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from rdmacast import wire
 from rdmacast.cast import Cast
@@ -36,28 +38,35 @@ class Liar(asyncio.Protocol):
         transport.write_eof()
 
 
+@asynccontextmanager
+async def liar(says: bytes) -> AsyncIterator[PeerAddress]:
+    """A peer of host b that says this to each who asks it."""
+    listener = await listen(
+        "tcp://127.0.0.1:0",
+        secret=SECRET,
+        service=wire.SERVICE,
+        make_protocol=lambda: Liar(says),
+        timeout_s=PATIENCE_S,
+    )
+    try:
+        yield PeerAddress(url=listener.endpoint.url, host="b")
+    finally:
+        listener.close()
+
+
 def test_a_watch_outlives_damaged_news() -> None:
     async def main() -> None:
         for raw in damaged(WATCH_REPLIES, HOSTILE_WATCH_REPLIES):
-            listener = await listen(
-                "tcp://127.0.0.1:0",
-                secret=SECRET,
-                service=wire.SERVICE,
-                make_protocol=lambda raw=raw: Liar(raw),
-                timeout_s=PATIENCE_S,
-            )
             heard: list[HaveMap] = []
 
             def hear(told: HaveMap, _: int, heard: list[HaveMap] = heard) -> None:
                 heard.append(told)
 
-            peer = PeerAddress(url=listener.endpoint.url, host="b")
             watcher = RegionWatcher(SECRET, settings=LINK)
-            async with watcher.watch(peer, "image", 256, hear) as watch:
+            async with liar(raw) as peer, watcher.watch(peer, "image", 256, hear) as watch:
                 watch.ask(1)
                 assert isinstance(await watch.ended(), CastError)
             assert all(1 <= told.blocks <= MAX_BLOCKS and not told.held >> told.blocks for told in heard)
-            listener.close()
 
     run("tcp", main())
 
@@ -68,23 +77,15 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
 
     async def main() -> None:
         for raw in HOSTILE_WATCH_REPLIES:
-            async with RegionServer(SECRET, host="a", settings=LINK) as good:
+            async with RegionServer(SECRET, host="a", settings=LINK) as good, liar(raw) as bad:
                 good.publish("image", GrowingRegion(content, complete=True))
-                listener = await listen(
-                    "tcp://127.0.0.1:0",
-                    secret=SECRET,
-                    service=wire.SERVICE,
-                    make_protocol=lambda raw=raw: Liar(raw),
-                    timeout_s=PATIENCE_S,
-                )
-                liar = PeerAddress(url=listener.endpoint.url, host="b")
                 spec = CastSpec(
                     cast="c",
                     region="image",
                     nbytes=len(content),
                     block_bytes=256,
                     members=(
-                        Member(name="liar", address=liar),
+                        Member(name="liar", address=bad),
                         Member(name="good", address=good.address),
                         Member(name="me", address=PeerAddress(url="tcp://127.0.0.1:1", host="me")),
                     ),
@@ -102,6 +103,5 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
                 ).run()
                 assert into == content and set(report.bytes_by_peer) == {"good"}
                 assert list(report.faults.lost) == ["liar"]
-                listener.close()
 
     run("tcp", main())
