@@ -40,7 +40,7 @@ class ImageRegion:
         nbytes: int,
         tier: HostTier,
         in_arena: Callable[[str], memoryview | None],
-        on_gpu: Callable[[str], int | None],
+        on_gpu: Callable[[str], int | None] = lambda image: None,
     ) -> None:
         self._image = image
         self._nbytes = nbytes

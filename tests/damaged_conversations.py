@@ -5,7 +5,10 @@ import struct
 from collections.abc import Callable
 
 from rdmacast import wire
+from rdmacast.cuda_ipc_memory import HANDLE_BYTES, LENT_BYTES, LentMemory
 from rdmacast.have_map import MAX_BLOCKS, HaveMap
+from rdmacast.nixl_memory import NONCE_BYTES as NIXL_NONCE_BYTES
+from rdmacast.nixl_memory import Meeting, ShownMemory
 from rdmacast.verbs_address import ADDRESS_BYTES, NONCE_BYTES, Answering, QueuePairAddress, RemoteMemory
 from registry.channel_frames import Kind, pack, pack_credit, pack_failure
 
@@ -76,6 +79,8 @@ def damaged(messages: list[bytes], extra: list[bytes]) -> list[bytes]:
 
 
 _QUEUE_PAIR = QueuePairAddress(number=17, first_psn=5, lid=0, mtu_bytes=4096, reads=16, gid=bytes(15) + b"\1")
+_LENT = LentMemory(handle=bytes(HANDLE_BYTES), allocation_bytes=1 << 20, offset=4096)
+_MEETING = Meeting(ShownMemory(4096, b"[]"), bytes(NIXL_NONCE_BYTES))
 REGION_REQUESTS = [
     wire.encode(frame)
     for frame in (
@@ -95,6 +100,12 @@ REGION_REQUESTS = [
         wire.Expose(9, "image", 128, 512),
         wire.Expose(10, "other", 0, 1),
         wire.Cancel(9),
+        wire.Lend(11, "image", 128, 512),
+        wire.Lend(12, "other", 0, 1),
+        wire.Meet(13),
+        wire.Show(14, "image", 128, 512),
+        wire.Show(15, "other", 0, 1),
+        wire.Cancel(13),
     )
 ]
 _HEADER = struct.Struct(">BBHIQ")
@@ -126,6 +137,15 @@ HOSTILE_REQUESTS = [
     _HEADER.pack(15, 0, ADDRESS_BYTES, 1, 0) + b"\xff" * ADDRESS_BYTES,
     _HEADER.pack(15, 0, 5, 1, 0) + b"image",
     wire.encode(wire.Exposed(1, RemoteMemory(4096, 7))),
+    b"".join(wire.encode(wire.Lend(id_, "image", 0, 1)) for id_ in range(6000)),
+    b"".join(wire.encode(wire.Meet(id_)) for id_ in range(6000)),
+    b"".join(wire.encode(wire.Show(id_, "image", 0, 1)) for id_ in range(6000)),
+    _HEADER.pack(21, 0, 5, 1, 0) + b"image",
+    _HEADER.pack(19, 0, 9, 1, (1 << 64) - 1) + struct.pack(">Q", 1) + b"i",
+    _HEADER.pack(23, 0, 9, 1, 0) + struct.pack(">Q", 1 << 60) + b"i",
+    wire.encode(wire.Lent(1, _LENT)),
+    wire.encode(wire.Met(1, _MEETING)),
+    wire.encode(wire.Shown(1, _MEETING.probe)),
 ]
 REGION_REPLIES = [
     wire.encode(frame)
@@ -149,6 +169,31 @@ HOSTILE_REPLIES = [
     REGION_REPLIES[0] + _HEADER.pack(9, 0, 0, 1, 77),
     REGION_REPLIES[0] + _HEADER.pack(8, 0, 2, 1, 1) + b"\0\0",
     REGION_REPLIES[0] + wire.encode(wire.Error(99, wire.ErrorCode.CANCELLED, "")),
+]
+LENDER_REPLIES = [
+    wire.encode(frame) for frame in (wire.Hello(1 << 20, "a"), wire.Pong(), wire.Lent(1, _LENT))
+]
+HOSTILE_LENDER_REPLIES = [
+    LENDER_REPLIES[0]
+    + wire.encode(wire.Lent(1, LentMemory(handle=bytes(HANDLE_BYTES), allocation_bytes=2, offset=1))),
+    LENDER_REPLIES[0] + _HEADER.pack(20, 0, LENT_BYTES, 1, 0) + b"\xff" * LENT_BYTES,
+    LENDER_REPLIES[0] + _HEADER.pack(20, 0, LENT_BYTES, 1, 0) + bytes(LENT_BYTES),
+    LENDER_REPLIES[0] + _HEADER.pack(20, 0, 5, 1, 0) + b"image",
+    LENDER_REPLIES[0] + wire.encode(wire.Shown(1, _MEETING.probe)),
+    LENDER_REPLIES[0] + wire.encode(wire.Error(1, wire.ErrorCode.NOT_SHARED, "no")),
+]
+AGENT_REPLIES = [
+    wire.encode(frame)
+    for frame in (wire.Hello(1 << 20, "a"), wire.Met(1, _MEETING), wire.Shown(2, _MEETING.probe))
+]
+HOSTILE_AGENT_REPLIES = [
+    AGENT_REPLIES[0] + _HEADER.pack(22, 0, NIXL_NONCE_BYTES, 1, 0) + bytes(NIXL_NONCE_BYTES),
+    AGENT_REPLIES[0]
+    + _HEADER.pack(22, 0, NIXL_NONCE_BYTES + 1, 1, (1 << 64) - 1)
+    + bytes(NIXL_NONCE_BYTES + 1),
+    AGENT_REPLIES[0] + _HEADER.pack(22, 0, 65_535, 1, 0) + bytes(65_535),
+    AGENT_REPLIES[0] + wire.encode(wire.Lent(1, _LENT)),
+    AGENT_REPLIES[0] + wire.encode(wire.Error(1, wire.ErrorCode.NOT_SHARED, "no")),
 ]
 
 _MAP = HaveMap(blocks=64, epoch=3, held=0xFF, coming=0xF00)

@@ -11,15 +11,21 @@ import pytest
 
 from rdmacast import wire
 from rdmacast.connection import Listener, listen
+from rdmacast.cuda_ipc import CudaIpcTransport
+from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import AuthError, CastError, ProtocolError
 from rdmacast.framing import FrameAssembler
 from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.memory_cuda_ipc import MemoryIpcDriver, MemoryMachine
+from rdmacast.memory_nixl import MemoryNixl
 from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
+from rdmacast.nixl import NixlTransport
+from rdmacast.nixl_node import NixlNode
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
-from rdmacast.transport import PeerAddress
+from rdmacast.transport import PeerAddress, Transport
 from rdmacast.verbs_node import VerbsNode
 from registry.channel import Channel, ChannelServer, ChannelSettings
 from registry.channel_connection import SERVICE as CHANNEL
@@ -27,14 +33,18 @@ from registry.channel_frames import FrameSplitter, Kind, unpack_failure
 from registry.errors import ChannelError
 from registry.messages import HandlerChunk, InvokeHandler, Reply, Request
 from tests.damaged_conversations import (
+    AGENT_REPLIES,
     CASES,
     CHANNEL_REPLIES,
     CHANNEL_REQUESTS,
     CONTENT,
+    HOSTILE_AGENT_REPLIES,
     HOSTILE_ANSWERS,
     HOSTILE_CALLS,
+    HOSTILE_LENDER_REPLIES,
     HOSTILE_REPLIES,
     HOSTILE_REQUESTS,
+    LENDER_REPLIES,
     REGION_REPLIES,
     REGION_REQUESTS,
     SECRET,
@@ -112,10 +122,19 @@ def split(random_: random.Random, raw: bytes) -> None:
     [
         (assemble, ProtocolError, damaged(REGION_REQUESTS, HOSTILE_REQUESTS)),
         (assemble, ProtocolError, damaged(REGION_REPLIES, HOSTILE_REPLIES)),
+        (assemble, ProtocolError, damaged(LENDER_REPLIES, HOSTILE_LENDER_REPLIES)),
+        (assemble, ProtocolError, damaged(AGENT_REPLIES, HOSTILE_AGENT_REPLIES)),
         (split, ChannelError, damaged(CHANNEL_REQUESTS, HOSTILE_CALLS)),
         (split, ChannelError, damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS)),
     ],
-    ids=["region requests", "region replies", "channel requests", "channel replies"],
+    ids=[
+        "region requests",
+        "region replies",
+        "lender's replies",
+        "agent's replies",
+        "channel requests",
+        "channel replies",
+    ],
 )
 def test_frames_are_taken_apart_or_refused(
     take: Callable[[random.Random, bytes], None], error: type[Exception], conversations: list[bytes]
@@ -209,8 +228,15 @@ async def read_region(address: PeerAddress) -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["handshakes", "requests"])
 def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
     async def main() -> None:
-        with VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs:
-            async with RegionServer(SECRET, host="a", verbs=verbs, settings=LINK) as server:
+        machine = MemoryMachine()
+        lender = GpuLender(MemoryIpcDriver(machine))
+        with (
+            VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs,
+            NixlNode(agents := MemoryNixl()) as nixl,
+        ):
+            async with RegionServer(
+                SECRET, host="a", verbs=verbs, lender=lender, nixl=nixl, settings=LINK
+            ) as server:
                 server.publish("image", GrowingRegion(CONTENT, complete=True))
                 if known:
                     conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
@@ -219,7 +245,7 @@ def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
                 service = wire.SERVICE if known else None
                 port = port_of(server.address.url)
                 await bombard(port, conversations, service, lambda: read_region(server.address))
-        assert not fabric.pairs and not fabric.memory
+        assert not fabric.pairs and not fabric.memory and not agents.agents
 
     run(main())
 
@@ -266,21 +292,48 @@ async def lying(service: Service, says: bytes) -> Listener:
     )
 
 
-def test_a_client_of_regions_outlives_damaged_replies() -> None:
+def tcp(nixl: NixlNode) -> Transport:
+    return TcpTransport(SECRET, settings=LINK)
+
+
+def cuda_ipc(nixl: NixlNode) -> Transport:
+    return CudaIpcTransport(SECRET, MemoryIpcDriver(MemoryMachine()), settings=LINK)
+
+
+def by_nixl(nixl: NixlNode) -> Transport:
+    return NixlTransport(SECRET, nixl, settings=LINK)
+
+
+@pytest.mark.parametrize(
+    ("make", "replies"),
+    [
+        (tcp, damaged(REGION_REPLIES, HOSTILE_REPLIES)),
+        (cuda_ipc, damaged(LENDER_REPLIES, HOSTILE_LENDER_REPLIES)),
+        (by_nixl, damaged(AGENT_REPLIES, HOSTILE_AGENT_REPLIES)),
+    ],
+    ids=["tcp", "cuda_ipc", "nixl"],
+)
+def test_a_client_of_regions_outlives_damaged_replies(
+    make: Callable[[NixlNode], Transport], replies: list[bytes]
+) -> None:
     async def main() -> None:
-        for raw in damaged(REGION_REPLIES, HOSTILE_REPLIES):
-            listener = await lying(wire.SERVICE, raw)
-            into = bytearray(4096)
-            try:
-                peer = PeerAddress(url=listener.endpoint.url, host="b")
-                async with TcpTransport(SECRET, settings=LINK).connect(peer) as link:
-                    await link.read_into("image", 0, memoryview(into))
-            except CastError as error:
-                assert str(error)
-            finally:
-                listener.close()
+        with NixlNode(MemoryNixl()) as nixl:
+            for raw in replies:
+                await read_from_liar(make(nixl), raw)
 
     run(main())
+
+
+async def read_from_liar(transport: Transport, raw: bytes) -> None:
+    listener = await lying(wire.SERVICE, raw)
+    peer = PeerAddress(url=listener.endpoint.url, host="a")
+    try:
+        async with transport.connect(peer) as link:
+            await link.read_into("image", 0, memoryview(bytearray(4096)))
+    except CastError as error:
+        assert str(error)
+    finally:
+        listener.close()
 
 
 def test_a_client_of_a_channel_outlives_damaged_replies() -> None:
