@@ -100,7 +100,7 @@ def _part(
         transports=dict(told.transports),
         faults=dict(told.faults),
         error=error,
-        updated_at=None if progress is None else progress.updated_at,
+        updated_at=told.updated_at or None,  # 0: it was said in its stead that it failed
     )
 
 

@@ -25,6 +25,7 @@ USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4, restart_s
 # A block is read, checked and passed on as a whole: not coarser than this while there are few.
 MOST_BLOCK_BYTES = 4 << 20
 FEWEST_BLOCKS, MOST_BLOCKS = 16, 512
+_KEPT = 256  # where no plan is made, nothing else forgets them
 _FEW_SOURCES = 8  # or as many as there are targets: more could not all give
 
 Loading = Callable[[Directory, str], list[NodeRecord]]
@@ -102,7 +103,10 @@ class Casts:
             casts = {mine.cast_id: mine} | {**casts, mine.cast_id: mine}
         delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s)
         if delivery.cast is not None:
+            self._latest.pop(image, None)
             self._latest[image] = delivery.cast
+            if len(self._latest) > _KEPT:
+                del self._latest[next(iter(self._latest))]
         return delivery
 
 

@@ -53,6 +53,12 @@ def test_the_worst_that_a_target_came_to_is_the_outcome(state: CastState, outcom
     assert (shown.state, shown.done, shown.nodes[2].error) == (outcome, 1, "why")
 
 
+def test_a_target_that_could_not_begin_told_nothing_at_any_time() -> None:
+    in_its_stead = cast_progress("n2", state=CastState.FAILED, seconds=0.0, updated_at=0.0)
+    shown = seen(complete("n1"), in_its_stead)
+    assert (shown.state, shown.seconds, shown.nodes[2].updated_at) == ("failed", 2, None)
+
+
 def test_a_target_whose_process_is_gone_is_lost() -> None:
     told = CastStatus(record=cast(), progress=(complete("n1"), cast_progress("n2")))
     gone = show(told, {name: NODES[name] for name in ("n0", "n1")}, NOW + 3)

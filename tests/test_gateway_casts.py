@@ -290,3 +290,17 @@ def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
         assert first.cancelled() and [status.record for status in await state.casts()] == [cast]
 
     asyncio.run(scenario())
+
+
+def test_few_of_the_casts_of_a_gateway_that_plans_no_steps_are_remembered() -> None:
+    world = World()
+    for number in range(300):
+        image = f"image-{number}"
+        holdings = (make_holding(image, Tier.HOST, nbytes=64 * MIB),)
+        for id_ in ("a", "t"):
+            record = make_node(id_, holdings=holdings if id_ == "a" else (), host=id_)
+            world.directory.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
+            world.directory.reach(id_, record.epoch)
+        version = make_version("f", image=image, nbytes=64 * MIB)
+        assert world.casts.deliver(world.directory, version, {"t": ()}, world.loading, 1.0).cast is not None
+    assert repr(world.casts).count("CastRecord(") == 256
