@@ -58,7 +58,8 @@ AUTO = "auto"
 
 def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
     """All contenders with so many hosts. Raises TestbedError, CrewError, WrongBytes."""
-    slow = {nodes - 1: args.straggler} if args.straggler < 1 else {}
+    straggler = nodes // 2 if args.straggler_node is None else args.straggler_node
+    slow = {straggler: args.straggler} if args.straggler < 1 else {}
     shape = LinkShape(rate_bytes_s=args.rate, shares=slow)
     with ExitStack() as stack:
         folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
@@ -145,7 +146,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls at once (default 3)")
     add("--latency", type=float, default=0.0005, help="for auto: seconds of a hop (default 0.0005)")
     add("--restart", type=float, default=0.0005, help="for auto: seconds of a change of partner, a block")
-    add("--straggler", type=share, default=1.0, help="share of the rate that the last node's link has")
+    add("--straggler", type=share, default=1.0, help="share of the rate that one node's link has")
+    add("--straggler-node", type=at_least(0), help="which node that is (default: the one in the middle)")
     add(
         "--peers",
         type=listed(str, multicast_peers.PEERS, least=0),

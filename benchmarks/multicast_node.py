@@ -126,6 +126,7 @@ class CastNode:
                 "late": faults.late,
                 "failed": faults.failed,
                 "replanned": faults.replanned,
+                "slow": len(report.slow),
             },
         )
 

@@ -80,4 +80,5 @@ def cast_ref(record: CastRecord) -> CastRef:
         members=tuple(CastPeer(node=m.node, host=m.host, address=m.address) for m in record.members),
         sources=record.sources,
         planned=record.planned,
+        edge=record.edge,
     )

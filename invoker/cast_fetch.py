@@ -52,15 +52,14 @@ def takes_part(ref: CastRef | None, node: str) -> bool:
 def is_sound(ref: CastRef, nbytes: int) -> bool:
     """Whether a cast of an image of that size can be as `ref` says; its blocks must be whole units."""
     try:
-        spec = cast_spec(ref, "", nbytes, len(ref.members))
-        cast_spec(ref, "", nbytes, ref.planned)
+        cast_spec(ref, "", nbytes)
     except (CastError, ValueError):
         return False
-    return ref.block_bytes % UNIT_BYTES == 0 and max(ref.sources) < ref.planned <= len(spec.members)
+    return ref.block_bytes % UNIT_BYTES == 0
 
 
-def cast_spec(ref: CastRef, region: str, nbytes: int, members: int) -> CastSpec:
-    """The cast with its first `members` nodes. Raises ValueError, CastError."""
+def cast_spec(ref: CastRef, region: str, nbytes: int) -> CastSpec:
+    """Raises ValueError, CastError."""
     return CastSpec(
         cast=ref.cast_id,
         region=region,
@@ -68,9 +67,11 @@ def cast_spec(ref: CastRef, region: str, nbytes: int, members: int) -> CastSpec:
         block_bytes=ref.block_bytes,
         members=tuple(
             Member(name=member.node, address=PeerAddress(url=member.address, host=member.host))
-            for member in ref.members[:members]
+            for member in ref.members
         ),
         sources=ref.sources,
+        planned=ref.planned,
+        edge=ref.edge,
         planner=ref.planner,
         epoch=ref.epoch,
     )
@@ -127,11 +128,7 @@ class _Part:
         self._stall_s = stall_s + block_s
         self._limit = asyncio.timeout(self._stall_s)
         self._told_s = 0.0
-        self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes, len(ref.members))
-        number = self._spec.node(gear.node)
-        # Who joined later has no part in the plan: it takes blocks from whoever has them.
-        planned = cast_spec(ref, manifest.sha256, manifest.nbytes, ref.planned)
-        order = planned.order(number) if number < ref.planned else ()
+        self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes)
         self._cast = Cast(
             self._spec,
             gear.node,
@@ -143,7 +140,6 @@ class _Part:
             on_block=self._arrived,
             region=target.region,
             held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
-            order=order,
             settings=settings,
         )
 
@@ -211,6 +207,7 @@ class _Part:
                         ("failed", faults.failed),
                         ("replanned", faults.replanned),
                         ("lost", len(faults.lost)),
+                        ("slow", len(report.slow)),
                     )
                     if count
                 },

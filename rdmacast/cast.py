@@ -14,10 +14,11 @@ from rdmacast.cast_spec import CastSpec
 from rdmacast.connector import Connector, PeerLinks
 from rdmacast.errors import BlocksLost, CastError, LinkClosed, NotShared
 from rdmacast.have_map import HaveMap
-from rdmacast.planners.own_part import Order
+from rdmacast.pull_report import Verdict
 from rdmacast.region import GrowingRegion
 from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionState
 from rdmacast.session_settings import SessionSettings
+from rdmacast.steering import Steering
 from rdmacast.waiting import run_in_thread, wait_to_end
 from rdmacast.watching import Watch, Watcher
 
@@ -62,7 +63,6 @@ class Cast:
         on_block: OnBlock | None = None,
         region: GrowingRegion | None = None,
         held: Iterable[int] = (),
-        order: Order | None = None,
         settings: SessionSettings | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Cast:
         self._on_block = on_block
         self._region = region
         self._executor = executor
-        order = spec.order(self._node) if order is None else order
+        order = spec.order(self._node) or ()
         self._planned = {block: source for source, block in order}
         self._kept = tuple(range(spec.blocks) if self._node in spec.sources else sorted(set(held)))
         self._session = Session(
@@ -87,8 +87,10 @@ class Cast:
             order=order,
             held=self._kept,
             epoch=spec.epoch,
+            shift=spec.blocks * self._node // len(spec.members),
             settings=settings,
         )
+        self._steering = Steering(spec, self._node)
         self._tally = CastTally()
         self._pulls: dict[int, asyncio.Task[_Came]] = {}
         self._watching: dict[int, asyncio.Task[None]] = {}
@@ -99,6 +101,7 @@ class Cast:
         self._over: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
+        self._reporting: asyncio.TimerHandle | None = None
         self._began_s = 0.0
         self._ended_s: float | None = None
 
@@ -153,20 +156,20 @@ class Cast:
             bytes_by_transport=MappingProxyType(dict(tally.by_transport)),
             choices=MappingProxyType({by_url[url]: choice for url, choice in choices.items()}),
             faults=tally.faults(self._lost),
+            slow=self._slow,
         )
+
+    @property
+    def _slow(self) -> tuple[str, ...]:
+        """Those that may have joined later than this node knows are not among its members."""
+        slow, known = self._steering.verdict.slow, len(self._spec.members)
+        return tuple(self._name(node) for node in slow if node < known)
 
     @property
     def _lost(self) -> dict[str, str]:
         """Nodes by name, and why each was lost: what its connection said, or else the session."""
         given_up = {self._name(peer): reason for peer, reason in self._session.given_up.items()}
         return given_up | self._tally.lost
-
-    def replan(self, epoch: int, order: Order) -> None:
-        """A new plan for what is missing; one that is not newer than the last is ignored."""
-        if self._over is None:
-            raise RuntimeError("the cast has not begun")
-        self._planned = {block: source for source, block in order}
-        self._step(lambda now_s: self._session.replan(epoch, order, now_s))
 
     # Begin and end.
 
@@ -176,6 +179,7 @@ class Cast:
                 self._region.mark(*self._spec.extent(block))
         self._publish(self._session.have_map)
         self._step(self._session.start)
+        self._report_later()
 
     async def _stop(self) -> None:
         """Leave nothing under way; on return nobody writes into the buffer any more."""
@@ -184,6 +188,8 @@ class Cast:
             self._over.cancel()
         if self._timer is not None:
             self._timer.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         tasks = [*self._pulls.values(), *self._watching.values()]
         for task in tasks:
             task.cancel()
@@ -223,6 +229,7 @@ class Cast:
     def _do(self, action: Action) -> None:
         match action:
             case Pull():
+                self._steering.log.began(action.number, action.source, asyncio.get_running_loop().time())
                 task = asyncio.create_task(self._pull(action))
                 self._pulls[action.number] = task
                 task.add_done_callback(partial(self._pulled, action))
@@ -269,7 +276,7 @@ class Cast:
         for _ in range(_MOST_WATCHES):
             try:
                 opening = self._watcher.watch(
-                    address, spec.region, spec.block_bytes, partial(self._heard, peer)
+                    address, spec.region, spec.block_bytes, partial(self._heard, peer), self._steered
                 )
                 async with opening as watch:
                     self._watches[peer] = watch
@@ -287,6 +294,7 @@ class Cast:
         del self._watching[peer]
         logger.warning("cast %s: lost %s: %s", spec.cast, self._name(peer), reason)
         self._tally.lost[self._name(peer)] = str(reason)
+        self._steering.lost(peer)
         self._step(lambda now_s: self._session.lost(peer, now_s, self._epochs.get(peer)))
 
     def _heard(self, peer: int, told: HaveMap, answers: int) -> None:
@@ -294,6 +302,30 @@ class Cast:
         if answers and self._asked.get(peer) == answers:
             del self._asked[peer]
         self._step(lambda now_s: self._session.heard(peer, told, now_s, answers or None))
+
+    # Slow nodes.
+
+    def _report_later(self) -> None:
+        loop, steering = asyncio.get_running_loop(), self._steering
+        if steering.observer is not None and self._session.state is SessionState.RUNNING:
+            self._reporting = loop.call_later(steering.every_s, self._report)
+
+    def _report(self) -> None:
+        """Tell the observer what pulls took; it is watched for its answer."""
+        observer = self._steering.observer
+        if observer in self._watches:
+            self._watches[observer].tell(self._steering.report(asyncio.get_running_loop().time()))
+        elif observer is not None and observer not in self._watching:
+            self._watching[observer] = asyncio.create_task(self._watch(observer))
+        self._report_later()
+
+    def _steered(self, verdict: Verdict) -> None:
+        order = self._steering.steered(verdict)
+        if order is None:
+            return
+        logger.warning("cast %s: planning anew around %s", self._spec.cast, ", ".join(self._slow))
+        self._planned = {block: source for source, block in order}
+        self._step(lambda now_s: self._session.replan(verdict.plan, order, now_s))
 
     # Pulls.
 
@@ -327,6 +359,8 @@ class Cast:
 
     def _pulled(self, pull: Pull, task: "asyncio.Task[_Came]") -> None:
         del self._pulls[pull.number]
+        came = not task.cancelled() and task.exception() is None
+        self._steering.log.ended(pull.number, asyncio.get_running_loop().time(), came=came)
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
             self._step(lambda now_s: self._session.failed(pull.number, now_s))

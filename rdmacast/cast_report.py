@@ -28,7 +28,8 @@ class CastReport:
     """One node's part, up to now or at its end.
 
     Times are seconds since its begin; `nbytes` are those of good blocks that were pulled, `choices` the
-    transport of each peer that was pulled from, and why that one, by the peer's name.
+    transport of each peer that was pulled from, and why that one, by the peer's name; `slow` are nodes that
+    the plan goes around.
     """
 
     cast: str
@@ -44,6 +45,7 @@ class CastReport:
     bytes_by_transport: Mapping[str, int]
     choices: Mapping[str, Choice]
     faults: CastFaults
+    slow: tuple[str, ...] = ()
 
 
 class CastTally:

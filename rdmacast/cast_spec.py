@@ -1,11 +1,14 @@
 """What a node must know to take part in a cast (pure)."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rdmacast.have_map import MAX_BLOCKS
 from rdmacast.plan import CastShape
 from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.own_part import Order, own_part
+from rdmacast.planners.own_part import Order
+from rdmacast.pull_report import MAX_CAST_BYTES, MOST_SLOW
+from rdmacast.stragglers import order_around
 from rdmacast.transport import PeerAddress
 
 
@@ -21,8 +24,9 @@ class Member:
 class CastSpec:
     """One cast of `region`, the same for all its nodes: numbers of nodes are indexes of `members`.
 
-    `sources` hold everything. Each node works out its own part from the planner's name, unless it is
-    given one (`Cast(order=…)`). `epoch` is above that of any earlier life or plan of the node.
+    `sources` hold everything. Each node works out its own part from the planner's name. Members from
+    `planned` on joined later and have no part in the plan: they take blocks from whoever has them. Those of
+    the `edge` are slow, and get what the others have. `epoch` is above that of any earlier life of the node.
     """
 
     cast: str
@@ -31,6 +35,8 @@ class CastSpec:
     block_bytes: int
     members: tuple[Member, ...]
     sources: tuple[int, ...]
+    planned: int | None = None
+    edge: tuple[int, ...] = ()
     planner: str = "binomial"
     epoch: int = 0
 
@@ -43,6 +49,12 @@ class CastSpec:
             raise ValueError(f"there is no planner {self.planner!r}; use one of {', '.join(PLANNERS)}")
         if len({member.name for member in self.members}) != len(self.members):
             raise ValueError("the nodes of a cast must have different names")
+        if not 1 <= len(self.cast) <= MAX_CAST_BYTES or not (self.cast.isascii() and self.cast.isprintable()):
+            raise ValueError(f"a cast is named by 1 to {MAX_CAST_BYTES} printable ASCII characters")
+        if not 1 <= self._planned <= len(self.members):
+            raise ValueError(f"{self.planned} of {len(self.members)} members cannot be planned for")
+        if len(self.edge) > MOST_SLOW or not set(self.edge) <= set(range(len(self.members))):
+            raise ValueError("nodes at the edge of a cast are up to 256 of its members")
         self.shape  # noqa: B018  # its own checks
 
     @property
@@ -51,7 +63,12 @@ class CastSpec:
 
     @property
     def shape(self) -> CastShape:
-        return CastShape(nodes=len(self.members), sources=self.sources, blocks=self.blocks)
+        """Of the plan."""
+        return CastShape(nodes=self._planned, sources=self.sources, blocks=self.blocks)
+
+    @property
+    def _planned(self) -> int:
+        return len(self.members) if self.planned is None else self.planned
 
     def node(self, name: str) -> int:
         """Raises ValueError if no member has that name."""
@@ -65,6 +82,10 @@ class CastSpec:
         offset = block * self.block_bytes
         return offset, min(self.block_bytes, self.nbytes - offset)
 
-    def order(self, node: int) -> Order:
-        """The node's own part of the plan."""
-        return own_part(self.planner, self.shape, node)
+    def order(self, node: int, slow: Collection[int] | None = None) -> Order | None:
+        """The node's own part of the plan around the slow nodes (those of the edge, unless others are given);
+        None if there is no such plan."""
+        if node >= self._planned:
+            return ()
+        around = [one for one in (self.edge if slow is None else slow) if one < self._planned]
+        return order_around(self.planner, self.shape, around, node)

@@ -6,6 +6,7 @@ from enum import IntEnum
 from rdmacast.cuda_ipc_memory import LentMemory
 from rdmacast.have_map import HaveMap
 from rdmacast.nixl_memory import Meeting, ShownMemory
+from rdmacast.pull_report import PullReport, Verdict
 from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
 
 
@@ -34,6 +35,8 @@ class Kind(IntEnum):
     MET = 22
     SHOW = 23
     SHOWN = 24
+    TELL = 25
+    STEER = 26
 
 
 class ErrorCode(IntEnum):
@@ -116,6 +119,18 @@ class Watch:
 class Ask:
     id: int
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    id: int
+    report: PullReport
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    id: int
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,5 +217,5 @@ class Pong:
 
 RangeRequest = Read | Wait | Expose | Lend | Show
 Request = RangeRequest | Locate | Watch | Pair | Meet
-Response = Data | Ready | Location | Have | Paired | Exposed | Lent | Met | Shown | Error
-Frame = Hello | Request | Ask | Cancel | Response | Ping | Pong
+Response = Data | Ready | Location | Have | Paired | Exposed | Lent | Met | Shown | Steer | Error
+Frame = Hello | Request | Ask | Tell | Cancel | Response | Ping | Pong

@@ -1,15 +1,18 @@
 """The fake of the transport seam: nodes of one process, with faults on demand."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
 from rdmacast.have_source import HaveSource, WholeSource
+from rdmacast.observer import Observers
+from rdmacast.pull_report import PullReport
 from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Link, PeerAddress, RegionSource
-from rdmacast.watching import Heard, Watch
+from rdmacast.watching import Heard, Steered, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class MemoryNetwork:
         self._ends: dict[
             object, tuple[str, Callable[[], None]]
         ] = {}  # of links and watches: peer, how to end
+        self._observers: defaultdict[str, Observers] = defaultdict(Observers)
         self.stalled = asyncio.Event()  # set when some read first stalls
 
     def __repr__(self) -> str:
@@ -77,6 +81,10 @@ class MemoryNetwork:
             raise LinkClosed(f"cannot connect to {url}")
         if faults.die_after_bytes is not None and self._sent[url] >= faults.die_after_bytes:
             raise LinkClosed(f"{url} died")
+
+    def observers(self, url: str) -> Observers:
+        """The casts that a peer observes."""
+        return self._observers[url]
 
     def region(self, url: str, name: str) -> RegionSource:
         try:
@@ -180,11 +188,20 @@ class MemoryTransport:
 class MemoryWatch:
     """A watch in a MemoryNetwork: news of one turn of the event loop come as one."""
 
-    def __init__(self, source: HaveSource, block_bytes: int, heard: Heard) -> None:
+    def __init__(
+        self,
+        source: HaveSource,
+        block_bytes: int,
+        heard: Heard,
+        steered: Steered | None,
+        observers: Observers,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._source = source
         self._block_bytes = block_bytes
         self._heard = heard
+        self._steered = steered
+        self._observers = observers
         self._asked = 0
         self._due: asyncio.Handle | None = None
         self._end: asyncio.Future[CastError] = self._loop.create_future()
@@ -196,6 +213,11 @@ class MemoryWatch:
         self._asked = number
         self.news()
 
+    def tell(self, report: PullReport) -> None:
+        if self._steered is not None and not self._end.done():
+            told = PullReport.decode(report.encode())
+            self._observers.heard(self, told, self._steered, self._loop.time())
+
     async def ended(self) -> CastError:
         return await asyncio.shield(self._end)
 
@@ -206,6 +228,7 @@ class MemoryWatch:
     def close(self) -> None:
         if self._due is not None:
             self._due.cancel()
+        self._observers.forget(self)
         if not self._end.done():
             self._end.set_result(LinkClosed("the watch was closed"))
 
@@ -226,12 +249,17 @@ class MemoryWatcher:
 
     @asynccontextmanager
     async def watch(
-        self, peer: PeerAddress, region: str, block_bytes: int, heard: Heard
+        self,
+        peer: PeerAddress,
+        region: str,
+        block_bytes: int,
+        heard: Heard,
+        steered: Steered | None = None,
     ) -> AsyncIterator[Watch]:
         self._network.check_alive(peer.url)
         source = self._network.region(peer.url, region)
         teller = source if isinstance(source, HaveSource) else WholeSource(source)
-        watch = MemoryWatch(teller, block_bytes, heard)
+        watch = MemoryWatch(teller, block_bytes, heard, steered, self._network.observers(peer.url))
         with self._network.connected(peer.url, watch.close), teller.watch(watch.news):
             watch.news()
             try:

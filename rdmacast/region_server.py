@@ -9,6 +9,7 @@ from rdmacast.connection import Listener, listen
 from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import LinkClosed
 from rdmacast.nixl_node import NixlNode
+from rdmacast.observer import Observers
 from rdmacast.pacer import Pacer
 from rdmacast.region_table import RegionTable
 from rdmacast.server_link import ServerLink
@@ -54,6 +55,7 @@ class RegionServer:
         self._settings = settings or LinkSettings()
         self._listener: Listener | None = None
         self._table = RegionTable()
+        self._observers = Observers()
         self._links: set[ServerLink] = set()
         self._sent_bytes = 0
 
@@ -131,6 +133,7 @@ class RegionServer:
             verbs=self._verbs,
             lender=self._lender,
             nixl=self._nixl,
+            observers=self._observers,
         )
 
     def _count_sent(self, nbytes: int) -> None:

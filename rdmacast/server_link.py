@@ -32,12 +32,15 @@ from rdmacast.frames import (
     Request,
     Show,
     Shown,
+    Steer,
+    Tell,
     Wait,
     Watch,
 )
 from rdmacast.framing import CastProtocol
 from rdmacast.gpu_source import gpu_pointer
 from rdmacast.nixl_node import NixlNode
+from rdmacast.observer import Observers
 from rdmacast.pacer import Pacer
 from rdmacast.region_table import Published, RegionTable
 from rdmacast.settings import LinkSettings
@@ -82,6 +85,7 @@ class ServerLink(CastProtocol):
         verbs: VerbsNode | None = None,
         lender: GpuLender | None = None,
         nixl: NixlNode | None = None,
+        observers: Observers,
     ) -> None:
         super().__init__(settings)
         self._table = table
@@ -99,6 +103,7 @@ class ServerLink(CastProtocol):
         self._pair: QueuePair | None = None  # by which the peer reads from us
         self._lender = lender
         self._nixl = nixl
+        self._observers = observers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -111,6 +116,7 @@ class ServerLink(CastProtocol):
             self._pair.close()
         for task in self._tasks.values():
             task.cancel()
+        self._observers.forget(self)
         self._closed(self)
 
     async def finished(self) -> None:
@@ -125,6 +131,10 @@ class ServerLink(CastProtocol):
                 self._start(frame)
             case Ask():
                 self._asked(frame)
+            case Tell():
+                self._observers.heard(
+                    self, frame.report, lambda verdict: self.send(Steer(frame.id, verdict)), self._loop.time()
+                )
             case Cancel():
                 self._cancel(frame.id)
             case _:

@@ -8,6 +8,8 @@ slow, damaged) it pulls from whoever can, the rarest block first. It never waits
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
@@ -73,7 +75,8 @@ class _UnderWay:
 
 class Session:
     """`order` is the node's part of the plan: (source, block) in the order to pull; `held` what it kept
-    from before; `peers` are the other nodes of the cast, planned sources or not."""
+    from before; `peers` are the other nodes of the cast, planned sources or not. Where nodes turn from one
+    that is lost, each begins with the blocks from its `shift` on."""
 
     def __init__(
         self,
@@ -83,13 +86,16 @@ class Session:
         order: Sequence[tuple[int, int]],
         held: Iterable[int] = (),
         epoch: int = 0,
+        shift: int = 0,
         settings: SessionSettings | None = None,
     ) -> None:
         self._settings = settings or SessionSettings()
         self._blocks = blocks
+        self._shift = shift
         self._all = (1 << blocks) - 1
         self._held = bits_of(held) & self._all
         self._epoch = epoch
+        self._plan = 0
         self._peers = Peers(
             peers,
             max_tries=self._settings.max_tries,
@@ -192,13 +198,13 @@ class Session:
             return []
         return [*self._give_up(peer, "its source is lost"), *self._go_on(now_s)]
 
-    def replan(self, epoch: int, order: Sequence[tuple[int, int]], now_s: float) -> list[Action]:
-        """A plan for what is missing; an older one than the last is ignored."""
-        if epoch <= self._epoch:
+    def replan(self, number: int, order: Sequence[tuple[int, int]], now_s: float) -> list[Action]:
+        """A plan for what is missing; one that is not of a higher number than the last is ignored."""
+        if number <= self._plan:
             return []
-        self._epoch = epoch
+        self._plan = number
         self._take(order)
-        return [Publish(), *self._go_on(now_s)]
+        return self._go_on(now_s)
 
     def passed(self, now_s: float) -> list[Action]:
         """Time went by: what took too long is given up."""
@@ -381,17 +387,10 @@ class Session:
         raise AssertionError("a planned block is not in the plan")
 
     def _replanned(self, blocks: int) -> tuple[int, int]:
-        """The rarest of these blocks, and who is best to give it."""
-        best: tuple[int, int] | None = None
-        for block in self._order:
-            if blocks >> block & 1:
-                holders = len(self._peers.givers(block))
-                if best is None or holders < best[0]:
-                    best = (holders, block)
-        assert best is not None
-        return self._best(self._peers.givers(best[1]), best[1]), best[1]
-
-    def _best(self, givers: list[int], block: int) -> int:
-        """Of equals the one that we pull least from now."""
-        pulls = [under_way.pull.source for under_way in self._under_way.values()]
-        return min(givers, key=lambda node: (*self._peers.rank(node, block), pulls.count(node)))
+        """The rarest of these blocks that those can give who are best to be asked now, and who gives it."""
+        offers = self._peers.offers(blocks, [pull.pull.source for pull in self._under_way.values()])
+        rarest = self._peers.rarest(reduce(or_, offers.values()))
+        # After a loss several turn to the same givers at once: each begins elsewhere, and passes it on.
+        later = rarest >> self._shift << self._shift if self._given_up else 0
+        block = next(blocks_in(later or rarest))
+        return next(node for node, offered in offers.items() if offered >> block & 1), block

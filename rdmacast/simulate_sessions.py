@@ -8,15 +8,19 @@ this is for tens of nodes.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
 from rdmacast.have_map import HaveMap
 from rdmacast.links import Links, Simulation, port_seconds, stretches
+from rdmacast.observer import LEAST_MEMBERS, Observer, report_every_s
 from rdmacast.plan import TransferPlan
+from rdmacast.pull_log import PullLog
+from rdmacast.pull_report import Verdict
 from rdmacast.session import Action, Ask, Drop, Pull, Session, SessionSettings, SessionState
-from rdmacast.stragglers import Observed, around, slow_nodes
+from rdmacast.stragglers import order_around
 
 
 @dataclass(slots=True)
@@ -36,8 +40,8 @@ def simulate_sessions(
     *,
     directed: bool = False,
 ) -> Simulation:
-    """`settings` has the pulls in flight. If `directed`, somebody who hears what all pulls take plans anew
-    around slow nodes. Raises ValueError if a node does not complete."""
+    """`settings` has the pulls in flight. If `directed`, the nodes tell an observer what their pulls take,
+    who has them plan anew around slow nodes. Raises ValueError if a node does not complete."""
     return _Cast(plan, links, block_bytes, settings or SessionSettings(), directed).run()
 
 
@@ -55,12 +59,10 @@ class _Cast:
         nodes, blocks = plan.shape.nodes, plan.shape.blocks
         self._plan = plan
         self._links = links
-        self._directed = directed
-        self._slow: frozenset[int] = frozenset()
-        self._epoch = 0
-        # By (target, pull): its source, since when, and how many pulls of the target share its port.
-        self._under_way: dict[tuple[int, int], tuple[int, float, int]] = {}
-        self._ended: deque[Observed] = deque(maxlen=8 * nodes)
+        self._directed = directed and nodes >= LEAST_MEMBERS
+        self._verdict = Verdict(plan=0, slow=())
+        self._observer = Observer()
+        self._logs = [PullLog("simulated", node) for node in range(nodes)]
         self._sources = plan.shape.sources
         self._port_s: list[float] = port_seconds(links, nodes, block_bytes).tolist()
         self._stretch = stretches(links, nodes * blocks).reshape(nodes, blocks)
@@ -87,6 +89,8 @@ class _Cast:
         for node, session in enumerate(self._sessions):
             self._tell(node)
             self._do(node, session.start(0.0))
+            if self._directed and node not in self._sources:
+                self._later(report_every_s(len(self._sessions)), partial(self._report, node))
         while self._events and any(session.state is SessionState.RUNNING for session in self._sessions):
             self._now_s, _, happen = heappop(self._events)
             happen()
@@ -144,8 +148,7 @@ class _Cast:
             self._ports[pull.source].waiting.append((node, pull))
             self._serve(pull.source)
 
-        sharing = 1 + sum(target == node for target, _ in self._under_way)
-        self._under_way[node, pull.number] = (pull.source, self._now_s, sharing)
+        self._logs[node].began(pull.number, pull.source, self._now_s)
         self._later(self._now_s + self._links.latency_s, come)
 
     def _serve(self, source: int) -> None:
@@ -166,37 +169,32 @@ class _Cast:
 
         def arrive() -> None:
             self._arrived_s[target, pull.block] = self._now_s
+            self._logs[target].ended(pull.number, self._now_s, came=True)
             self._do(target, self._sessions[target].arrived(pull.number, self._now_s))
-            _, began_s, sharing = self._under_way.pop((target, pull.number))
-            self._ended.append(Observed(pull.source, target, (self._now_s - began_s) / sharing))
-            if self._directed:
-                self._direct()
 
         self._later(self._now_s + out_s, free)
         self._later(came_s, arrive)
 
-    def _direct(self) -> None:
-        """Plan anew if a node turns out to be slow; the others hear of it a latency later."""
-        ages = [
-            Observed(source, target, (self._now_s - began_s) / sharing)
-            for (target, _), (source, began_s, sharing) in self._under_way.items()
-        ]
-        limit_s = max((pull.seconds for pull in self._ended), default=0.0)
-        late = [pull for pull in ages if pull.seconds > limit_s / 2]
-        told = [pull for pull in (*self._ended, *late) if not {pull.source, pull.target} & self._slow]
-        slow = self._slow | slow_nodes(told)
-        orders = around(self._plan, slow) if slow != self._slow else None
-        if orders is None:
+    def _report(self, node: int) -> None:
+        """The observer hears it a latency later, and all hear of its verdict another latency later."""
+        if self._sessions[node].state is not SessionState.RUNNING:
             return
-        self._slow, self._epoch = slow, self._epoch + 1
-        self._ended.clear()  # what was seen under the plan of before tells nothing of the next
-        epoch = self._epoch
+        report = self._logs[node].report(self._verdict.plan, self._verdict.slow, self._now_s)
 
-        def replan() -> None:
-            for node, session in enumerate(self._sessions):
-                self._do(node, session.replan(epoch, orders[node], self._now_s))
+        def hear() -> None:
+            verdict = self._observer.heard(report, self._now_s)
+            if verdict is not None:
+                self._later(self._now_s + self._links.latency_s, partial(self._replan, verdict))
 
-        self._later(self._now_s + self._links.latency_s, replan)
+        self._later(self._now_s + self._links.latency_s, hear)
+        self._later(self._now_s + report_every_s(len(self._sessions)), partial(self._report, node))
+
+    def _replan(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        for node in self._plan.shape.targets:
+            order = order_around(self._plan.planner, self._plan.shape, verdict.slow, node)
+            if order is not None:
+                self._do(node, self._sessions[node].replan(verdict.plan, order, self._now_s))
 
     def _drop(self, node: int, number: int) -> None:
         """What is on its way still comes; what waits at its source's port does not."""
@@ -206,7 +204,7 @@ class _Cast:
                 for waiting in port.waiting:
                     if waiting[0] == node and waiting[1].number == number:
                         port.waiting.remove(waiting)
-                        del self._under_way[node, number]
+                        self._logs[node].ended(number, self._now_s, came=False)
                         self._do(node, self._sessions[node].failed(number, self._now_s))
                         return
 

@@ -9,14 +9,17 @@ from typing import Protocol
 from rdmacast.client_link import translate
 from rdmacast.connection import dial
 from rdmacast.errors import CastError, ProtocolError
+from rdmacast.frames import Ask, Error, Frame, Have, Hello, Steer, Tell
+from rdmacast.frames import Watch as WatchRequest
 from rdmacast.framing import CastProtocol
 from rdmacast.have_map import HaveMap
+from rdmacast.pull_report import PullReport, Verdict
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
-from rdmacast.wire import SERVICE, Ask, Error, Frame, Have, Hello
-from rdmacast.wire import Watch as WatchRequest
+from rdmacast.wire import SERVICE
 
 Heard = Callable[[HaveMap, int], None]  # the map, and the latest question that it answers, or 0
+Steered = Callable[[Verdict], None]
 
 _ID = 1
 
@@ -28,6 +31,10 @@ class Watch(Protocol):
         """Have the map told, even if nothing changes. Of several questions only the latest is answered."""
         ...
 
+    def tell(self, report: PullReport) -> None:
+        """Have a cast observed by what its pulls take: `steered` is called with each verdict."""
+        ...
+
     async def ended(self) -> CastError:
         """Wait until nothing is heard any more; why. RegionGone where the peer itself withdrew."""
         ...
@@ -37,7 +44,12 @@ class Watcher(Protocol):
     """Opens watches."""
 
     def watch(
-        self, peer: PeerAddress, region: str, block_bytes: int, heard: Heard
+        self,
+        peer: PeerAddress,
+        region: str,
+        block_bytes: int,
+        heard: Heard,
+        steered: Steered | None = None,
     ) -> AbstractAsyncContextManager[Watch]:
         """Inside, `heard` is called as the map changes; a region that is not there yet is waited for.
 
@@ -49,15 +61,26 @@ class Watcher(Protocol):
 class WatchLink(CastProtocol):
     """The watching end of a connection."""
 
-    def __init__(self, settings: LinkSettings, region: str, block_bytes: int, heard: Heard) -> None:
+    def __init__(
+        self,
+        settings: LinkSettings,
+        region: str,
+        block_bytes: int,
+        heard: Heard,
+        steered: Steered | None = None,
+    ) -> None:
         super().__init__(settings)
         self._request = WatchRequest(_ID, region, block_bytes)
         self._heard = heard
+        self._steered = steered
         self._greeted = False
         self._end: asyncio.Future[CastError] = self._loop.create_future()
 
     def ask(self, number: int) -> None:
         self.send(Ask(_ID, number))
+
+    def tell(self, report: PullReport) -> None:
+        self.send(Tell(_ID, report))
 
     async def ended(self) -> CastError:
         return await asyncio.shield(self._end)
@@ -72,6 +95,8 @@ class WatchLink(CastProtocol):
                 self._greeted = True
             case Have() if frame.id == _ID:
                 self._heard(frame.told, frame.answers)
+            case Steer() if frame.id == _ID and self._steered is not None:
+                self._steered(frame.verdict)
             case Error() if frame.id == _ID:
                 self.abort(translate(frame))
             case _:
@@ -97,13 +122,18 @@ class RegionWatcher:
 
     @asynccontextmanager
     async def watch(
-        self, peer: PeerAddress, region: str, block_bytes: int, heard: Heard
+        self,
+        peer: PeerAddress,
+        region: str,
+        block_bytes: int,
+        heard: Heard,
+        steered: Steered | None = None,
     ) -> AsyncIterator[Watch]:
         link = await dial(
             peer.url,
             secret=self._secret,
             service=SERVICE,
-            make_protocol=lambda: WatchLink(self._settings, region, block_bytes, heard),
+            make_protocol=lambda: WatchLink(self._settings, region, block_bytes, heard, steered),
             timeout_s=self._settings.handshake_timeout_s,
             tls=self._tls,
         )

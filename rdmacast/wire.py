@@ -12,6 +12,7 @@ but for WATCH: it is answered for as long as it stands.
 | LOCATE | client | | region | LOCATION or ERROR |
 | WATCH | client | bytes of a block | region | a HAVE at each change, until an ERROR |
 | ASK | client (id: of its WATCH) | the question's number | | a HAVE with that number, or the WATCH's ERROR |
+| TELL | client (id: of its WATCH) | | report of pulls | maybe a STEER |
 | PAIR | client | | its queue pair's address | PAIRED or ERROR |
 | EXPOSE | client | offset | length, region | EXPOSED or ERROR |
 | LEND | client | offset | length, region | LENT or ERROR |
@@ -27,6 +28,7 @@ but for WATCH: it is answered for as long as it stands.
 | MET | server | address of what to read as a test | what that gives, the NIXL agent's metadata | |
 | SHOWN | server | address of the range | the NIXL agent's metadata | |
 | HAVE | server | the latest question that it answers, or 0 | have-map | |
+| STEER | server (id: of a WATCH) | | verdict on slow nodes | |
 | ERROR | server | code | message | |
 | PING, PONG | both | | | |
 """
@@ -64,12 +66,22 @@ from rdmacast.frames import (
     Ready,
     Show,
     Shown,
+    Steer,
+    Tell,
     Wait,
     Watch,
 )
 from rdmacast.handshake import Service
 from rdmacast.have_map import LEAST_MAP_BYTES, MOST_MAP_BYTES, HaveMap
 from rdmacast.nixl_memory import MAX_METADATA_BYTES, NONCE_BYTES, Meeting, ShownMemory
+from rdmacast.pull_report import (
+    LEAST_REPORT_BYTES,
+    LEAST_VERDICT_BYTES,
+    MOST_REPORT_BYTES,
+    MOST_VERDICT_BYTES,
+    PullReport,
+    Verdict,
+)
 from rdmacast.verbs_address import (
     ADDRESS_BYTES,
     ANSWERING_BYTES,
@@ -128,6 +140,8 @@ _BODY_BOUNDS = {
     Kind.MET: (NONCE_BYTES + 1, NONCE_BYTES + MAX_METADATA_BYTES),
     Kind.SHOW: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
     Kind.SHOWN: (1, MAX_METADATA_BYTES),
+    Kind.TELL: (LEAST_REPORT_BYTES, MOST_REPORT_BYTES),
+    Kind.STEER: (LEAST_VERDICT_BYTES, MOST_VERDICT_BYTES),
 }
 # The requests for a range, which have one form.
 _MAKERS: Mapping[Kind, type[RangeRequest]] = {
@@ -186,6 +200,10 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
             return Kind.ASK, id_, number, b""
         case Have(id_, answers, told):
             return Kind.HAVE, id_, answers, told.encode()
+        case Tell(id_, report):
+            return Kind.TELL, id_, 0, report.encode()
+        case Steer(id_, verdict):
+            return Kind.STEER, id_, 0, verdict.encode()
         case Cancel(id_):
             return Kind.CANCEL, id_, 0, b""
         case Ready(id_, serial):
@@ -250,6 +268,10 @@ def decode(header: Header, body: bytes) -> Frame:
             return Ask(id_, value)
         case Kind.HAVE:
             return Have(id_, value, HaveMap.decode(body))
+        case Kind.TELL:
+            return Tell(id_, PullReport.decode(body))
+        case Kind.STEER:
+            return Steer(id_, Verdict.decode(body))
         case Kind.CANCEL:
             return Cancel(id_)
         case Kind.READY:

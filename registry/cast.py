@@ -41,7 +41,8 @@ class CastRecord:
 
     `sources` are indexes of `members`: those that hold the image, or read it from the store. Members from
     `planned` on joined later and have no part in the plan; each join raises `epoch` by one. `reason` is the
-    planner's one line on why it chose this way. Times are Unix seconds.
+    planner's one line on why it chose this way. Members at the `edge` were known to be slow: the plan is for
+    the others, from which these take what they have. Times are Unix seconds.
     """
 
     cast_id: str
@@ -57,6 +58,7 @@ class CastRecord:
     planned: int
     started_at: float
     epoch: int = 0
+    edge: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < len(self.sources) <= self.planned <= len(self.members):

@@ -62,6 +62,7 @@ class CastRef(msgspec.Struct, frozen=True, kw_only=True):
     members: Annotated[tuple[CastPeer, ...], msgspec.Meta(min_length=2, max_length=MAX_CAST_MEMBERS)]
     sources: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_CAST_MEMBERS)]
     planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
+    edge: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_CAST_MEMBERS)] = ()
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):

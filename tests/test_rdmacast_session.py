@@ -169,7 +169,19 @@ def test_after_a_loss_the_rarest_block_is_pulled_first_from_whoever_holds_it() -
     session.heard(3, told(0b0111), 0.0)
     session.heard(4, told(0b0011), 0.0)
     assert pulls(session.lost(1, 1.0)) == [(2, 3)]
-    assert pulls(session.arrived(1, 2.0)) == [(2, 2)]
+    assert pulls(session.arrived(1, 2.0)) == [(3, 2)]
+    assert pulls(session.arrived(2, 3.0)) == [(4, 0)]
+
+
+def test_after_a_loss_nodes_turn_to_different_givers_and_begin_with_different_blocks() -> None:
+    for shift, begun in ((0, [(2, 0), (3, 1)]), (2, [(2, 2), (3, 3)])):
+        order, peers = [(1, block) for block in range(4)], range(1, 4)
+        settings = SessionSettings(window=2)
+        session = Session(blocks=4, peers=peers, order=order, shift=shift, settings=settings)
+        session.start(0.0)
+        session.heard(2, told(0b1111), 0.0)
+        session.heard(3, told(0b1111), 0.0)
+        assert pulls(session.lost(1, 1.0)) == begun
 
 
 def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:
@@ -246,7 +258,7 @@ def test_a_new_plan_keeps_what_is_here_and_an_old_one_is_ignored() -> None:
     session.arrived(1, 1.0)
     assert session.replan(0, [(3, 1)], 1.0) == []
     session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
-    assert session.have_map.epoch == 1
+    assert session.have_map.epoch == 0  # of this life still
     assert pulls(session.arrived(2, 2.0)) == [(3, 3)]
 
 
