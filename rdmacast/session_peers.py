@@ -1,11 +1,11 @@
 """What a node knows of the others in its cast: what they hold, how fast they are, who failed (pure)."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from rdmacast.have_map import HaveMap
+from rdmacast.have_map import HaveMap, bits_of, blocks_in
 
 SAMPLES = 15  # the latest pulls from anybody, whose median is what is usual
 LEAST_SAMPLES = 5
@@ -125,13 +125,43 @@ class Peers:
             bits |= self.gift(node)
         return bits
 
-    def givers(self, block: int) -> list[int]:
-        """Who may be asked for the block."""
-        return [node for node in self._holders if self.gives(node, block)]
+    def offers(self, blocks: int, pulls: Sequence[int]) -> dict[int, int]:
+        """Who is best to be asked for any of these blocks, and for which, while there are `pulls` from these.
 
-    def rank(self, node: int, block: int) -> tuple[bool, int]:
-        """Less is better: the quick before the slow, then those of which fewer pulls ended badly."""
-        return self.is_slow(node), self._peers[node].tries.get(block, 0)
+        The quick before the slow, those of which no pull of a block ended badly, then who we pull least from
+        now. Who holds least comes first: a source has others to serve.
+        """
+        found: dict[int, int] = {}
+        best: tuple[bool, int, int] | None = None
+        for node in self._holders:
+            if gift := self.gift(node) & blocks:
+                tries, offered = self._least_tried(self._peers[node], gift)
+                rank = (self.is_slow(node), tries, pulls.count(node))
+                if best is None or rank <= best:
+                    found = {node: offered} if rank != best else found | {node: offered}
+                    best = rank
+        return dict(sorted(found.items(), key=lambda offer: self._peers[offer[0]].held.bit_count()))
+
+    @staticmethod
+    def _least_tried(peer: _Peer, gift: int) -> tuple[int, int]:
+        """Those of the blocks of which fewest pulls from the peer ended badly, and how many did."""
+        if untried := gift & ~peer.tried:
+            return 0, untried
+        fewest = min(peer.tries[block] for block in blocks_in(gift))
+        return fewest, bits_of(block for block in blocks_in(gift) if peer.tries[block] == fewest)
+
+    def rarest(self, blocks: int) -> int:
+        """Those of the blocks, as bits, that fewest hold or are about to hold."""
+        digits: list[int] = []  # the counts of all blocks, as binary digits: the lowest first
+        for peer in self._peers.values():
+            carry = (peer.held | peer.coming) & blocks if peer.alive else 0
+            for place, digit in enumerate(digits):
+                digits[place], carry = digit ^ carry, digit & carry
+            if carry:
+                digits.append(carry)
+        for digit in reversed(digits):
+            blocks = blocks & ~digit or blocks
+        return blocks
 
     def reachable(self) -> int:
         """The blocks, as bits, that somebody holds or is about to hold and could give."""
