@@ -105,8 +105,12 @@ class NixlTransport:
     async def _probe(self, link: ClientLink, reader: NixlReader, reads: ReadQueue, peer: PeerAddress) -> None:
         """Read what only this peer can give: their networks may not meet."""
         page = mmap.mmap(-1, mmap.PAGESIZE)
+        # Not by cancelling: a read that is given up is waited for.
+        late = asyncio.get_running_loop().call_later(
+            self._settings.handshake_timeout_s, link.abort, LinkClosed("nothing came over it")
+        )
         try:
-            async with asyncio.timeout(self._settings.handshake_timeout_s), link.met() as meeting:
+            async with link.met() as meeting:
                 view = memoryview(page)[: len(meeting.nonce)]
                 reader.know(meeting.probe.metadata)
                 with reader.memory.registered.local(view) as local:
@@ -114,7 +118,9 @@ class NixlTransport:
                 right = view == meeting.nonce
         except NotShared as error:
             raise NoTransport(f"no NIXL: {error}") from error
-        except (CastError, TimeoutError) as error:
+        except CastError as error:
             raise NoTransport(f"no NIXL path to {peer.url}: {error}") from error
+        finally:
+            late.cancel()
         if not right:
             raise NoTransport(f"the NIXL path to {peer.url} leads to another node")

@@ -158,18 +158,22 @@ class _Pull:
             await run_in_thread(self._executor, lambda: prepare(fetch.offset, fetch.nbytes))
         try:
             async with self._watch.reading():
-                link = await self._links.get(fetch.source)
-                try:
-                    await link.read_into(self._plan.region, fetch.offset, block)
-                except NotShared as error:
-                    logger.info("%s; trying another transport", error)
-                    self._links.avoid(fetch.source, link)
-                    link = await self._links.get(fetch.source)
-                    await link.read_into(self._plan.region, fetch.offset, block)
+                transport = await self._read(fetch, block)
         except CastError as error:
             return _Outcome(fetch, error=error)
         units = await run_in_thread(self._executor, lambda: self._check(fetch.offset, block))
-        return _Outcome(fetch, link.transport, units)
+        return _Outcome(fetch, transport, units)
+
+    async def _read(self, fetch: Fetch, block: memoryview) -> str:
+        """The transport that it came over: the best that can serve the region."""
+        while True:
+            link = await self._links.get(fetch.source)
+            try:
+                await link.read_into(self._plan.region, fetch.offset, block)
+                return link.transport
+            except NotShared as error:
+                logger.info("%s; trying another transport", error)
+                self._links.avoid(fetch.source, link)
 
     def _settle(self, outcome: _Outcome, on_block: OnBlock) -> None:
         fetch, source = outcome.fetch, self._plan.sources[outcome.fetch.source].url

@@ -11,6 +11,7 @@ from rdmacast.verbs_device import LocalMemory, ReadPort
 from rdmacast.waiting import wait_to_end
 
 MESSAGE_BYTES = 4 << 20  # of one READ: long enough that posting it costs nothing, short enough to interleave
+ABANDONED_S = 15.0  # how long a read that was given up may hold its memory
 POLL_S = 0.0005  # a full queue lasts longer than this on any link, so the link is never idle for it
 
 
@@ -35,12 +36,18 @@ class ReadQueue:
     """Owns a connected queue pair, or what else reads. `failed` hears once why it cannot be used any more."""
 
     def __init__(
-        self, pair: ReadPort, depth: int, message_bytes: int, failed: Callable[[LinkClosed], None]
+        self,
+        pair: ReadPort,
+        depth: int,
+        message_bytes: int,
+        failed: Callable[[LinkClosed], None],
+        abandoned_s: float = ABANDONED_S,
     ) -> None:
         self._pair = pair
         self._depth = depth
         self._message_bytes = min(message_bytes, MESSAGE_BYTES)
         self._failed = failed
+        self._abandoned_s = abandoned_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Reading] = deque()  # not yet posted to their ends
         self._under_way: dict[int, tuple[_Reading, int]] = {}
@@ -69,7 +76,15 @@ class ReadQueue:
             # The device cannot take a READ back: those under way end first, or the queue pair does.
             reading.stopped = True
             self._settle(reading)
-            await wait_to_end([reading.ended])
+            late = self._loop.call_later(
+                self._abandoned_s,
+                self._fail,
+                f"a read that was given up did not end in {self._abandoned_s:g} s",
+            )
+            try:
+                await wait_to_end([reading.ended])
+            finally:
+                late.cancel()
             raise
         if self._reason is not None:
             raise LinkClosed(str(self._reason))

@@ -21,10 +21,12 @@ from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link
 from rdmacast.verbs import VerbsTransport
-from rdmacast.verbs_address import QueuePairAddress
+from rdmacast.verbs_address import QueuePairAddress, RemoteMemory
+from rdmacast.verbs_device import LocalMemory
 from rdmacast.verbs_gpu import exported
 from rdmacast.verbs_memory import PIECE_BYTES, RegisteredMemory, address_of
 from rdmacast.verbs_node import VerbsNode
+from rdmacast.verbs_reads import ReadQueue
 from tests.transport_fixture import CONTENT, NBYTES, SECRET
 from tests.verbs_fixture import until, why_no_rdma
 
@@ -314,3 +316,22 @@ def test_without_nvidias_driver_gpu_memory_is_refused() -> None:
             raise AssertionError("address 0 was exported")
     except DeviceError as error:
         assert "NVIDIA" in str(error) or "cu" in str(error)
+
+
+def test_a_read_that_was_given_up_and_does_not_end_takes_the_link_with_it() -> None:
+    async def main() -> None:
+        fabric = MemoryFabric()
+        fabric.held = True
+        device = MemoryDevice(fabric)
+        failed: asyncio.Future[LinkClosed] = asyncio.get_running_loop().create_future()
+        reads = ReadQueue(
+            device.queue_pair(), device.depth, device.message_bytes, failed.set_result, abandoned_s=0.01
+        )
+        reading = asyncio.create_task(reads.read(LocalMemory(0, 0), RemoteMemory(0, 0), 1000))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert reading.cancelled() and "given up did not end in 0.01 s" in str(await failed)
+        assert not fabric.pairs
+
+    asyncio.run(main())
