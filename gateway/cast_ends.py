@@ -63,6 +63,11 @@ class CastEnds:
         """Call it with each cast that ends while the feed is followed."""
         self._on_end.append(callback)
 
+    def awaited(self, cast_id: str) -> frozenset[str]:
+        """Nodes whose part is not over; nobody's of a cast that was not heard of from its begin."""
+        heard = self._heard.get(cast_id)
+        return frozenset() if heard is None else frozenset(heard.waits_for)
+
     def changed(self, record: CastRecord, now: float) -> None:
         """A cast was planned, or nodes joined it."""
         known = self._heard.get(record.cast_id)

@@ -90,17 +90,23 @@ class Casts:
         image = version.image
         assert image is not None
         nodes = {node.id: node for node in directory.usable_nodes()}
+        casts = {record.cast_id: record for record in directory.casts.of(image)}
+        taking = {
+            name for record in casts.values() for name in _taking_part(directory, nodes, record, record)
+        }
+        mine = self._latest.get(image)
+        if mine is not None and (mine.cast_id not in casts or casts[mine.cast_id].epoch < mine.epoch):
+            taking |= _taking_part(directory, nodes, mine, casts.get(mine.cast_id))
+            casts = {mine.cast_id: mine} | {**casts, mine.cast_id: mine}
+        # `loading` names the new ones as well. Who takes part already only has one more user of its load.
+        new = {name: nodes[name] for name in holders if name in nodes and name not in taking}
         scene = _Scene(
             image=image,
             nodes=tuple(nodes.values()),
-            arriving=tuple(node for node in loading(directory, image) if node.id not in holders),
-            targets=tuple(nodes[name] for name in holders if name in nodes),
-            readers=frozenset(name for name, known in holders.items() if not known),
+            arriving=tuple(node for node in loading(directory, image) if node.id not in new),
+            targets=tuple(new.values()),
+            readers=frozenset(name for name in new if not holders[name]),
         )
-        casts = {record.cast_id: record for record in directory.casts.of(image)}
-        mine = self._latest.get(image)
-        if mine is not None and (mine.cast_id not in casts or casts[mine.cast_id].epoch < mine.epoch):
-            casts = {mine.cast_id: mine} | {**casts, mine.cast_id: mine}
         delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s)
         if delivery.cast is not None:
             self._latest.pop(image, None)
@@ -135,6 +141,25 @@ class _Scene:
         if self.givers or self.arriving:
             return None
         return next((node for node in self.targets if node.id in self.readers), None)
+
+
+def _taking_part(
+    directory: Directory, nodes: Mapping[str, NodeRecord], record: CastRecord, published: CastRecord | None
+) -> set[str]:
+    """Nodes to which the image is coming by the cast, and those it comes from, until it is over; the
+    directory knows it as `published`. One that has another address by now is another process."""
+    awaited = set(directory.cast_ends.awaited(record.cast_id))
+    if published is not record:
+        before = set() if published is None else {member.node for member in published.members}
+        awaited |= {member.node for member in record.targets} - before
+    if not awaited:
+        return set()
+    part = awaited | {record.members[source].node for source in record.sources}
+    return {
+        member.node
+        for member in record.members
+        if member.node in part and member.node in nodes and nodes[member.node].cast == member.address
+    }
 
 
 def plan_delivery(

@@ -16,12 +16,13 @@ from gateway.placement import choose_sources
 from gateway.plan import Plan
 from gateway.start_assets import cast_ref
 from registry.cast import CastRecord, CastState
-from registry.change import CastChanged, NodeUp
+from registry.change import CastChanged, CastPartEnded, NodeUp
 from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import UNIT_BYTES
 from registry.memory_state import MemoryState
 from registry.node import NodeRecord, Tier
 from tests.patience import PATIENCE_S
+from tests.registry_records import cast_progress
 
 VERSION = make_version("f", image="image", nbytes=64 * MIB)
 IMAGE = VERSION.image or ""
@@ -304,3 +305,25 @@ def test_few_of_the_casts_of_a_gateway_that_plans_no_steps_are_remembered() -> N
         version = make_version("f", image=image, nbytes=64 * MIB)
         assert world.casts.deliver(world.directory, version, {"t": ()}, world.loading, 1.0).cast is not None
     assert repr(world.casts).count("CastRecord(") == 256
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: bool) -> None:
+    world = World()
+    for id_ in ("reader", "t0", "new"):
+        world.node(id_)
+    cast = cast_of(world.deliver("reader", "t0"))
+    if published:
+        world.directory.apply(CastChanged(record=cast), 0.0)
+    world.arriving = ["reader", "t0"]
+    for again in ("reader", "t0"):
+        delivery = world.deliver(again)
+        assert (delivery.cast, delivery.behind) == (None, {})
+    joined = cast_of(world.deliver("t0", "new"))
+    assert (joined.cast_id, joined.epoch, names(joined)[1]) == (cast.cast_id, 1, ["t0", "new"])
+    for target in ("t0", "new"):
+        failed = cast_progress(target, cast_id=cast.cast_id, state=CastState.FAILED)
+        for change in (CastChanged(record=joined), CastPartEnded(progress=failed)):
+            world.directory.apply(change, 0.0)
+    world.arriving = ["reader"]
+    assert cast_of(world.deliver("t0")).cast_id != cast.cast_id  # that one is over
