@@ -17,6 +17,7 @@ import psutil
 from cli.output import emit_rows
 from cli.progress import human_bytes
 from cli.up_settings import count_gpus, default_data_dir
+from rdmacast.locked_memory import locked_limit
 from registry.embedded_redis import find_redis_server
 from registry.errors import RegistryError
 
@@ -79,12 +80,17 @@ def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
             found="no device: transfers use shared memory and TCP",
             mend="install rdma-core and your adapter's driver; `ls /sys/class/infiniband` must list it",
         )
-    verbs = importlib.util.find_spec("pyverbs") is not None
+    if importlib.util.find_spec("pyverbs") is None:
+        lacks, mend = ", but pyverbs is not installed", "pip install 'hypercast[rdma]'"
+    elif (limit := locked_limit()) is not None:
+        lacks, mend = f", but only {human_bytes(limit)} of memory can be locked", "`ulimit -l unlimited`"
+    else:
+        lacks = mend = ""
     return Finding(
         check="rdma",
-        verdict=Verdict.OK if verbs else Verdict.NOTE,
-        found=" ".join(devices) + ("" if verbs else ", but pyverbs is not installed"),
-        mend="" if verbs else "pip install 'hypercast[rdma]'",
+        verdict=Verdict.NOTE if lacks else Verdict.OK,
+        found=" ".join(devices) + lacks,
+        mend=mend,
     )
 
 

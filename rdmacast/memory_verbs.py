@@ -29,10 +29,14 @@ class MemoryFabric:
 
 
 class MemoryDevice:
-    """A Device whose READs end a few at each poll, in order. Registers at most `limit_bytes`."""
+    """A Device whose READs end a few at each poll, in order. Registers at most `limit_bytes`; `with_gpu`
+    takes memory of the processor for a GPU's."""
 
-    def __init__(self, fabric: MemoryFabric, *, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, fabric: MemoryFabric, *, limit_bytes: int | None = None, with_gpu: bool = False
+    ) -> None:
         self.fabric = fabric
+        self._with_gpu = with_gpu
         self._limit_bytes = limit_bytes
         self.closed = False
 
@@ -58,7 +62,9 @@ class MemoryDevice:
         return MemoryRegistration(self.fabric, address, nbytes, writable)
 
     def register_gpu(self, address: int, nbytes: int) -> "MemoryRegistration":
-        raise DeviceError("no GPU here")
+        if not self._with_gpu:
+            raise DeviceError("no GPU here")
+        return MemoryRegistration(self.fabric, address, nbytes, writable=True)
 
     def close(self) -> None:
         self.closed = True

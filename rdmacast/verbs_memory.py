@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from rdmacast.errors import DeviceError
+from rdmacast.locked_memory import why_not_locked
 from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_device import LocalMemory, Registrar, Registration
 
@@ -52,7 +53,7 @@ class RegisteredMemory:
     def add(self, buffer: memoryview) -> Iterator[None]:
         """Register an arena for the time inside. Raises DeviceError."""
         address = address_of(buffer)
-        with self._added(self._device.register(address, buffer.nbytes, writable=not buffer.readonly)):
+        with self._added(self._register(address, buffer.nbytes, writable=not buffer.readonly)):
             yield
 
     @contextmanager
@@ -83,7 +84,7 @@ class RegisteredMemory:
 
     def close(self) -> None:
         """Everything is forgotten; nothing of it may be in use."""
-        registrations = [*self._arenas, *(owned.registration for owned in self._owned.values())]
+        registrations = self._all()
         self._arenas, self._owned = [], {}
         for registration in registrations:
             registration.close()
@@ -115,6 +116,16 @@ class RegisteredMemory:
             if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
                 self._forget(key, owned)
 
+    def _register(self, address: int, nbytes: int, *, writable: bool) -> Registration:
+        try:
+            return self._device.register(address, nbytes, writable=writable)
+        except DeviceError as error:
+            locked = sum(one.nbytes for one in self._all())
+            raise DeviceError(f"{error}{why_not_locked(nbytes, locked)}") from error
+
+    def _all(self) -> list[Registration]:
+        return [*self._arenas, *(owned.registration for owned in self._owned.values())]
+
     def _arena_of(self, address: int, nbytes: int) -> Registration | None:
         return next((arena for arena in self._arenas if _covers(arena, address, nbytes)), None)
 
@@ -130,7 +141,7 @@ class RegisteredMemory:
         if known is not None and known.is_of(address, nbytes):
             return key, known
         # Not known, or a mapping that has moved since: what still uses the old one keeps it.
-        made = _Owned(self._device.register(address, nbytes, writable=writable), None)
+        made = _Owned(self._register(address, nbytes, writable=writable), None)
         try:
             made.owner = weakref.ref(owner, lambda _: self._forget(key, made))
         except TypeError:

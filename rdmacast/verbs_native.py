@@ -163,7 +163,7 @@ class NativeDevice:
             return NativePair(self)
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> "NativeRegistration":
-        with _refusals(self.verbs, f"cannot register {nbytes} bytes of memory (see `ulimit -l`)"):
+        with _refusals(self.verbs, f"cannot register {nbytes} bytes of memory"):
             region = self.verbs.mr.MR(self.pd, nbytes, self._access(writable), address=address)
         return NativeRegistration(region, address, nbytes, address)
 

@@ -12,6 +12,7 @@ import pytest
 from invoker.filling import Filling
 from invoker.host_tier import HostTier
 from invoker.published import ImageRegion
+from rdmacast.errors import RegionGone
 from rdmacast.region import GrowingRegion
 
 CONTENT = bytes(range(256)) * 40
@@ -82,5 +83,32 @@ def test_one_that_comes_again_before_anybody_asked_is_told_of_anew_too(tier: Hos
         assert (again.held, again.coming) == (0, EVERYTHING) and again.epoch > whole.epoch
         filling.abandon()
         region.arrived()
+
+    asyncio.run(main())
+
+
+def test_what_only_a_gpu_has_is_not_told_but_read_there(tier: HostTier) -> None:
+    async def main() -> None:
+        pointer = 1 << 30
+        here = {DIGEST: pointer}
+        region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None, here.get)
+        assert region.have_map(BLOCK_BYTES).held == 0 and region.shm_path is None
+        await region.wait_for(100, 50)
+        assert region.gpu_pointer(100, 50) == pointer + 100
+        with pytest.raises(RegionGone, match="no longer here"):
+            region.view(100, 50)  # what another transport than that of GPUs asks for
+        filling, arriving = begin(tier, region)
+        assert region.gpu_pointer(0, 1) is None
+        filling.view[:] = CONTENT
+        arriving.complete()
+        filling.publish().close()
+        region.arrived()
+        await region.wait_for(0, 1)
+        assert region.gpu_pointer(0, 1) is None and region.view(0, 1) == CONTENT[:1]
+        region.close()
+        assert tier.evict(DIGEST)
+        here.clear()
+        with pytest.raises(RegionGone, match="no longer here"):
+            await region.wait_for(0, 1)
 
     asyncio.run(main())

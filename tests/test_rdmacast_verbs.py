@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import mmap
+import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from rdmacast.verbs_gpu import exported
 from rdmacast.verbs_memory import PIECE_BYTES, RegisteredMemory, address_of
 from rdmacast.verbs_node import VerbsNode
 from rdmacast.verbs_reads import ReadQueue
-from tests.transport_fixture import CONTENT, NBYTES, SECRET
+from tests.transport_fixture import CONTENT, NBYTES, SECRET, GpuRegion
 from tests.verbs_fixture import until, why_no_rdma
 
 
@@ -211,6 +212,44 @@ def test_memory_that_cannot_be_registered_is_filled_over_tcp() -> None:
             assert buffer == CONTENT and dict(report.bytes_by_transport) == {"tcp": NBYTES}
 
     asyncio.run(main())
+
+
+def test_a_region_on_a_gpu_is_read_from_there_where_its_memory_is_registered() -> None:
+    async def main() -> None:
+        fabric, gpu = MemoryFabric(), memoryview(mmap.mmap(-1, NBYTES))
+        gpu[:] = CONTENT
+        region = GpuRegion(bytes(NBYTES), complete=True)
+        region.base = address_of(gpu)
+        with (
+            VerbsNode(MemoryDevice(fabric), "here") as here,
+            VerbsNode(MemoryDevice(fabric, with_gpu=True), "there") as there,
+        ):
+            async with RegionServer(SECRET, host="b", verbs=there) as server:
+                server.publish("image", region)
+                async with VerbsTransport(SECRET, here).connect(server.address) as link:
+                    buffer = bytearray(1000)
+                    with pytest.raises(NotShared, match="that memory of a GPU is not registered"):
+                        await link.read_into("image", 5, memoryview(buffer))
+                    with there.memory.add_gpu(region.base, NBYTES):
+                        await link.read_into("image", 5, memoryview(buffer))
+                    assert buffer == CONTENT[5:1005]
+
+    asyncio.run(main())
+
+
+def test_a_limit_of_locked_memory_is_named_where_it_is_the_reason() -> None:
+    memory = RegisteredMemory(MemoryDevice(MemoryFabric(), limit_bytes=1 << 20))
+    small, big = (memoryview(mmap.mmap(-1, nbytes)) for nbytes in (4096, 1 << 21))
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, hard))
+    try:
+        with memory.add(small):
+            with pytest.raises(DeviceError, match=r"RLIMIT_MEMLOCK lets .* lock 65536 bytes, 4096 are"):
+                with memory.local(big):
+                    pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+    memory.close()
 
 
 def test_memory_is_registered_once_and_for_as_long_as_its_owner_lives() -> None:
