@@ -44,7 +44,7 @@ def blocks_of(nbytes: int, block_bytes: int) -> int:
 class HaveMap:
     """Blocks of a cast as bits: held (and checked), and under way from somebody who holds them.
 
-    `epoch` grows when a node comes back or is given a new plan; a map of an older one is stale.
+    `epoch` grows when a node comes back, or lost what it held; a map of an older one is stale.
     """
 
     blocks: int

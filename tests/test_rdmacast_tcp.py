@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rdmacast.client_link import ClientLink
 from rdmacast.connection import dial, listen
 from rdmacast.errors import LinkClosed
+from rdmacast.frames import Frame, Hello, Locate, Read, Ready
 from rdmacast.framing import MOST_UNSENT_BYTES
+from rdmacast.observer import Observers
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.region_table import RegionTable
@@ -16,7 +19,7 @@ from rdmacast.server_link import ServerLink
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress
-from rdmacast.wire import SERVICE, Hello, Locate, Read, encode
+from rdmacast.wire import SERVICE, encode
 from tests.patience import PATIENCE_S
 from tests.transport_fixture import CONTENT, SECRET, WatchedRegion, make_rig
 
@@ -103,6 +106,46 @@ def test_the_receiving_side_caps_too() -> None:
     asyncio.run(main())
 
 
+class _Hasty(ClientLink):
+    """Its task is cancelled at the moment at which what it asked for is granted."""
+
+    task: "asyncio.Task[None]"
+
+    def frame_received(self, frame: Frame) -> None:
+        super().frame_received(frame)
+        if isinstance(frame, Ready):
+            self.task.cancel()
+
+
+def test_a_grant_to_who_is_cancelled_at_that_moment_goes_back() -> None:
+    """The region's withdrawal would wait for it, and then close the link."""
+
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            link = await dial(
+                server.address.url,
+                secret=SECRET,
+                service=SERVICE,
+                make_protocol=lambda: _Hasty(LinkSettings()),
+                timeout_s=PATIENCE_S,
+            )
+
+            async def read() -> None:
+                async with link.granted("image", 0, 10):
+                    raise AssertionError("it was cancelled before")
+
+            link.task = asyncio.create_task(read())
+            await asyncio.wait([link.task])
+            assert link.task.cancelled()
+            server.publish("other", GrowingRegion(CONTENT, complete=True))
+            await server.withdraw("image", drain_s=PATIENCE_S)
+            await link.read("other", 0, memoryview(bytearray(10)))
+            await link.aclose()
+
+    asyncio.run(main())
+
+
 class _Deaf(asyncio.Protocol):
     """A server that greets and then never says anything again."""
 
@@ -154,6 +197,7 @@ def test_a_peer_that_asks_without_end_and_reads_nothing_is_given_up(busy: bool) 
                 opened=lambda _: None,
                 closed=closed.set_result,
                 count_sent=lambda _: None,
+                observers=Observers(),
             )
 
         listener = await listen(
