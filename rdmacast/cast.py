@@ -220,7 +220,7 @@ class Cast:
             for action in event(asyncio.get_running_loop().time()):
                 self._do(action)
             self._set_timer()
-        except Exception as error:
+        except Exception as error:  # whatever it is: `run` waits, and raises it
             self._over.set_exception(error)
             return
         if self._session.state is not SessionState.RUNNING:
