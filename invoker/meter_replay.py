@@ -203,9 +203,11 @@ def _body(data: bytes, start: int) -> bytes | None:
     if start + HEADER.size > len(data):
         return None
     length, checksum = HEADER.unpack_from(data, start)
-    body = data[start + HEADER.size : start + HEADER.size + length]
-    whole = len(body) == length and body[:1] == _FIRST and zlib.crc32(body) == checksum
-    return body if whole else None
+    start += HEADER.size
+    if start + length > len(data):  # as most of what is no header says: not copied to be told so
+        return None
+    body = data[start : start + length]
+    return body if body[:1] == _FIRST and zlib.crc32(body) == checksum else None
 
 
 def _next_frame(data: bytes, start: int) -> int:
