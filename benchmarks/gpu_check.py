@@ -12,6 +12,7 @@ speed      tokens per second at batch 1, 8 and 32 of a random Llama of eight bil
            by the weights that a decode step reads
 copies     an image from the host tier to the arena, page-locked and not, beside one plain copy
 start      an instance by the node's own code, by phase: from the host tier, and hot
+ipc        another process's arena read in place, by CUDA IPC
 integrity  the arena's regions lie apart and keep their bytes; torch sees them in place
 
 `--device cpu` runs the same on small shapes. The file is a list of rows; the first sums up.
@@ -57,6 +58,7 @@ class PartPlan:
 PARTS = (
     PartPlan(name="tokens", module="gpu_tokens", function="check", share=0.35),
     PartPlan(name="integrity", module="gpu_memory", function="integrity", share=0.2, needs_cupy=True),
+    PartPlan(name="ipc", module="gpu_ipc", function="check", share=0.2, needs_cupy=True),
     PartPlan(name="copies", module="gpu_memory", function="copies", share=0.3, needs_cupy=True),
     PartPlan(name="start", module="gpu_start", function="check", share=0.5, needs_cupy=True),
     PartPlan(name="speed", module="gpu_speed", function="check", share=1.0),
