@@ -1,0 +1,133 @@
+"""What a benchmark of faults makes of its casts: records, and a table for people (pure)."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.cast_faults_draw import Role, Shape
+from benchmarks.cast_faults_run import Baseline, Outcome
+from benchmarks.percentile import percentile
+
+
+def records(
+    outcomes: Sequence[Outcome], baseline: Baseline, limit: float, params: dict[str, object]
+) -> list[dict[str, Any]]:
+    """One a shape undisturbed, one a role, transport and planner of what was struck, and one of all."""
+    struck = [one for one in outcomes if one.trial.strike is not None]
+    rows = [undisturbed(shape, baseline, outcomes, params) for shape in baseline.seconds]
+    by: list[tuple[str, Callable[[Outcome], str]]] = [
+        ("role", _role),
+        ("transport", lambda one: one.trial.shape.transport),
+        ("planner", lambda one: one.trial.shape.planner),
+        ("damage", lambda one: "damaged" if one.trial.damage else "whole"),
+    ]
+    for what, key in by:
+        for value in sorted({key(one) for one in struck}):
+            chosen = [one for one in struck if key(one) == value]
+            rows.append(
+                {"name": f"struck-{value}", "params": {what: value, **params}, **lost(chosen, baseline)}
+            )
+    return [*rows, whole(outcomes, struck, baseline, limit, params)]
+
+
+def undisturbed(
+    shape: Shape, baseline: Baseline, outcomes: Sequence[Outcome], params: dict[str, object]
+) -> dict[str, Any]:
+    of_shape = [one for one in outcomes if one.trial.is_undisturbed and one.trial.shape == shape]
+    return {
+        "name": "undisturbed",
+        "params": {"transport": shape.transport, "planner": shape.planner, **params},
+        "seconds": [round(seconds, 4) for seconds in baseline.seconds[shape]],
+        "median_s": round(baseline.median_s(shape), 4),
+        "processor_share": round(statistics.median(one.processors for one in of_shape), 3),
+    }
+
+
+def lost(struck: Sequence[Outcome], baseline: Baseline) -> dict[str, Any]:
+    """By how much longer they took than undisturbed ones of their shape, as shares of that."""
+    shares = [baseline.lost_share(one) for one in struck]
+    if not shares:
+        return {"casts": 0}
+    return {
+        "casts": len(shares),
+        "lost_share_median": round(statistics.median(shares), 4),
+        "lost_share_p90": round(percentile(shares, 90) or 0.0, 4),
+        "lost_share_max": round(max(shares), 4),
+        "processor_share": round(statistics.median(one.processors for one in struck), 3),
+    }
+
+
+def whole(
+    outcomes: Sequence[Outcome],
+    struck: Sequence[Outcome],
+    baseline: Baseline,
+    limit: float,
+    params: dict[str, object],
+) -> dict[str, Any]:
+    wrong = [f"{one.trial}: {what}" for one in outcomes for what in one.wrong]
+    told = lost(struck, baseline)
+    returned = [one.returned for one in outcomes if one.returned is not None]
+    faults = [one.faults for one in outcomes]
+    return {
+        "name": "cast-faults",
+        "params": params,
+        "all_casts": len(outcomes),
+        **told,
+        "lost_share_limit": limit,
+        "holds": not wrong and told.get("lost_share_median", 0.0) <= limit,
+        "damaged_found": sum(one.found for one in outcomes),
+        "damaged_missed": sum(one.missed for one in outcomes),
+        "pulls": {kind: sum(each.get(kind, 0) for each in faults) for kind in sorted({*_kinds(faults)})},
+        "returned": len(returned),
+        "returned_kept_blocks": sum(one.kept_blocks for one in returned),
+        "returned_median_s": round(statistics.median(one.seconds for one in returned), 3)
+        if returned
+        else None,
+        "wrong": wrong,
+        "each": [each_record(one, baseline) for one in struck],
+    }
+
+
+def each_record(one: Outcome, baseline: Baseline) -> dict[str, Any]:
+    strike = one.trial.strike
+    assert strike is not None
+    return {
+        "transport": one.trial.shape.transport,
+        "planner": one.trial.shape.planner,
+        "role": strike.role,
+        "rank": strike.rank,
+        "at": round(strike.at, 3),
+        "returns": strike.returns,
+        "damage": one.trial.damage,
+        "seconds": round(one.seconds, 4),
+        "lost_share": round(baseline.lost_share(one), 4),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """For people."""
+    lines = [f"{'undisturbed':28} {'median':>8} {'processors':>11}"]
+    for row in rows:
+        if row["name"] == "undisturbed":
+            shape = f"{row['params']['transport']} {row['params']['planner']}"
+            lines.append(f"{shape:28} {row['median_s']:6.3f} s {row['processor_share']:11.0%}")
+    lines.append(f"\n{'time lost':28} {'casts':>6} {'median':>8} {'p90':>8} {'max':>8} {'processors':>11}")
+    for row in rows:
+        if row["name"] != "undisturbed" and row["casts"]:
+            shares = "".join(f" {row[f'lost_share_{part}']:8.1%}" for part in ("median", "p90", "max"))
+            lines.append(f"{row['name']:28} {row['casts']:6}{shares} {row['processor_share']:11.0%}")
+    last = rows[-1]
+    found, missed = last["damaged_found"], last["damaged_missed"]
+    lines.append(f"\ndamaged blocks: {found} found, {missed} missed; {last['returned']} nodes returned")
+    verdict = "holds" if last["holds"] else "DOES NOT HOLD"
+    lines.append(f"{verdict}: at most {last['lost_share_limit']:.0%} lost in the median, nothing wrong")
+    return "\n".join([*lines, *(f"WRONG: {what}" for what in last["wrong"])])
+
+
+def _role(one: Outcome) -> Role:
+    assert one.trial.strike is not None
+    return one.trial.strike.role
+
+
+def _kinds(faults: Sequence[Any]) -> set[str]:
+    return {kind for each in faults for kind in each}

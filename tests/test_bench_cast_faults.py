@@ -1,0 +1,148 @@
+"""A few casts in which nodes are killed, hang and return; how they are drawn, and what is told of them."""
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from benchmarks import cast_faults
+from benchmarks.cast_faults_draw import Deck, Fault, Role, Shape, Strike, Trial, draw, roles_of
+from benchmarks.cast_faults_fleet import Belongings, Fleet
+from benchmarks.cast_faults_links import Damage
+from benchmarks.cast_faults_records import records, table
+from benchmarks.cast_faults_run import Baseline, FaultRun, Outcome, Setup
+from benchmarks.multicast_run import CastImage
+
+SHAPES = (Shape("tcp", "chain"), Shape("shm", "binomial"))
+DECK = Deck(casts=40, nodes=8, sources=2, blocks=16, shapes=SHAPES)
+PARAMS: dict[str, object] = {"nodes": 8}
+
+
+def outcome(trial: Trial, seconds: float, wrong: Sequence[str] = ()) -> Outcome:
+    return Outcome(
+        trial=trial,
+        seconds=seconds,
+        struck_s=None,
+        processors=0.25,
+        found=1,
+        missed=0,
+        faults={"damaged": 1},
+        returned=None,
+        wrong=tuple(wrong),
+    )
+
+
+def struck(shape: Shape, role: Role) -> Trial:
+    return Trial(name="c", shape=shape, strike=Strike(fault=Fault.KILL, role=role, rank=3, at=0.5))
+
+
+def test_the_same_seed_draws_the_same_casts_of_every_kind() -> None:
+    trials = draw(DECK, 7)
+    assert trials == draw(DECK, 7) != draw(DECK, 8)
+    assert [trial.shape for trial in trials[:2]] == list(SHAPES)
+    assert all(trial.is_undisturbed for trial in trials[:2])
+    assert len({trial.name for trial in trials}) == len(trials)
+    strikes = [trial.strike for trial in trials if trial.strike is not None]
+    assert len(strikes) == 40
+    assert {strike.role for strike in strikes} == set(Role)
+    assert any(strike.returns for strike in strikes)
+    assert not any(strike.returns for strike in strikes if strike.role is Role.SOURCE)
+    assert Counter(trial.is_undisturbed for trial in trials)[True] == len(SHAPES) * DECK.undisturbed
+    assert {trial.damage for trial in trials if trial.strike is not None} == {0.0, DECK.damage}
+
+
+def test_roles_are_those_of_the_plan() -> None:
+    assert roles_of("chain", DECK) == {
+        Role.SOURCE: [0, 1],
+        Role.RELAY: [2, 3, 5, 6],
+        Role.TARGET: [4, 7],
+    }
+    assert Role.TARGET not in roles_of("binomial", DECK)
+
+
+def test_damage_that_no_check_finds_is_missed() -> None:
+    damage = Damage(1.0, "seed")
+    block = memoryview(bytearray(100))
+    check = damage.watched(lambda offset, view: [offset] if any(view) and offset < 200 else [])
+    for offset in (100, 200):
+        block[:] = bytes(100)
+        damage.do(offset, block)
+        check(offset, block)
+    assert (damage.found, damage.missed) == (1, 1)
+
+
+def test_what_a_process_has_more_than_before_is_leaked() -> None:
+    before = Belongings(files={"socket": 1, "pipe": 2}, mapped=0, regions=(), tasks=2)
+    assert before.more_than(before) == ""
+    after = Belongings(files={"socket": 3, "pipe": 1}, mapped=1, regions=("c",), tasks=3)
+    assert after.more_than(before) == "2 x socket, region c, 1 mapped images, 1 tasks"
+
+
+def test_time_lost_is_counted_from_undisturbed_casts_of_the_same_shape() -> None:
+    baseline = Baseline()
+    outcomes = [outcome(Trial(name="u", shape=shape), seconds) for shape in SHAPES for seconds in (1.0, 2.0)]
+    outcomes += [outcome(struck(SHAPES[0], Role.RELAY), seconds) for seconds in (1.5, 1.8, 3.0)]
+    for one in outcomes:
+        baseline.add(one)
+    rows = records(outcomes, baseline, 0.3, PARAMS)
+    last = rows[-1]
+    assert (last["casts"], last["lost_share_median"], last["lost_share_max"]) == (3, 0.2, 1.0)
+    assert last["holds"] and last["damaged_found"] == 7
+    assert "struck-relay" in table(rows) and "\nholds" in table(rows)
+    assert not records(outcomes, baseline, 0.1, PARAMS)[-1]["holds"]
+    leaky = [*outcomes, outcome(Trial(name="l", shape=SHAPES[0]), 1.0, ["node 1: leaked 1 x socket"])]
+    told = records(leaky, baseline, 0.3, PARAMS)
+    assert not told[-1]["holds"] and "WRONG: tcp chain: node 1: leaked 1 x socket" in table(told)
+
+
+def trials_of_every_fault() -> list[Trial]:
+    """Each transport undisturbed, then with a source, a relay and a target struck, one of which returns."""
+    seeded, found = random.Random(3), list[Trial]()
+    for transport in cast_faults.TRANSPORTS:
+        shape = Shape(transport, "chain")
+        found.append(Trial(name=f"{transport} undisturbed", shape=shape))
+        for role, rank in ((Role.SOURCE, 0), (Role.RELAY, 2), (Role.TARGET, 3)):
+            at, returns = seeded.uniform(0.2, 0.8), role is Role.RELAY
+            strike = Strike(fault=Fault.KILL, role=role, rank=rank, at=at, returns=returns)
+            found.append(Trial(name=f"{transport} {role}", shape=shape, strike=strike, damage=0.1))
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_casts_survive_kills_and_damage_and_leave_nothing(tmp_path: Path) -> None:
+    image = CastImage.make(4 << 20, cast_faults.SEED)
+    images = tmp_path / "images"
+    images.mkdir()
+
+    async def main() -> list[Outcome]:
+        with (tmp_path / "nodes.log").open("wb") as log:
+            async with Fleet(5, 8e6, images, log) as fleet:
+                run = FaultRun(fleet, Setup(image=image, blocks=16, sources=2, images=images))
+                return [await run.cast(trial) for trial in trials_of_every_fault()]
+
+    outcomes = uvloop.run(main())
+    assert [one.wrong for one in outcomes] == [()] * 8, (tmp_path / "nodes.log").read_text()[-2000:]
+    assert sum(one.found for one in outcomes) > 0
+    assert [one.returned is not None for one in outcomes] == [False, False, True, False] * 2
+    assert not list(images.iterdir())
+
+
+def test_a_whole_run_writes_its_records(tmp_path: Path) -> None:
+    options = "--casts 1 --nodes 3 --size 1MiB --blocks 4 --transport shm --planner chain --undisturbed 1"
+    args = cast_faults.parse([*options.split(), "--json", str(tmp_path / "faults.json")])
+    rows: list[dict[str, Any]] = cast_faults.carry_out(args)
+    assert rows[0]["name"] == "undisturbed" and rows[-1]["name"] == "cast-faults"
+    assert rows[-1]["wrong"] == [] and len(rows[-1]["each"]) == 1
+    assert (tmp_path / "faults.json").exists()
+
+
+def test_too_few_nodes_are_refused() -> None:
+    for options in (["--nodes", "3", "--sources", "3"], ["--sources", "1"]):
+        with pytest.raises(SystemExit):
+            cast_faults.parse(options)
+    assert isinstance(cast_faults.parse([]), argparse.Namespace)
