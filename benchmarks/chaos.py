@@ -8,7 +8,6 @@ quiet, the accelerators' time must add up to the microsecond. It exits with 1 if
 and leaves the platform's folder with its logs then.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.arguments import parser_of
 from benchmarks.chaos_check import Findings
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.chaos_load import Asked, Fate
@@ -88,7 +88,7 @@ def records_of(chaos: Chaos, ledger: dict[str, Any], params: dict[str, object]) 
 
 def main() -> None:
     end_politely()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser = parser_of("benchmarks.chaos", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.arguments import at_least, listed
+from benchmarks.arguments import at_least, listed, parser_of
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.random_model import RandomModel, llama_125m, random_model
 from invoker.engine.contract import NewSequence
@@ -270,7 +270,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser = parser_of("benchmarks.engine", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=listed(at_least(1)), default=[1, 8], help="batch sizes, such as 1,8")

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from benchmarks.arguments import at_least, parser_of
 from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 from benchmarks.random_llama import write_random_llama
@@ -338,9 +339,9 @@ def show(row: dict[str, Any]) -> str:
 
 def main() -> None:
     end_politely()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness", description=__doc__)
+    parser = parser_of("benchmarks.fairness", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=int, default=5, help="on each side, in turns")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="on each side, in turns")
     parser.add_argument("--requests", type=int, default=20, help="of the quiet tenant in a round")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the quiet tenant's prompts")
     parser.add_argument("--connections", type=int, default=64, help="of the flood")

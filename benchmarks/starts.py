@@ -7,7 +7,6 @@ and a transfer over one loopback socket into memory that is mapped already, and 
 A start's seconds are those of the whole call; `phases_ms` are the node's own, medians.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import at_least, parser_of
 from benchmarks.endings import end_politely
 from benchmarks.machine import ROOT, describe_machine, write_records
 from benchmarks.random_llama import write_random_llama
@@ -328,10 +328,10 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     end_politely()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.starts", description=__doc__)
+    parser = parser_of("benchmarks.starts", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=5, help="of about 51 MB each")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument("--layers", type=at_least(1), default=5, help="of about 51 MB each")
     args = parser.parse_args()
     rows = run(args.rounds, args.layers)
     for row in rows:

@@ -22,14 +22,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.arguments import at_least, parser_of, rate, size
 from benchmarks.link_rate import LinkRate
 from benchmarks.machine import ROOT
 from benchmarks.owner import is_left, owner_with
 from benchmarks.processes import Processes, module
 from benchmarks.processor import read_times
 from benchmarks.testbed_plan import Command, LinkShape, TestbedPlan
-from registry.errors import InvalidRecord
-from registry.sizes import parse_rate, parse_size
 
 _CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 
@@ -160,15 +159,11 @@ def _run(command: Command | Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.testbed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.testbed", __doc__)
     add = parser.add_argument
-    add("--hosts", type=int, default=3)
-    add("--rate", type=parse_rate, default="200mbit", help="of each host's link, each way (default 200mbit)")
-    add("--size", type=parse_size, default="16MiB", help="what is copied to measure a link (default 16MiB)")
+    add("--hosts", type=at_least(2), default=3)
+    add("--rate", type=rate, default="200mbit", help="of each host's link, each way (default 200mbit)")
+    add("--size", type=size, default="16MiB", help="what is copied to measure a link (default 16MiB)")
     add("--sweep", action="store_true", help="only remove what killed runs left")
     return parser.parse_args(arguments)
 
@@ -193,7 +188,7 @@ def main() -> None:
             print("\n".join(sweep()) or "nothing was left")
         else:
             check(args.hosts, args.rate, args.size)
-    except (TestbedError, InvalidRecord, ValueError) as error:
+    except (TestbedError, ValueError) as error:
         sys.exit(f"testbed: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
