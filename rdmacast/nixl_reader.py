@@ -17,9 +17,12 @@ _numbers = itertools.count(1)
 class AgentRegistration:
     """A Registration with an agent, which counts memory from where the processor does."""
 
-    def __init__(self, agent: NixlAgent, address: int, nbytes: int) -> None:
+    def __init__(
+        self, agent: NixlAgent, address: int, nbytes: int, closed: Callable[["AgentRegistration"], None]
+    ) -> None:
         """Raises DeviceError."""
         self._agent = agent
+        self._closed = closed
         self.address = self.iova = address
         self.nbytes = nbytes
         self.lkey = self.rkey = next(_numbers)
@@ -30,6 +33,7 @@ class AgentRegistration:
 
     def close(self) -> None:
         self._agent.deregister(self.address, self.nbytes)
+        self._closed(self)
 
 
 class AgentMemory:
@@ -41,10 +45,10 @@ class AgentMemory:
         self.registered = RegisteredMemory(self)
 
     def __repr__(self) -> str:
-        return f"AgentMemory({self.registered!r})"
+        return f"AgentMemory({len(self._metadata)} pieces, {self.registered!r})"
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> AgentRegistration:
-        made = AgentRegistration(self._agent, address, nbytes)
+        made = AgentRegistration(self._agent, address, nbytes, self._forget)
         self._metadata[made.rkey] = made.metadata
         return made
 
@@ -56,6 +60,9 @@ class AgentMemory:
         """Inside, peers may read the view. Raises DeviceError."""
         with self.registered.remote(view) as memory:
             yield ShownMemory(memory.address, self._metadata[memory.rkey])
+
+    def _forget(self, closed: AgentRegistration) -> None:
+        self._metadata.pop(closed.rkey, None)
 
 
 class NixlReader:

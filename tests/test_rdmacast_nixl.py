@@ -1,10 +1,12 @@
 """Reads by NIXL over agents in memory: which agent is used again, and which goes with its reads."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from rdmacast.errors import DeviceError, LinkClosed, NoTransport, ProtocolError
@@ -12,6 +14,7 @@ from rdmacast.memory_nixl import MemoryNixl
 from rdmacast.nixl import NixlTransport
 from rdmacast.nixl_memory import Meeting, ShownMemory
 from rdmacast.nixl_node import NixlNode
+from rdmacast.nixl_reader import AgentMemory
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
@@ -157,6 +160,19 @@ def test_the_agent_makes_progress_only_while_somebody_may_read() -> None:
             assert agent.answered > 0 and "0 shown" in repr(pair.there)
 
     asyncio.run(main())
+
+
+def test_of_memory_that_is_gone_nothing_is_kept() -> None:
+    """A node shows images for months, and what an agent says of each piece takes kilobytes."""
+    network = MemoryNixl()
+    memory = AgentMemory(network.agent())
+    for _ in range(3):
+        image = np.zeros(4096, np.uint8)
+        with memory.shown(memoryview(image)):
+            assert "1 pieces" in repr(memory)
+        del image
+        gc.collect()
+        assert "0 pieces" in repr(memory)
 
 
 def test_meetings_are_checked() -> None:
