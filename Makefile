@@ -34,9 +34,11 @@ lint: install
 fuzz: install
 	OMP_NUM_THREADS=1 HYPERCAST_FUZZ_REQUESTS=2000 $(BIN)/python -m pytest -q -s tests/test_fuzz_http.py
 
-# With the tests over RDMA, which take minutes in the emulated guest, and say so where they are skipped.
+# With the tests over RDMA, which take minutes in the emulated guest, and say so where they are skipped, and
+# with killed nodes in 200 casts, which take nine minutes.
 soak: install
 	$(BIN)/python -m tests.rdma
+	$(BIN)/python -m benchmarks.cast_faults --casts 200
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak tests/test_soak.py
 
 bench: install
