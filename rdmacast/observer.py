@@ -12,9 +12,10 @@ from rdmacast.pull_report import MOST_ENDED, MOST_SLOW, PullReport, TimedPull, V
 from rdmacast.stragglers import Pulled, slow_nodes
 
 LEAST_MEMBERS = 4  # with fewer nobody can say who is slow
-MOST_PLANS = 4  # a cast: noise must not keep its nodes planning
+MOST_PLANS = 3  # a cast: noise must not keep its nodes planning
 _MOST_CASTS = 64
-_LOOKS = 3  # one after the other that find a node slow
+_MOST_TELLERS = 4096
+_LOOKS = 2  # one after the other that find a node slow
 _EVERY_S = 0.1
 _NODE_S = 0.001  # of time between reports, a node of the cast: the observer has other work
 
@@ -78,6 +79,8 @@ class Observer:
             return None
         if report.plan > self._verdict.plan or not self._tellers:
             self._take(Verdict(plan=report.plan, slow=report.slow))
+        if report.node not in self._tellers and len(self._tellers) >= _MOST_TELLERS:
+            return None
         self._tellers.setdefault(report.node, _Teller()).heard(report, now_s)
         if now_s - self._looked_s < report_every_s(len(self._tellers)):
             return None
@@ -113,7 +116,7 @@ class Observers:
     """The casts that a node observes; each is forgotten with the last of those that report of it."""
 
     def __init__(self) -> None:
-        self._casts: dict[str, tuple[Observer, dict[object, Steer]]] = {}
+        self._casts: dict[str, tuple[Observer, dict[object, tuple[int, Steer]]]] = {}
 
     def __repr__(self) -> str:
         return f"Observers({self._casts})"
@@ -123,16 +126,18 @@ class Observers:
 
     def heard(self, teller: object, report: PullReport, steer: Steer, now_s: float) -> None:
         """`steer` is given each verdict on the cast until the teller is forgotten. Of too many casts some
-        are not observed."""
+        are not observed, and no teller is believed what it says of another node than at first."""
         if report.cast not in self._casts:
             if len(self._casts) >= _MOST_CASTS:
                 return
             self._casts[report.cast] = Observer(), {}
         observer, tellers = self._casts[report.cast]
-        tellers[teller] = steer
+        if tellers.setdefault(teller, (report.node, steer))[0] != report.node:
+            return
+        tellers[teller] = report.node, steer
         verdict = observer.heard(report, now_s)
         if verdict is not None:
-            for each in tuple(tellers.values()):
+            for _, each in tuple(tellers.values()):
                 each(verdict)
         elif report.plan < observer.verdict.plan:
             steer(observer.verdict)  # it was not there when that was said

@@ -16,6 +16,7 @@ SLOW = 2.0  # under half of what is usual
 _LEAST_PULLS = 3
 _LEAST_TO_RATE = 2
 _LEAST_SHARE = 0.75
+_AFTER_RESTS = 2 / 3
 _LEAST_NODES = 3  # of two nobody can say which is usual
 
 _Port = tuple[int, bool]  # a node, and whether it gives
@@ -97,10 +98,17 @@ def _usual(ended: Iterable[Pulled]) -> float | None:
     rates: dict[int, float] = {}
     for (node, _), pulls in _by_port(ended).items():
         if len(pulls) >= _LEAST_TO_RATE:
-            rates[node] = max(rates.get(node, 0.0), len(pulls) / _busy_s(pulls))
+            rates[node] = max(rates.get(node, 0.0), _rate(pulls))
     if len(rates) < _LEAST_NODES:
         return None
     return sorted(rates.values())[len(rates) // 2]
+
+
+def _rate(pulls: Sequence[Pulled]) -> float:
+    """Of a port while it was busy; what comes after a rest may come in a burst, and counts for less."""
+    busy_s = _busy_s(pulls)
+    span_s = max(pull.ended_s for pull in pulls) - min(pull.began_s for pull in pulls)
+    return len(pulls) / busy_s * (_AFTER_RESTS if busy_s < span_s / 2 else 1.0)
 
 
 def _busy_s(pulls: Iterable[Pulled]) -> float:

@@ -3,12 +3,14 @@
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 from rdmacast import wire
 from rdmacast.cuda_ipc_memory import HANDLE_BYTES, LENT_BYTES, LentMemory
 from rdmacast.have_map import MAX_BLOCKS, HaveMap
 from rdmacast.nixl_memory import NONCE_BYTES as NIXL_NONCE_BYTES
 from rdmacast.nixl_memory import Meeting, ShownMemory
+from rdmacast.pull_report import PullReport, TimedPull, Verdict
 from rdmacast.verbs_address import ADDRESS_BYTES, NONCE_BYTES, Answering, QueuePairAddress, RemoteMemory
 from registry.channel_frames import Kind, pack, pack_credit, pack_failure
 
@@ -81,6 +83,11 @@ def damaged(messages: list[bytes], extra: list[bytes]) -> list[bytes]:
 _QUEUE_PAIR = QueuePairAddress(number=17, first_psn=5, lid=0, mtu_bytes=4096, reads=16, gid=bytes(15) + b"\1")
 _LENT = LentMemory(handle=bytes(HANDLE_BYTES), allocation_bytes=1 << 20, offset=4096)
 _MEETING = Meeting(ShownMemory(4096, b"[]"), bytes(NIXL_NONCE_BYTES))
+_PULL = TimedPull(source=1, began_us=1000, lasted_us=2000)
+VERDICT = Verdict(plan=1, slow=(3,))
+REPORT = PullReport(
+    cast="c", node=2, plan=0, slow=(3,), clock_us=9000, ended=(_PULL,) * 8, under_way=(_PULL,)
+)
 REGION_REQUESTS = [
     wire.encode(frame)
     for frame in (
@@ -106,6 +113,8 @@ REGION_REQUESTS = [
         wire.Show(14, "image", 128, 512),
         wire.Show(15, "other", 0, 1),
         wire.Cancel(13),
+        wire.Tell(6, REPORT),
+        wire.Tell(7, REPORT),
     )
 ]
 _HEADER = struct.Struct(">BBHIQ")
@@ -146,6 +155,12 @@ HOSTILE_REQUESTS = [
     wire.encode(wire.Lent(1, _LENT)),
     wire.encode(wire.Met(1, _MEETING)),
     wire.encode(wire.Shown(1, _MEETING.probe)),
+    wire.encode(wire.Tell(1, REPORT)) * 20_000,
+    b"".join(wire.encode(wire.Tell(1, replace(REPORT, cast=str(cast)))) for cast in range(2000)),
+    b"".join(wire.encode(wire.Tell(1, replace(REPORT, node=node, plan=node))) for node in range(9000)),
+    _HEADER.pack(25, 0, 22, 1, 0) + b"\xff" * 22,
+    _HEADER.pack(25, 0, 1000, 1, 0) + b"\1" * 1000,
+    wire.encode(wire.Steer(1, VERDICT)),
 ]
 REGION_REPLIES = [
     wire.encode(frame)
@@ -202,6 +217,7 @@ WATCH_REPLIES = [
     for frame in (
         wire.Hello(1 << 20, "a"),
         wire.Have(1, 0, _MAP),
+        wire.Steer(1, VERDICT),
         wire.Pong(),
         wire.Have(1, 7, _MAP),
         wire.Error(1, wire.ErrorCode.REGION_GONE, "gone"),
@@ -220,6 +236,10 @@ HOSTILE_WATCH_REPLIES = [
     WATCH_REPLIES[0] + _HEADER.pack(14, 0, 18, 1, 0) + struct.pack("<BxxxIQ", 1, 7, 0) + b"\xff\0",
     wire.encode(wire.Have(1, 0, HaveMap(blocks=MAX_BLOCKS, epoch=(1 << 64) - 1, held=(1 << MAX_BLOCKS) - 1))),
     wire.encode(wire.Error(1, wire.ErrorCode.INTERNAL, "no")),
+    WATCH_REPLIES[0] + wire.encode(wire.Steer(2, VERDICT)),
+    WATCH_REPLIES[0] + wire.encode(wire.Steer(1, replace(VERDICT, plan=7, slow=(0, 1, 2, 65_535)))) * 100,
+    WATCH_REPLIES[0] + _HEADER.pack(26, 0, 8, 1, 0) + b"\1\0\xff\xff\1\0\0\0",
+    WATCH_REPLIES[0] + wire.encode(wire.Tell(1, REPORT)),
 ]
 
 # A request's MessagePack: {"type": "InvokeHandler", "request_id": …}

@@ -1,0 +1,82 @@
+"""What nodes tell of their pulls, and verdicts on slow nodes, on the wire."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacast.errors import ProtocolError
+from rdmacast.pull_report import (
+    MAX_NODES,
+    MOST_ENDED,
+    MOST_OPEN,
+    MOST_REPORT_BYTES,
+    MOST_SLOW,
+    PullReport,
+    TimedPull,
+    Verdict,
+)
+
+NODES = st.integers(0, MAX_NODES - 1)
+SLOW = st.lists(NODES, max_size=MOST_SLOW).map(tuple)
+PULLS = st.builds(
+    TimedPull, source=NODES, began_us=st.integers(0, 2**63), lasted_us=st.integers(0, 2**32 - 1)
+)
+REPORTS = st.builds(
+    PullReport,
+    cast=st.text("abc 019-", min_size=1, max_size=128),
+    node=NODES,
+    plan=st.integers(0, 2**32 - 1),
+    slow=SLOW,
+    clock_us=st.integers(0, 2**63),
+    ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
+    under_way=st.lists(PULLS, max_size=MOST_OPEN).map(tuple),
+)
+
+
+@given(REPORTS)
+def test_reports_travel(report: PullReport) -> None:
+    raw = report.encode()
+    assert len(raw) <= MOST_REPORT_BYTES and PullReport.decode(raw) == report
+
+
+@given(st.builds(Verdict, plan=st.integers(0, 2**32 - 1), slow=SLOW))
+def test_verdicts_travel(verdict: Verdict) -> None:
+    assert Verdict.decode(verdict.encode()) == verdict
+
+
+@given(REPORTS, st.data())
+def test_damaged_ones_are_refused_or_are_others(report: PullReport, data: st.DataObject) -> None:
+    for raw, decode in (
+        (report.encode(), PullReport.decode),
+        (Verdict(plan=1, slow=(1, 2)).encode(), Verdict.decode),
+    ):
+        damaged = bytearray(raw[: data.draw(st.integers(0, len(raw)))])
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        try:
+            decode(bytes(damaged)).encode()
+        except ProtocolError:
+            pass
+
+
+def test_what_breaks_a_bound_is_refused() -> None:
+    pull = TimedPull(source=1, began_us=0, lasted_us=0)
+    for report in (
+        PullReport(cast="", node=0, plan=0),
+        PullReport(cast="c" * 129, node=0, plan=0),
+        PullReport(cast="\n", node=0, plan=0),
+        PullReport(cast="c", node=0, plan=0, ended=(pull,) * (MOST_ENDED + 1)),
+        PullReport(cast="c", node=0, plan=0, under_way=(pull,) * (MOST_OPEN + 1)),
+        PullReport(cast="c", node=0, plan=0, slow=(1,) * (MOST_SLOW + 1)),
+    ):
+        with pytest.raises(ProtocolError):
+            report.encode()
+    for raw in (b"", b"\2" + PullReport(cast="c", node=0, plan=0).encode()[1:], b"\xff" * 24):
+        with pytest.raises(ProtocolError):
+            PullReport.decode(raw)
+    with pytest.raises(ProtocolError):
+        PullReport.decode(PullReport(cast="c", node=MAX_NODES, plan=0).encode())
+    long = TimedPull(source=1, began_us=0, lasted_us=1 << 40)
+    assert (
+        PullReport.decode(PullReport(cast="c", node=0, plan=0, ended=(long,)).encode()).ended[0].lasted_us > 0
+    )
