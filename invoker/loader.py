@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -76,6 +76,7 @@ class _Load(Arrival):
         self.target = target
         self.watchers: list[Progress] = []
         self.users = 0
+        self.casts: set[str] = set()  # of which it told how far they came here
         self.mapping: HostMapping | None = None
         self.task: asyncio.Task[None]
 
@@ -173,8 +174,7 @@ class ImageLoader:
         """
         load = await self._enter(ref, manifest, yielding=yielding)
         if isinstance(load, _Opened):
-            if ref.cast is not None and self._casting is not None and takes_part(ref.cast, self._node):
-                tell_present(ref.cast, ref.nbytes, self._casting)
+            self._tell_present(ref)
             try:
                 progress(1.0)
                 yield load
@@ -187,9 +187,18 @@ class ImageLoader:
             yield load
         finally:
             load.watchers.remove(progress)
+            if load.is_whole:
+                self._tell_present(ref, load.casts)
             load.users -= 1
             if not load.users:
                 await self._leave(load)
+
+    def _tell_present(self, ref: ImageRef, told: Collection[str] = ()) -> None:
+        """Tell of the cast that was to bring the image, which came another way, if nobody did."""
+        cast, casting = ref.cast, self._casting
+        if cast is None or casting is None or cast.cast_id in told or not takes_part(cast, self._node):
+            return
+        tell_present(cast, ref.nbytes, casting)
 
     async def _enter(self, ref: ImageRef, manifest: Manifest, *, yielding: bool) -> "_Opened | _Load":
         """The mapped image, or the load that brings it, with one more user."""
@@ -303,6 +312,7 @@ class ImageLoader:
             yield self._store.label, partial(from_store, store, target, self._counters, local=local)
 
     async def _from_cast(self, load: _Load, cast: CastRef, casting: CastGear) -> None:
+        load.casts.add(cast.cast_id)
         report = await from_cast(cast, load.target, casting)
         if report.bytes_by_peer:
             most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])

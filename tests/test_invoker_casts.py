@@ -147,6 +147,25 @@ def test_what_is_here_already_is_told_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_comes_another_way_is_told_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 8 * UNIT)
+        async with some_nodes(tmp_path, 2, *SLOW) as (cluster, nodes):
+            await cluster.put(image)
+            await nodes[0].ask(WarmImage(image=image.ref()))
+            pull = WarmImage(image=image.ref(await nodes[0].holder()))
+            async with nodes[1].channel.call(pull) as call:
+                replies = aiter(call)
+                await anext(replies)
+                cast = await make_cast(nodes)
+                await publish(cluster, image, cast)
+                await nodes[1].ask(WarmImage(image=by_cast(image, cast)))  # waits for that load
+            (told,) = (await last_words(cluster, 1)).values()
+            assert (told.state, told.held, told.received) == (CastState.COMPLETE, 8, {})
+
+    asyncio.run(scenario())
+
+
 def mapped(cluster: FakeCluster, image: FakeImage) -> list[str]:
     """Where this process has the image of host h1 in its memory, or what was to become it."""
     maps = Path("/proc/self/maps").read_text().splitlines()
