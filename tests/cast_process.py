@@ -28,10 +28,12 @@ _PROCESSES = multiprocessing.get_context("fork")
 class NodeProcess:
     """One node; its parent speaks to it over a pipe."""
 
-    def __init__(self, name: str, content: bytes, *, holds: bool) -> None:
+    def __init__(self, name: str, content: bytes, *, holds: bool, rate_bytes_s: float = RATE_BYTES_S) -> None:
         self.name = name
         self._pipe, theirs = _PROCESSES.Pipe()
-        self._process = _PROCESSES.Process(target=_main, args=(theirs, name, content, holds), daemon=True)
+        self._process = _PROCESSES.Process(
+            target=_main, args=(theirs, name, content, holds, rate_bytes_s), daemon=True
+        )
         self._process.start()
         theirs.close()
         self.member = Member(name=name, address=self.hears("address"))
@@ -78,14 +80,14 @@ def spec_of(nodes: Sequence[NodeProcess], sources: int, nbytes: int, planner: st
     )
 
 
-def _main(pipe: Connection, name: str, content: bytes, holds: bool) -> None:
-    asyncio.run(_serve(pipe, name, content, holds))
+def _main(pipe: Connection, name: str, content: bytes, holds: bool, rate_bytes_s: float) -> None:
+    asyncio.run(_serve(pipe, name, content, holds, rate_bytes_s))
 
 
-async def _serve(pipe: Connection, name: str, content: bytes, holds: bool) -> None:
+async def _serve(pipe: Connection, name: str, content: bytes, holds: bool, rate_bytes_s: float) -> None:
     buffer = bytearray(content) if holds else bytearray(len(content))
     region = GrowingRegion(buffer, complete=holds)
-    async with RegionServer(SECRET, host=name, link_rate_bytes_s=RATE_BYTES_S, settings=LINK) as server:
+    async with RegionServer(SECRET, host=name, link_rate_bytes_s=rate_bytes_s, settings=LINK) as server:
         server.publish("image", region)
         pipe.send(("address", server.address))
         spec = await run_in_thread(None, pipe.recv)
@@ -115,4 +117,5 @@ async def _pull(
         region=region,
         settings=PATIENT,
     ).run()
+    pipe.send(("slow", report.slow))
     pipe.send(("done", (hashlib.sha256(buffer).hexdigest(), tuple(report.faults.lost))))

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.cast_process import BLOCK_BYTES, NodeProcess, spec_of
+from tests.cast_process import BLOCK_BYTES, RATE_BYTES_S, NodeProcess, spec_of
 
 CONTENT = random.Random(9).randbytes(40 * BLOCK_BYTES + 77)
 
@@ -28,3 +28,24 @@ def test_after_kill_9_all_others_complete(victim: int, planner: str) -> None:
     finally:
         codes = [node.stop() for node in nodes]
     assert [code for code in codes if code] == [-9]
+
+
+def test_a_node_that_gives_slowly_is_planned_around() -> None:
+    content = random.Random(10).randbytes(120 * BLOCK_BYTES)
+    nodes = [
+        NodeProcess(
+            f"n{index}", content, holds=index == 0, rate_bytes_s=RATE_BYTES_S / (6 if index == 3 else 1)
+        )
+        for index in range(6)
+    ]
+    try:
+        spec = spec_of(nodes, 1, len(content), "chain")
+        for node in nodes:
+            node.begin(spec)
+        for node in nodes[1:]:
+            # Of the nodes before it some may be done before they are told.
+            assert "n3" in node.hears("slow") or node.name in ("n1", "n2")
+            assert node.hears("done")[0] == hashlib.sha256(content).hexdigest()
+    finally:
+        codes = [node.stop() for node in nodes]
+    assert codes == [0] * 6
