@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from registry.clock import FakeClock
 from registry.memory_state import MemoryState
 from registry.redis_connections import Connections
 from registry.redis_state import RedisState
+from tests.mount_fixture import file_system
 from tests.platform_fixture import Platform
 from tests.redis_fixture import running_redis
 from tests.state_fixture import FEED_LENGTH, LAPSE_S, LapsingScenario, Scenario, expiries
@@ -103,13 +103,5 @@ def on_lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> Callable
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system of 4 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
-    try:
+    with file_system(tmp_path / "small", "size=4m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -26,6 +26,7 @@ from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
 from registry.images.manifest import UNIT_BYTES
 from tests.invoker_fixture import make_image
+from tests.mount_fixture import file_system
 
 MIB = 1 << 20
 SPARE = 2 * LEAST_BYTES
@@ -254,16 +255,8 @@ def test_a_lease_tells_who_else_has_a_file_open(tmp_path: Path) -> None:
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[Path]:
     """A file system in memory that has room for one spare and little more."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    size = f"size={4 * LEAST_BYTES}"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=False)
-    if mounted.returncode:
-        pytest.skip("cannot mount a file system here")
-    try:
+    with file_system(tmp_path / "small", f"size={4 * LEAST_BYTES}") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.parametrize("how", ["prepare", "receive", "write"])

@@ -1,7 +1,6 @@
 """What a disk reads comes to its place: where pages are small through a buffer, else by itself."""
 
 import asyncio
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -19,6 +18,7 @@ from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
 from registry.images.manifest import UNIT_BYTES
 from tests.invoker_fixture import make_image
+from tests.mount_fixture import file_system
 
 PAGES = {"small": "never", "huge": "advise"}
 
@@ -31,16 +31,8 @@ def pages(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def memory(pages: str, tmp_path: Path) -> Iterator[Path]:
     """A file system in memory with pages of that kind."""
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    options = f"size=256m,huge={PAGES[pages]}"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False)
-    if mounted.returncode:
-        pytest.skip("cannot mount a file system here")
-    try:
+    with file_system(tmp_path / "memory", "size=256m", f"huge={PAGES[pages]}") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_the_disk_is_read_whole_and_checked(memory: Path, pages: str, tmp_path: Path) -> None:
