@@ -218,8 +218,8 @@ class CastProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Any byte left over pauses us: then an empty buffer means that no memory of ours is in use. A transport
-        # within TLS, which copies what it is given, pauses at its limit, a socket's above it.
+        # Any byte left over pauses us: then an empty buffer means that no memory of ours is in use. A
+        # transport within TLS, which copies what it is given, pauses at its limit, a socket's above it.
         within_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1 if within_tls else 0)
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
