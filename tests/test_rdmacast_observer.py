@@ -1,9 +1,13 @@
 """The observer of a cast: what it makes of its nodes' reports, and what they make of its verdicts."""
 
+import time
+
+import pytest
+
 from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.observer import MOST_PLANS, Observer, Observers
+from rdmacast.observer import MOST_PLANS, Observer, Observers, report_every_s
 from rdmacast.pull_log import PullLog
-from rdmacast.pull_report import PullReport, Verdict
+from rdmacast.pull_report import PullReport, TimedPull, Verdict
 from rdmacast.steering import Steering
 from rdmacast.transport import PeerAddress
 
@@ -86,6 +90,40 @@ def test_who_was_away_hears_the_verdict_and_a_cast_is_forgotten_with_its_last_no
     for number in range(1000):
         observers.heard("a", PullReport(cast=f"c{number}", node=1, plan=0), heard["a"].append, 0.0)
     assert len(observers) < 100
+
+
+def test_a_teller_tells_of_one_node_only() -> None:
+    """A broken one that names thousands would fill the memory, and have each look take minutes."""
+    observers, verdicts = Observers(), list[Verdict]()
+    for node in range(1000):
+        told = PullReport(
+            cast="c", node=node, plan=0, ended=(TimedPull(source=0, began_us=1, lasted_us=5),) * 8
+        )
+        observers.heard("liar", told, verdicts.append, 1.0)
+    assert "Observer(1 nodes" in repr(observers)
+    observers.heard("another", PullReport(cast="c", node=1, plan=0), verdicts.append, 1.0)
+    observers.heard("liar", PullReport(cast="d", node=7, plan=0), verdicts.append, 1.0)
+    assert "Observer(2 nodes" in repr(observers) and len(observers) == 2 and not verdicts
+
+
+@pytest.mark.parametrize("nodes", [8, 64, 256])
+def test_looking_takes_a_small_part_of_a_sources_time(nodes: int) -> None:
+    """Processor time of the longest step, the least of three, beside the time between two."""
+    observer, now_s, looks_s = Observer(), 1.0, []
+    for _ in range(4):
+        now_s += report_every_s(nodes)
+        longest_s, now_us = 0.0, int(now_s * 1e6)
+        for node in range(1, nodes):
+            ended = tuple(
+                TimedPull(source=(node + age) % nodes, began_us=now_us - 100_000 * age, lasted_us=90_000)
+                for age in range(8, 0, -1)
+            )
+            told = PullReport(cast="c", node=node, plan=0, clock_us=now_us, ended=ended)
+            began_s = time.process_time()
+            observer.heard(told, now_s)
+            longest_s = max(longest_s, time.process_time() - began_s)
+        looks_s.append(longest_s)
+    assert min(looks_s[1:]) < 0.15 * report_every_s(nodes)
 
 
 def test_a_node_tells_the_first_source_that_is_left_and_takes_only_newer_plans() -> None:
