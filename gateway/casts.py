@@ -210,6 +210,7 @@ def new_cast(
         sources=tuple(range(len(sources))),
         planned=len(order),
         started_at=wall_s,
+        edge=decision.edge,
     )
 
 

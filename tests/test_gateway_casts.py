@@ -211,6 +211,17 @@ def test_nodes_of_different_rates_are_ordered_chains_with_the_fastest_first() ->
     assert (cast.planner, names(cast)[1]) == ("multi-chain", ["fast", "middle", "slow"])
 
 
+def test_one_slow_node_among_many_is_left_at_the_edge() -> None:
+    world = World()
+    world.node("a", Tier.HOST, link_rate_bytes_s=10**9)
+    targets = ["b", "slow", "c", "d"]
+    for id_ in targets:
+        world.node(id_, link_rate_bytes_s=10**8 if id_ == "slow" else 10**9)
+    cast = cast_of(world.deliver(*targets))
+    assert (cast.planner, cast.edge, cast.members[4].node) == ("binomial", (4,), "slow")
+    assert cast_ref(cast).edge == (4,) and "1 of 5 nodes are slow" in cast.reason
+
+
 @given(st.integers(1, 1 << 38), st.integers(2, 40), st.integers(1, 39))
 def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
     nbytes: int, nodes: int, sources: int

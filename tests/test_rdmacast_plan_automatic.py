@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rdmacast.planners.automatic import LEAST_BLOCK_BYTES, Decision, LinkFacts, choose_planner
 from rdmacast.planners.topology import Site
 from rdmacast.simulate import Links, simulate
+from rdmacast.stragglers import order_around
 
 MIB = 1 << 20
 # Kernel TCP at 200 Mbit/s: a change of partners begins with a small window.
@@ -46,6 +47,41 @@ def test_nodes_of_different_rates_get_ordered_chains() -> None:
         nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=[Site()] * 4
     )
     assert alike.planner == "binomial"
+
+
+def test_few_slow_nodes_are_left_at_the_edge_of_the_others_plan() -> None:
+    rates = [4e6, 4e6, 1e6, 4e6, 4e6, 5e6, 4e6, 4e6]
+    decision = choose_planner(
+        nodes=8,
+        sources=1,
+        nbytes=64 * MIB,
+        facts=LinkFacts(bytes_per_s=1e6),
+        sites=[Site(bytes_per_s=rate) for rate in rates],
+    )
+    assert decision.edge == (2,)
+    assert decision.reason.endswith("; 1 of 8 nodes are slow and take what the others have")
+    plan = decision.plan(8, (0,))
+    plan.validate()
+    assert 2 not in plan.transfers.source
+    for node in range(1, 8):
+        part = plan.receives(node)
+        order = order_around(decision.planner, plan.shape, decision.edge, node)
+        assert order == tuple(zip(part.source.tolist(), part.block.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("sources", "slow"), [(1, {0}), (2, {0}), (2, {0, 1}), (7, {7}), (1, {1, 2, 3})])
+def test_slow_nodes_that_are_many_or_hold_all_or_are_all_targets_are_not(
+    sources: int, slow: set[int]
+) -> None:
+    decision = choose_planner(
+        nodes=8,
+        sources=sources,
+        nbytes=64 * MIB,
+        facts=LinkFacts(bytes_per_s=1e6),
+        sites=[Site(bytes_per_s=1e6 if node in slow else 4e6) for node in range(8)],
+    )
+    assert decision.edge == ((0,) if (sources, slow) == (2, {0}) else ())
+    decision.plan(8, tuple(range(sources))).validate()
 
 
 @given(

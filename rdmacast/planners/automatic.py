@@ -7,10 +7,11 @@ idle begins again with a small window, which costs `restart_s`; on RDMA and shar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rdmacast.plan import CastShape, TransferPlan
 from rdmacast.planners.catalog import BINOMIAL, CHAIN, Planner
+from rdmacast.planners.edge import with_edge
 from rdmacast.planners.multi_chain import multi_chain
 from rdmacast.planners.topology import Site
 
@@ -19,8 +20,10 @@ MOST_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
 _LIKE = 1.01
 _AS_FAST = 1.003
-# Above this spread of rates, ordered chains: in a pipeline a slow node passes on what fast ones wait for.
+# Above this spread of rates a slow node must not pass on what fast ones wait for: it is left at the edge, or,
+# where slow ones are many, put last in a chain.
 _MIXED = 1.5
+_FEW = 4  # at most one node of so many is at the edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ class LinkFacts:
 class Decision:
     """The planner and block count to use, how long it should take, and the reason in one line.
 
-    `sites` are what the planner is to know of the nodes; None where they are alike.
+    `sites` are what the planner is to know of the nodes; None where they are alike. The plan is for the nodes
+    that are not at the `edge`: those are slow, and take what the others have.
     """
 
     planner: str
@@ -51,12 +55,18 @@ class Decision:
     predicted_s: float
     reason: str
     sites: tuple[Site, ...] | None = None
+    edge: tuple[int, ...] = ()
 
     def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
         shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks)
         if self.planner == "multi-chain":
             return multi_chain(shape, self.sites)
-        return {BINOMIAL.name: BINOMIAL, CHAIN.name: CHAIN}[self.planner].plan(shape)
+        planner = {BINOMIAL.name: BINOMIAL, CHAIN.name: CHAIN}[self.planner]
+        if not self.edge:
+            return planner.plan(shape)
+        fast = [node for node in range(nodes) if node not in self.edge]
+        held = tuple(index for index, node in enumerate(fast) if node in sources)
+        return with_edge(planner.plan(replace(shape, nodes=len(fast), sources=held)), shape, self.edge)
 
 
 def choose_planner(
@@ -73,6 +83,18 @@ def choose_planner(
         raise ValueError("a cast has 1 to all nodes as sources, and more than 0 bytes")
     if blocks is not None and blocks < 1:
         raise ValueError(f"a cast has at least 1 block, not {blocks}")
+    edge = _edge(sites, sources)
+    if sites is not None and edge:
+        fast = [site for node, site in enumerate(sites) if node not in edge]
+        inner = choose_planner(
+            nodes=len(fast),
+            sources=sources - sum(node < sources for node in edge),
+            nbytes=nbytes,
+            facts=replace(facts, bytes_per_s=min(site.bytes_per_s for site in fast)),
+            blocks=blocks,
+        )
+        reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
+        return replace(inner, edge=edge, reason=reason)
     members = -(-nodes // sources)
     tried = [
         _best(planner, members, nbytes, facts, [blocks] if blocks else _block_counts(nbytes))
@@ -120,6 +142,17 @@ def _block_counts(nbytes: int) -> list[int]:
     most = max(1, min(MOST_BLOCKS, nbytes // LEAST_BLOCK_BYTES))
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
+
+
+def _edge(sites: Sequence[Site] | None, sources: int) -> tuple[int, ...]:
+    """The slow nodes, where they are few and the others alike. The first `sources` nodes hold the image."""
+    rates = [site.bytes_per_s for site in sites or ()]
+    usual = sorted(rates)[len(rates) // 2] if rates else 0.0
+    slow = tuple(node for node, rate in enumerate(rates) if rate * _MIXED < usual)
+    fast = [node for node in range(len(rates)) if node not in slow]
+    if not 0 < len(slow) * _FEW <= len(rates) or not fast[0] < sources <= fast[-1]:
+        return ()
+    return slow if _spread([(sites or ())[node] for node in fast]) <= _MIXED else ()
 
 
 def _spread(sites: Sequence[Site] | None) -> float:
