@@ -7,6 +7,7 @@ left open, the next one fills.
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
 
 import numpy as np
 
@@ -165,6 +166,22 @@ async def from_peers(
     for transport, nbytes in report.bytes_by_transport.items():
         counters.received_by(transport, nbytes)
     return report
+
+
+async def from_remains(target: Target) -> None:
+    """Keep what a process that died had loaded, as far as it is sound."""
+    filling, nbytes = target.filling, target.manifest.nbytes
+    for start, end in await in_thread(lambda: list(filling.extents())):
+        offset = -(-start // UNIT_BYTES) * UNIT_BYTES
+        last = end if end == nbytes else end // UNIT_BYTES * UNIT_BYTES
+        while offset < last:
+            step = min(CHUNK_BYTES, last - offset)
+            damaged = await in_thread(check_units, target.manifest, offset, target.view(offset, step))
+            edges = [unit * UNIT_BYTES for unit in damaged]
+            for good, bad in pairwise([offset - UNIT_BYTES, *edges, offset + step]):
+                if good + UNIT_BYTES < bad:
+                    target.mark(good + UNIT_BYTES, bad - good - UNIT_BYTES)
+            offset += step
 
 
 async def from_memory(source: memoryview, target: Target) -> None:

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from invoker.tier_folder import TierFolder
 
 class Filling:
     """An image being loaded by this process: `prepare` a range, write it into `view`; at the end
-    `publish` or `abandon`. Until it is written to, a range may hold bytes of an image that was here."""
+    `publish` or `abandon`. Until it is written to, a range may hold bytes of an image that was here.
+
+    It `is_resumed` where a process that died had begun: some of the bytes may be the image's."""
 
     def __init__(
         self, folder: TierFolder, digest: str, part: OpenPart, nbytes: int, ended: Callable[[], None]
@@ -30,6 +32,7 @@ class Filling:
         self._fd = part.fd
         self._mapping: mmap.mmap | None = part.mapping
         self._ready_bytes = part.ready_bytes
+        self.is_resumed = part.is_resumed
         self._view = memoryview(b"")
         self._ended = ended
 
@@ -56,6 +59,19 @@ class Filling:
     def is_scattered(self) -> bool:
         """Whether its memory is in small pages, which may lie anywhere."""
         return not has_huge_pages(self._folder.path)
+
+    def extents(self) -> Iterator[tuple[int, int]]:
+        """The ranges that have memory; a read of the others would take some, or end in SIGBUS."""
+        end = 0
+        while end < self.nbytes:
+            try:
+                start = os.lseek(self._fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return
+            end = os.lseek(self._fd, start, os.SEEK_HOLE)
+            yield start, end
 
     def is_ready(self, offset: int, nbytes: int) -> bool:
         """Whether a write to `[offset, offset + nbytes)` takes no memory and no page fault."""

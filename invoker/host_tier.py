@@ -119,23 +119,18 @@ class HostTier:
         """Become the loader of an image, making room first: not of kept images if `yielding`, and else
         of them last. Raises HostTierFull.
 
-        None if the image is complete by now. An unfinished load of a process that died starts again
-        from nothing: what it wrote is not trusted.
+        None if the image is complete by now. An unfinished load of a process that died is gone on with;
+        what it wrote is not trusted (Filling.is_resumed).
         """
         part = self._folder.part(digest)
         with self._folder.locked():
             if self.holds(digest):
                 return None
-            if (busy := self._take_over(part)) is not None:
-                return LoadElsewhere(busy)
-            evicted = self._make_room(part, nbytes, yielding=yielding)
-            opened = self._take_spare(part, nbytes)
+            opened = self._take_over(part, nbytes)
+            if isinstance(opened, LoadElsewhere):
+                return opened
             if opened is None:
-                opened = _new_part(part, nbytes, evicted)
-            elif evicted is not None:
-                os.close(evicted)
-            if self.used_bytes() + self._folder.spare_bytes() > self.limit_bytes:
-                self._folder.discard_spares()
+                opened = self._open_part(part, nbytes, yielding=yielding)
             self._loads += 1
             self._latest_bytes.append(nbytes)
         filling = Filling(self._folder, digest, opened, nbytes, self._load_ended)
@@ -252,10 +247,23 @@ class HostTier:
                     log.info("evicted image %s%s from the host tier", path.name[:12], last)
             return os.dup(max(going)[2]) if going else None
 
-    def _take_over(self, part: Path) -> int | None:
-        """Remove an unfinished load if its process died; else a descriptor of it. The folder is locked.
+    def _open_part(self, part: Path, nbytes: int, *, yielding: bool) -> OpenPart:
+        """A file for an image that nobody began to load, with room made for it. The folder is locked."""
+        evicted = self._make_room(part, nbytes, yielding=yielding)
+        opened = self._take_spare(part, nbytes)
+        if opened is None:
+            opened = _new_part(part, nbytes, evicted)
+        elif evicted is not None:
+            os.close(evicted)
+        if self.used_bytes() + self._folder.spare_bytes() > self.limit_bytes:
+            self._folder.discard_spares()
+        return opened
 
-        Removed, not cut short: a peer that still maps the file would die of SIGBUS.
+    def _take_over(self, part: Path, nbytes: int) -> OpenPart | LoadElsewhere | None:
+        """The unfinished load that a dead process left, or word of a living one. The folder is locked.
+
+        What does not fit the image or the tier is removed, not cut short: a peer that still maps the
+        file would die of SIGBUS.
         """
         try:
             fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
@@ -264,7 +272,11 @@ class HostTier:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return fd
+            return LoadElsewhere(fd)
+        if os.fstat(fd).st_size == nbytes and self.used_bytes() <= self.limit_bytes:
+            mapping = map_file(fd, nbytes)
+            advise_huge(mapping)
+            return OpenPart(fd, mapping, 0, is_resumed=True)
         part.unlink()
         os.close(fd)
         return None

@@ -11,7 +11,7 @@ from functools import partial
 from invoker.cast_fetch import CastGear, from_cast, takes_part, tell_present
 from invoker.counters import Counters
 from invoker.errors import StartFailed
-from invoker.fetch import Target, from_memory, from_peers, from_store
+from invoker.fetch import Target, from_memory, from_peers, from_remains, from_store
 from invoker.filling import Filling, LoadElsewhere
 from invoker.host_mapping import HostMapping, close_if_open, release
 from invoker.host_tier import HostTier
@@ -276,7 +276,10 @@ class ImageLoader:
             self._changed()
 
     async def _from_sources(self, load: _Load, ref: ImageRef) -> None:
-        """Try the arena, the cast, all peers, then the store, each filling what is still missing."""
+        """Try what a dead process left, the arena, the cast, all peers, then the store.
+
+        Each fills what is still missing.
+        """
         target = load.target
         image = target.manifest.sha256
         faults: list[str] = []
@@ -296,6 +299,8 @@ class ImageLoader:
 
     def _ways(self, load: _Load, ref: ImageRef) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         target = load.target
+        if target.filling.is_resumed:
+            yield "host", partial(from_remains, target)
         buffer = self._in_arena(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)

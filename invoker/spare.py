@@ -27,11 +27,15 @@ log = logging.getLogger("invoker.spare")
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """The open, locked and mapped file of an image to be loaded; of `ready_bytes` the pages are there."""
+    """The open, locked and mapped file of an image to be loaded; of `ready_bytes` the pages are there.
+
+    It `is_resumed` where a process that died had begun to load the same image into it.
+    """
 
     fd: int
     mapping: mmap.mmap
     ready_bytes: int
+    is_resumed: bool = False
 
 
 class Spare:

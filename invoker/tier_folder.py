@@ -126,13 +126,14 @@ class TierFolder:
             os.close(fd)
 
     def _sweep(self) -> None:
-        """Remove what killed processes left: tiers beside this one, and unfinished loads and spares here.
+        """Remove what killed processes left: tiers beside this one, and spares here.
 
-        Complete images of this tier were checked when they came, so they stay and count.
+        Complete images of this tier were checked when they came; of unfinished ones those who go on with
+        them check all. They stay and count.
         """
         self._remove_unused_beside()
         with self.locked():
-            for path in [*self.path.glob(f"*{PART}"), *self.path.glob(f"*{SPARE}")]:
+            for path in self.path.glob(f"*{SPARE}"):
                 remove_if_idle(path)
 
     def _remove_unused_beside(self) -> None:

@@ -152,7 +152,7 @@ def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(fold
     (folder / digest("whole")).write_bytes(b"checked when it came")
     tier = HostTier(folder, 1 << 20)
     assert not beside.exists()
-    assert tier.holds(digest("whole")) and not is_loading(folder, "a")
+    assert tier.holds(digest("whole")) and is_loading(folder, "a"), "who loads it goes on with it"
     assert live.holds(digest("a"))
     with start_loader(beside, "b") as process:
         HostTier(folder, 1 << 20).close()
@@ -287,8 +287,22 @@ def test_a_killed_load_is_taken_over(folder: Path) -> None:
         tier.wait(elsewhere)
     assert is_loading(folder, "a")
     filling = tier.begin(digest("a"), 400 * KIB)
-    assert isinstance(filling, Filling)
-    assert bytes(filling.view[:16]) == bytes(16)
+    assert isinstance(filling, Filling) and filling.is_resumed
+    assert list(filling.extents()) == [(0, 400 * KIB)] and bytes(filling.view[:16]) == b"x" * 16
+    filling.abandon()
+    assert not is_loading(folder, "a")
+    tier.close()
+
+
+def test_a_killed_load_of_another_size_starts_again(folder: Path) -> None:
+    with start_loader(folder, "a") as process:
+        process.kill()
+        process.wait()
+    tier = HostTier(folder, 1 << 20)
+    filling = tier.begin(digest("a"), 500 * KIB)
+    assert isinstance(filling, Filling) and not filling.is_resumed and not list(filling.extents())
+    filling.view[300 * KIB] = 1
+    assert list(filling.extents()) == [(300 * KIB, 304 * KIB)]
     filling.abandon()
     tier.close()
 
