@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from invoker.engine.contract import NewSequence, OutOfKvCache
-from invoker.engine.decoder import BadSequence, DecoderEngine
+from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import kv_bytes_needed, make_engine
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduler import StepPlan
+from invoker.engine.sequences import BadSequence
 from tests.checkpoints import CONTEXT, VOCABULARY, make_model, write_checkpoint
 from tests.engine_fixture import KINDS_AND_PATHS, cached_image, load_image, make_decoder, run_all, sequence
 

@@ -2,28 +2,21 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from invoker.engine.contract import (
-    DeviceRegion,
-    EngineError,
-    ModelSpec,
-    NewSequence,
-    OutOfKvCache,
-    TokenOutput,
-    UnsupportedModel,
-)
+from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence, TokenOutput, UnsupportedModel
 from invoker.engine.cuda_graphs import Capture, graphed_steps
-from invoker.engine.device_memory import region_bytes
+from invoker.engine.device_memory import kv_memory
 from invoker.engine.kv_cache import PAGE_TOKENS, KvPool, KvShape
+from invoker.engine.kv_slices import KvSlice, export_kv, import_kv, usable_tokens
 from invoker.engine.layout import build_layout
 from invoker.engine.pages import PageAllocator
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import Choice, Draw, sample
 from invoker.engine.scheduler import Chunk, Limits, Scheduler, StepPlan
+from invoker.engine.sequences import SequenceBook, failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
 
@@ -33,22 +26,6 @@ logger = logging.getLogger(__name__)
 # more time, which on an accelerator is bound by reading the weights.
 _TURN_TOKENS_CPU = 48
 _TURN_TOKENS = 128
-
-
-class BadSequence(EngineError):
-    """The sequence breaks a rule of the engine, whatever the load."""
-
-    code = "bad_request"
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """A sequence that has not finished. `tokens` are the prompt and all generated so far."""
-
-    request: NewSequence
-    tokens: list[int]
-    generated: int
-    stops: frozenset[int] = field(default_factory=frozenset)
 
 
 class DecoderEngine:
@@ -79,12 +56,7 @@ class DecoderEngine:
         shape = KvShape(
             layers=geometry.layers, heads=geometry.kv_heads, head_dim=geometry.head_dim, dtype=bound.dtype
         )
-        memory = (
-            torch.empty(kv, dtype=torch.uint8, device=bound.device)
-            if isinstance(kv, int)
-            else region_bytes(kv)
-        )
-        pool = KvPool(shape, memory)
+        pool = KvPool(shape, kv_memory(kv, bound.device))
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
         self._allocator = PageAllocator(pool.pages)
@@ -93,10 +65,10 @@ class DecoderEngine:
             sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=min(turn, prefill_budget)
         )
         self._scheduler = Scheduler(limits, self._allocator)
-        self._sequences: dict[str, _Sequence] = {}
-        self._vocabulary = geometry.vocabulary
         # The last token of a sequence needs no room: nothing follows it.
-        self._max_tokens = min(spec.context_length, geometry.longest, pool.pages * PAGE_TOKENS)
+        max_tokens = min(spec.context_length, geometry.longest, pool.pages * PAGE_TOKENS)
+        self._sequences = SequenceBook(geometry.vocabulary, max_tokens)
+        self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # of sequences that have not run yet
         self._closed = False
 
     def __repr__(self) -> str:
@@ -104,7 +76,7 @@ class DecoderEngine:
 
     @property
     def max_sequence_tokens(self) -> int:
-        return self._max_tokens
+        return self._sequences.max_tokens
 
     @property
     def path(self) -> LayerPath:
@@ -113,35 +85,40 @@ class DecoderEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return len(self._sequences) > 0
 
     @property
     def sequences(self) -> int:
         return len(self._sequences)
 
-    def add(self, sequence: NewSequence) -> None:
-        """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense."""
-        tokens = [*sequence.prompt_ids, *sequence.generated_ids]
-        self._check(sequence, tokens)
-        sampling = sequence.sampling
-        stops = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stops.update(sampling.eos_token_ids)
-        left = sampling.max_tokens - len(sequence.generated_ids)
-        most = min(len(tokens) + left, self._max_tokens)
-        self._scheduler.add(sequence.request_id, len(tokens), sequence.flow, most)
-        self._sequences[sequence.request_id] = _Sequence(
-            sequence, tokens, len(sequence.generated_ids), frozenset(stops)
-        )
+    def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
+        """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense.
+
+        With `kv`, its tokens' K and V from elsewhere in slices of all layers, only those behind it are run,
+        unless the sequence gives way to others: then all are. The slices are kept until it runs.
+        """
+        request_id = sequence.request_id
+        known = len(sequence.prompt_ids) + len(sequence.generated_ids)
+        kept = usable_tokens(self._stage.pool.shape, kv, known)
+        self._sequences.open(sequence)
+        self._scheduler.add(request_id, known, sequence.flow, self._sequences.most_tokens(request_id), kept)
+        if kept:
+            self._arriving[request_id] = tuple(kv)
 
     def cancel(self, request_id: str) -> None:
         """Drop a sequence and free its pages; one that is not there (any more) is no error."""
-        if self._sequences.pop(request_id, None) is not None:
+        if self._sequences.drop(request_id):
             self._scheduler.remove(request_id)
+            self._arriving.pop(request_id, None)
+
+    def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
+        """A copy of what the cache holds of a sequence, between two steps. Raises BadSequence."""
+        pages, cached = self._scheduler.held(request_id)
+        return export_kv(self._stage.pool, 0, layers, pages, cached)
 
     def step(self) -> list[TokenOutput]:
         """Run one batch. A sequence that only had a part of its prompt run comes with no token yet."""
-        if not self._sequences:
+        if not self.has_work:
             return []
         plan = self._scheduler.plan()
         assert plan.chunks, f"{self!r} has sequences but runs none"
@@ -152,7 +129,8 @@ class DecoderEngine:
         except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
             logger.exception("a step with %d sequences failed", len(plan.chunks))
             return self._fail(plan, f"the engine failed in this step: {error}")
-        self._scheduler.ran()
+        finally:
+            self._scheduler.ran()
         chosen = dict(zip(sampled, choices, strict=True))
         return [
             self._advance(chunk.request_id, chosen.get(chunk.request_id), chunk.count)
@@ -172,26 +150,7 @@ class DecoderEngine:
         """Assert that pages and queues are consistent, and that an idle engine holds no page."""
         self._scheduler.check_integrity()
         assert len(self._scheduler) == len(self._sequences), "scheduler and engine disagree"
-        assert self._sequences or self._allocator.used == 0, "an idle engine holds pages"
-
-    def _check(self, sequence: NewSequence, tokens: Sequence[int]) -> None:
-        request_id, sampling = sequence.request_id, sequence.sampling
-        if request_id in self._sequences:
-            raise BadSequence(f"sequence {request_id} is running already")
-        if not sequence.prompt_ids:
-            raise BadSequence("the prompt is empty")
-        if len(sequence.generated_ids) >= sampling.max_tokens:
-            raise BadSequence(
-                f"{len(sequence.generated_ids)} tokens of at most {sampling.max_tokens} are generated already"
-            )
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
-            raise BadSequence(f"a token id is outside of [0, {self._vocabulary})")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise BadSequence("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
-        if len(tokens) >= self._max_tokens:
-            raise OutOfKvCache(
-                f"{len(tokens)} tokens leave no room for another within {self._max_tokens} tokens"
-            )
+        assert self.has_work or self._allocator.used == 0, "an idle engine holds pages"
 
     def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[Choice]]:
         """Run a step; which sequences get a token, and their tokens."""
@@ -199,16 +158,25 @@ class DecoderEngine:
         with torch.inference_mode():
             if plan.new_pages:
                 self._stage.pool.clear(torch.tensor(plan.new_pages, device=bound.device))
+            self._take_arrived(plan.chunks)
             sampled, logits = self._logits(plan.chunks)
             if not sampled:
                 if bound.device.type == "cuda":  # sampling would wait; without it nothing else times the step
                     torch.cuda.synchronize(bound.device)
                 return sampled, []
             draws = [
-                Draw(sampling=s.request.sampling, position=len(s.tokens))
-                for s in (self._sequences[request_id] for request_id in sampled)
+                Draw(sampling=live.request.sampling, position=len(live.tokens))
+                for live in (self._sequences[request_id] for request_id in sampled)
             ]
             return sampled, sample(logits, draws)
+
+    def _take_arrived(self, chunks: Sequence[Chunk]) -> None:
+        """Put the K and V that came with a sequence on its pages, unless it begins anew."""
+        if self._arriving:
+            for chunk in chunks:
+                slices = self._arriving.pop(chunk.request_id, None)
+                if slices and chunk.start:
+                    import_kv(self._stage.pool, chunk.pages, slices, chunk.start)
 
     def _logits(self, chunks: Sequence[Chunk]) -> tuple[Sequence[str], torch.Tensor]:
         """Run the chunks; which sequences have logits, and these."""
@@ -230,43 +198,15 @@ class DecoderEngine:
 
     def _advance(self, request_id: str, choice: Choice | None, work: int) -> TokenOutput:
         """Take a sequence's choice in, and say what came of it."""
-        if choice is None:
-            return TokenOutput(
-                request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work
-            )
-        if choice.token_id is None:
+        output = self._sequences.advance(request_id, choice, work)
+        if output.error or output.finish_reason:
             self.cancel(request_id)
-            return _error(request_id, "the model's output is not a number", work)
-        sequence = self._sequences[request_id]
-        sequence.tokens.append(choice.token_id)
-        sequence.generated += 1
-        reason = self._finish_reason(sequence)
-        if reason:
-            self.cancel(request_id)
-        else:
+        elif choice is not None:
             self._scheduler.append_token(request_id)
-        return TokenOutput(
-            request_id=request_id,
-            token_id=choice.token_id,
-            logprob=choice.logprob,
-            finish_reason=reason,
-            work=work,
-        )
-
-    def _finish_reason(self, sequence: _Sequence) -> str:
-        if sequence.tokens[-1] in sequence.stops:
-            return "stop"
-        full = len(sequence.tokens) >= self._max_tokens
-        return "length" if full or sequence.generated >= sequence.request.sampling.max_tokens else ""
+        return output
 
     def _fail(self, plan: StepPlan, error: str) -> list[TokenOutput]:
         """Drop the sequences of a failed step: what their pages hold is unknown."""
         for chunk in plan.chunks:
             self.cancel(chunk.request_id)
-        return [_error(chunk.request_id, error, chunk.count) for chunk in plan.chunks]
-
-
-def _error(request_id: str, message: str, work: int) -> TokenOutput:
-    return TokenOutput(
-        request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work, error=message
-    )
+        return [failed_output(chunk.request_id, error, chunk.count) for chunk in plan.chunks]

@@ -18,6 +18,13 @@ class _CudaBytes:
         }
 
 
+def kv_memory(kv: DeviceRegion | int, device: torch.device) -> torch.Tensor:
+    """The memory of a KV cache as bytes: a region of an arena, or a number of bytes to allocate."""
+    if isinstance(kv, int):
+        return torch.empty(kv, dtype=torch.uint8, device=device)
+    return region_bytes(kv)
+
+
 def region_bytes(region: DeviceRegion) -> torch.Tensor:
     """The whole region as a flat uint8 tensor: a view, whoever owns the memory."""
     if region.buffer is not None:

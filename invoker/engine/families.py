@@ -114,6 +114,7 @@ class Geometry:
     """The sizes of a decoder that memory planning needs."""
 
     layers: int
+    hidden: int
     kv_heads: int
     head_dim: int
     vocabulary: int
@@ -155,6 +156,7 @@ def geometry_of(config: Any) -> Geometry:
         longest = min(longest, original or rope.get("original_max_position_embeddings") or longest)
     return Geometry(
         layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=head_dim,
         vocabulary=config.vocab_size,

@@ -1,5 +1,6 @@
 """The paged KV cache: one pool of pages for all layers, in memory that somebody else reserved."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,31 @@ class KvPool:
         """Store `[tokens, 2 * heads, head_dim]`, all keys and then all values of each token, at `slots`
         (page * PAGE_TOKENS + offset)."""
         self._rows[layer].index_copy_(0, slots, entries)
+
+    def read(self, layers: slice, pages: Sequence[int], tokens: int) -> torch.Tensor:
+        """A copy of the first `tokens` tokens on a sequence's pages, `[layers, 2 * heads, tokens, head_dim]`
+        and contiguous; of each layer first the keys."""
+        rows = self._pool[layers].flatten(2, 3)
+        if _side_by_side(pages):
+            found = rows.narrow(2, pages[0] * PAGE_TOKENS, tokens)
+            return found.clone(memory_format=torch.contiguous_format)
+        return rows.index_select(2, self._slots(pages, tokens))
+
+    def fill(self, layers: slice, pages: Sequence[int], entries: torch.Tensor) -> None:
+        """Store what `read` gave, from a sequence's first token on."""
+        rows, tokens = self._pool[layers].flatten(2, 3), entries.shape[2]
+        if _side_by_side(pages):
+            rows.narrow(2, pages[0] * PAGE_TOKENS, tokens).copy_(entries)
+        else:
+            rows.index_copy_(2, self._slots(pages, tokens), entries.to(rows.device))
+
+    def _slots(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+        starts = torch.tensor(pages, device=self._pool.device) * PAGE_TOKENS
+        return (starts[:, None] + torch.arange(PAGE_TOKENS, device=starts.device)).flatten()[:tokens]
+
+
+def _side_by_side(pages: Sequence[int]) -> bool:
+    return tuple(pages) == tuple(range(pages[0], pages[0] + len(pages)))
 
 
 def pages_for(tokens: int) -> int:

@@ -1,9 +1,9 @@
 """The layout of one step: a ragged batch, flattened, and the index tensors that all layers share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -82,9 +82,25 @@ class StepLayout:
         return self._calls[window]
 
 
-def build_layout(chunks: Sequence[Chunk], dtype: torch.dtype, device: torch.device) -> StepLayout:
+class _Span(Protocol):
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+_AnyChunk = TypeVar("_AnyChunk", bound=_Span)
+
+
+def batch_order(chunks: Iterable[_AnyChunk]) -> list[_AnyChunk]:
+    """Chunks in the order in which they stand in a batch; one that is in order stays as it is."""
+    return sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.start if chunk.count == 1 else 0))
+
+
+def build_layout(chunks: Iterable[Chunk], dtype: torch.dtype, device: torch.device) -> StepLayout:
     """Lay the chunks out, and make the index tensors on `device`."""
-    ordered = sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.start if chunk.count == 1 else 0))
+    ordered = batch_order(chunks)
     counts = [c.count for c in ordered]
     alone = counts.count(1)
     positions = [np.array([c.start for c in ordered[:alone]], dtype=np.int64)]

@@ -10,6 +10,9 @@ that sent many.
 
 When pages run out, the youngest sequence of a flow gives way: it goes back to the head of its flow's
 queue with its tokens so far and is computed again later (preemption by recomputation).
+
+Several plans may be under way, one behind the other, as in a pipeline: a prompt's next chunk can follow at
+once, its next token not before the last chunk's came back, and what is under way gives no pages up.
 """
 
 from collections import Counter, deque
@@ -51,11 +54,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one step runs, which pages are handed out for it, and who had to give way."""
+    """What one step runs, which pages are handed out for it, and who had to give way. `stalled` if somebody
+    waits for room that what is under way should give up: a plan can make it once nothing is."""
 
     chunks: tuple[Chunk, ...]
     new_pages: tuple[int, ...]
     preempted: tuple[str, ...]
+    stalled: bool = False
 
 
 class _Flow:
@@ -90,12 +95,20 @@ class _Sequence:
     arrival: int
     length: int  # known tokens
     most: int  # tokens that it may grow to, as far as is known
-    cached: int = 0  # tokens whose K and V lie in pages
+    kept: int = 0  # tokens whose K and V will lie in pages as soon as it is let in
+    cached: int = 0  # tokens whose K and V lie in pages, or will when the plans under way have run
     pages: tuple[int, ...] = ()
+    under_way: int = 0  # plans that run it
+    turn: int = 0  # the plan that ran it last
 
     @property
     def missing(self) -> int:
         return self.length - self.cached
+
+    @property
+    def decodes(self) -> bool:
+        """It wants one more token, and has room for it."""
+        return self.missing == 1 and len(self.pages) * PAGE_TOKENS >= self.length
 
 
 class Scheduler:
@@ -111,7 +124,9 @@ class Scheduler:
         self._paused = False  # nothing decoded in the last step, for a newcomer's sake
         self._running: list[_Sequence] = []  # in order of admission: the first never gives way
         self._arrivals = 0
-        self._planned: dict[str, int] = {}  # tokens of the plan that is being run
+        self._under_way: deque[tuple[_Sequence, ...]] = deque()  # what each plan runs, the oldest first
+        self._turns = 0
+        self._stalled = False
 
     def __repr__(self) -> str:
         waiting = len(self._sequences) - len(self._running)
@@ -123,14 +138,21 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request_id: str, length: int, flow: str = "", most: int = 0) -> None:
+    @property
+    def running(self) -> int:
+        """How many sequences have pages."""
+        return len(self._running)
+
+    def add(self, request_id: str, length: int, flow: str = "", most: int = 0, kept: int = 0) -> None:
         """Queue a sequence of `length` known tokens, which must be able to fit all pages together. It may
-        grow to `most`: room for so many is kept side by side as long as nobody else needs it."""
+        grow to `most`: room for so many is kept side by side as long as nobody else needs it. The first
+        `kept` tokens need not be run if its first chunk begins behind them."""
         assert request_id not in self._sequences, f"{request_id} is there already"
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
+        assert 0 <= kept < length, f"of {length} tokens at least one must be run"
         if flow not in self._flows:
             self._flows[flow] = _Flow(flow, self._ahead.pop(flow, 0))
-        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length, most)
+        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length, most, kept)
         self._arrivals += 1
         self._sequences[request_id] = sequence
         sequence.flow.waiting.append(sequence)
@@ -145,16 +167,21 @@ class Scheduler:
         else:
             flow.waiting.remove(sequence)
         self._allocator.release(sequence.pages)
-        self._planned.pop(request_id, None)
         if not flow:
             del self._flows[flow.name]
             self._ahead[flow.name] = flow.tag
 
+    def held(self, request_id: str) -> tuple[tuple[int, ...], int]:
+        """A sequence's pages, and how many tokens' K and V lie there once nothing of it is under way."""
+        sequence = self._sequences[request_id]
+        return sequence.pages, sequence.cached
+
     def ran(self) -> None:
-        """Record that the planned chunks have run: their K and V are in the pages."""
-        for request_id, count in self._planned.items():
-            self._sequences[request_id].cached += count
-        self._planned = {}
+        """Record that the oldest plan under way has run: the K and V of its chunks are in the pages. Of one
+        that failed they are not, so its sequences must be removed. A plan without chunks is never there."""
+        if self._under_way:
+            for sequence in self._under_way.popleft():
+                sequence.under_way -= 1
 
     def append_token(self, request_id: str) -> None:
         """Record that a sequence has grown by the token that its last chunk gave."""
@@ -162,9 +189,10 @@ class Scheduler:
         assert sequence.cached == sequence.length, f"{request_id} is not at its end"
         sequence.length += 1
 
-    def plan(self) -> StepPlan:
-        """Choose the next step's chunks; no chunks if there is nothing to do."""
-        assert not self._planned, "the last plan has not been run"
+    def plan(self, most_decodes: int | None = None) -> StepPlan:
+        """Choose the next step's chunks, with at most so many that decode: those whose turn is longest ago.
+        No chunks if there is nothing to do; such a plan is not under way."""
+        self._stalled = False
         new_pages: list[int] = []
         preempted: list[str] = []
         index = 0
@@ -174,14 +202,15 @@ class Scheduler:
             index += bool(sequence.pages)  # else it gave way itself, and another stands there now
         prefill = self._share_prefill(new_pages, preempted)
         self._paused = not self._paused and self._serves_newcomer(prefill)
-        chunks = []
-        for sequence in self._running:
-            decodes = sequence.missing == 1 and not self._paused
-            count = 1 if decodes else prefill[sequence.request_id]
-            if count:
-                chunks.append(_chunk(sequence, count))
-        self._planned = {chunk.request_id: chunk.count for chunk in chunks}
-        return StepPlan(chunks=tuple(chunks), new_pages=tuple(new_pages), preempted=tuple(preempted))
+        decoding = [sequence for sequence in self._running if sequence.decodes and not self._paused]
+        if most_decodes is not None:
+            decoding = sorted(decoding, key=lambda sequence: sequence.turn)[:most_decodes]
+        return StepPlan(
+            chunks=self._launch({sequence.request_id for sequence in decoding}, prefill),
+            new_pages=tuple(new_pages),
+            preempted=tuple(preempted),
+            stalled=self._stalled,
+        )
 
     def check_integrity(self) -> None:
         """Assert that pages are owned once, and that arrival orders each flow."""
@@ -200,15 +229,33 @@ class Scheduler:
             room = len(sequence.pages) * PAGE_TOKENS
             assert sequence.cached <= min(room, sequence.length), f"{sequence} has outgrown its pages"
 
+    def _launch(self, decoding: set[str], prefill: Counter[str]) -> tuple[Chunk, ...]:
+        """The chunks of a plan, which is under way from now on."""
+        self._turns += 1
+        chunks = []
+        for sequence in self._running:
+            count = 1 if sequence.request_id in decoding else prefill[sequence.request_id]
+            if count:
+                chunks.append(_chunk(sequence, count))
+                sequence.cached += count
+                sequence.under_way += 1
+                sequence.turn = self._turns
+        if chunks:
+            self._under_way.append(tuple(self._sequences[chunk.request_id] for chunk in chunks))
+        return tuple(chunks)
+
     # Pages.
 
     def _grow(self, index: int, preempted: list[str]) -> tuple[int, ...]:
         """Give the running sequence at `index` the pages for all of its tokens, from younger ones if
-        need be; if there is none it gives way itself."""
+        need be; if there is none it gives way itself. Nothing if it is to wait for what is under way."""
         sequence = self._running[index]
         needed = pages_for(sequence.length) - len(sequence.pages)
         while needed > self._allocator.free:
             victim = self._youngest_from(index)
+            if victim.under_way:
+                self._stalled = True
+                return ()
             self._preempt(victim, preempted)
             if victim is sequence:
                 return ()
@@ -244,6 +291,7 @@ class Scheduler:
         sequence.flow.running.append(sequence.flow.waiting.popleft())
         self._running.append(sequence)
         sequence.pages = self._allocator.allocate(needed, pages_for(sequence.most))
+        sequence.cached, sequence.kept = sequence.kept, 0
         return True
 
     def _too_many(self, flow: _Flow, needed: int, prefill: Counter[str]) -> list[_Sequence]:
@@ -273,6 +321,9 @@ class Scheduler:
             held[richest] -= len(victim.pages)
             free += len(victim.pages)
             slots += 1
+        if any(victim.under_way for victim in victims):
+            self._stalled = True
+            return []
         return victims
 
     # Prompts.

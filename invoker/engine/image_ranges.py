@@ -1,0 +1,19 @@
+"""Which bytes of a model's image a range of its layers needs."""
+
+from registry.images.manifest import Manifest
+
+
+def bytes_of_layers(manifest: Manifest, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """The byte ranges `[start, end)` that must have arrived before the layers `[first, last)` can run: with
+    layer 0 the embedding, and with the layer at whose stage the head is (see stage_contract.py) the head."""
+    home_of_head = 0 if manifest.tied_head else manifest.num_layers - 1
+    found: list[tuple[int, int]] = []
+    for span in manifest.layers:
+        place = {"embed": 0, "head": home_of_head}.get(span.kind, span.index)
+        if not first <= place < last or span.start == span.end:
+            continue
+        if found and found[-1][1] == span.start:
+            found[-1] = (found[-1][0], span.end)
+        else:
+            found.append((span.start, span.end))
+    return tuple(found)

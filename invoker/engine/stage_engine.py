@@ -1,0 +1,207 @@
+"""A stage of a pipeline over a part of a model's image: what has not arrived of the rest is never read."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from invoker.engine.contract import DeviceRegion, ModelSpec
+from invoker.engine.device_memory import kv_memory
+from invoker.engine.families import Geometry
+from invoker.engine.kv_cache import KvPool, KvShape, pages_for
+from invoker.engine.kv_slices import KvSlice, export_kv
+from invoker.engine.layout import StepLayout, build_layout
+from invoker.engine.pages import OutOfPages, PageAllocator
+from invoker.engine.paths import LayerPath
+from invoker.engine.sampling import Draw, sample
+from invoker.engine.scheduler import Chunk
+from invoker.engine.stage import StageExecutor
+from invoker.engine.stage_contract import (
+    Opening,
+    OutOfStep,
+    StageChunk,
+    StageFailed,
+    StageInput,
+    StageOutput,
+    StageStep,
+    StageToken,
+)
+from invoker.engine.weights import bind
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sequence of which this stage may hold K and V: of its first `cached` tokens."""
+
+    opening: Opening
+    pages: tuple[int, ...] = ()
+    cached: int = 0
+
+
+class StageEngine:
+    """A Stage of the layers `spec.layers`, of the image in `region`.
+
+    The bytes of these layers must have arrived (of the embedding for layer 0, of the head for the last, see
+    image_ranges.py). `kv` is the memory of their KV cache: a region of the arena, or a number of
+    bytes to allocate. Raises UnsupportedModel.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        region: DeviceRegion,
+        kv: DeviceRegion | int,
+        *,
+        path: LayerPath = LayerPath.AUTO,
+    ) -> None:
+        bound = bind(spec, region, path)
+        self.geometry: Geometry = bound.geometry
+        self.layers = (bound.first, bound.last)
+        self.has_head = bound.head is not None
+        shape = KvShape(
+            layers=bound.last - bound.first,
+            heads=bound.geometry.kv_heads,
+            head_dim=bound.geometry.head_dim,
+            dtype=bound.dtype,
+        )
+        pool = KvPool(shape, kv_memory(kv, bound.device))
+        self.pages = pool.pages
+        self._stage = StageExecutor(bound, pool)
+        self._allocator = PageAllocator(pool.pages)
+        self._held: dict[str, _Held] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        first, last = self.layers
+        return f"<StageEngine layers [{first}, {last}), {len(self._held)} sequences, {self._allocator!r}>"
+
+    def run(self, given: StageInput) -> StageOutput:
+        """See Stage."""
+        step = given.step
+        self._forget(step.closed)
+        for opening in step.opened:
+            if opening.sequence in self._held:
+                raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
+            self._held[opening.sequence] = _Held(opening)
+        try:
+            with torch.inference_mode():
+                output = self._run(given)
+        except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
+            logger.exception("step %s of %s sequences failed", step.number, len(step.chunks))
+            raise StageFailed(f"layers [{self.layers[0]}, {self.layers[1]}) failed: {error}") from error
+        for chunk in step.chunks:
+            self._held[chunk.sequence].cached += chunk.count
+        return output
+
+    def finish(self, given: StageInput) -> StageOutput:
+        """See Stage."""
+        step, rows = given.step, given.data
+        wanting = step.wanting
+        # Others were closed while the step was elsewhere.
+        here = [row for row, chunk in enumerate(wanting) if chunk.sequence in self._held]
+        if not here:
+            return StageOutput(step=step, hidden=None)
+        try:
+            with torch.inference_mode():
+                if len(here) < len(wanting):
+                    rows = rows.index_select(0, torch.tensor(here, device=rows.device))
+                tokens = self._draw(rows, [wanting[row] for row in here])
+        except (RuntimeError, MemoryError) as error:
+            logger.exception("the head failed in step %s", step.number)
+            raise StageFailed(f"the head failed: {error}") from error
+        return StageOutput(step=step, hidden=None, tokens=tokens)
+
+    def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
+        """See Stage."""
+        if sequence not in self._held:
+            raise OutOfStep(f"{self!r} has no sequence {sequence}")
+        held = self._held[sequence]
+        return export_kv(self._stage.pool, self.layers[0], layers, held.pages, held.cached)
+
+    def close(self) -> None:
+        """Let go of the regions: no view of them is left. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._forget(tuple(self._held))
+            del self._stage
+
+    def check_integrity(self) -> None:
+        """Assert that each page is owned once, and that a stage without sequences holds none."""
+        self._allocator.check_integrity()
+        owned = [page for held in self._held.values() for page in held.pages]
+        assert len(owned) == len(set(owned)) == self._allocator.used, "a page is shared or leaked"
+
+    def _forget(self, sequences: Sequence[str]) -> None:
+        for name in sequences:
+            held = self._held.pop(name, None)
+            if held is not None:
+                self._allocator.release(held.pages)
+
+    def _run(self, given: StageInput) -> StageOutput:
+        step, bound = given.step, self._stage.bound
+        if not step.chunks:
+            return self._nothing(step)
+        layout = self._layout(step.chunks)
+        if given.data.shape[0] != layout.tokens:
+            raise OutOfStep(
+                f"{given.data.shape[0]} rows for the {layout.tokens} tokens of step {step.number}"
+            )
+        hidden = self._stage.forward(given.data.to(bound.device), layout)
+        if bound.last < bound.geometry.layers or not self.has_head:
+            return StageOutput(step=step, hidden=hidden.contiguous())
+        return self.finish(StageInput(step=step, data=hidden))
+
+    def _nothing(self, step: StageStep) -> StageOutput:
+        """The output of a step that runs nothing: it only closes sequences."""
+        bound = self._stage.bound
+        ends = bound.last == bound.geometry.layers and self.has_head
+        empty = torch.empty((0, bound.geometry.hidden), dtype=bound.dtype, device=bound.device)
+        return StageOutput(step=step, hidden=None if ends else empty)
+
+    def _layout(self, chunks: Sequence[StageChunk]) -> StepLayout:
+        """Give each chunk's sequence the pages that it needs, and lay the step out on them."""
+        bound = self._stage.bound
+        new_pages: list[int] = []
+        placed = []
+        for chunk in chunks:
+            held = self._held.get(chunk.sequence)
+            if held is None or held.cached != chunk.start:
+                raise OutOfStep(f"{chunk} does not follow what {self!r} holds: {held}")
+            new_pages += self._grow(held, pages_for(chunk.start + chunk.count) - len(held.pages))
+            placed.append(
+                Chunk(
+                    request_id=chunk.sequence,
+                    start=chunk.start,
+                    count=chunk.count,
+                    pages=held.pages,
+                    last=chunk.last,
+                )
+            )
+        if new_pages:
+            self._stage.pool.clear(torch.tensor(new_pages, device=bound.device))
+        return build_layout(placed, bound.dtype, bound.device)
+
+    def _grow(self, held: _Held, count: int) -> tuple[int, ...]:
+        try:
+            if held.pages:
+                new = self._allocator.grow(held.pages, count)
+            else:
+                new = self._allocator.allocate(count, pages_for(held.opening.most))
+        except OutOfPages as error:
+            raise OutOfStep(f"a step for more sequences than fit {self!r}: {error}") from error
+        held.pages += new
+        return new
+
+    def _draw(self, rows: torch.Tensor, wanting: Sequence[StageChunk]) -> tuple[StageToken, ...]:
+        draws = [
+            Draw(sampling=self._held[chunk.sequence].opening.sampling, position=chunk.start + chunk.count)
+            for chunk in wanting
+        ]
+        choices = sample(self._stage.finish(rows.to(self._stage.bound.device)), draws)
+        return tuple(
+            StageToken(sequence=chunk.sequence, choice=choice)
+            for chunk, choice in zip(wanting, choices, strict=True)
+        )

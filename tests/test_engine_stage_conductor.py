@@ -1,0 +1,223 @@
+"""Steps of a pipeline over fake stages: no token is lost, repeated or changed, whatever is under way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from invoker.engine.conductor import Conductor, PipelineShape
+from invoker.engine.contract import OutOfKvCache, TokenOutput
+from invoker.engine.fake import continuation
+from invoker.engine.fake_stage import FakeStage
+from invoker.engine.kv_cache import PAGE_TOKENS
+from invoker.engine.pipeline import LocalPipeline
+from invoker.engine.scheduler import Limits
+from invoker.engine.sequences import BadSequence
+from invoker.engine.stage_contract import StageInput, StageOutput
+from tests.engine_fixture import sequence
+from tests.stage_fixture import pipeline_of, run_pipeline
+
+VOCABULARY = 500
+
+
+def _stages(cuts: Sequence[int], *, tied: bool = False, pages: int = 64) -> list[FakeStage]:
+    return [
+        FakeStage(a, b, cuts[-1], tied=tied, pages=pages, vocabulary=VOCABULARY) for a, b in pairwise(cuts)
+    ]
+
+
+def _conductor(stages: int = 2, pages: int = 64, steps: int = 3, limits: Limits | None = None) -> Conductor:
+    shape = PipelineShape(stages=stages, pages=pages, context=512, vocabulary=VOCABULARY, steps=steps)
+    return Conductor(shape, limits or Limits(sequences=8, prefill_tokens=24, turn_tokens=16))
+
+
+def _prompt(index: int, length: int) -> list[int]:
+    return [(index * 31 + k) % VOCABULARY for k in range(length)]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, str]]]:
+    """Pages, and sequences as (prompt, tokens to generate, flow) that fit them one by one."""
+    pages = draw(st.integers(2, 12))
+    most = pages * PAGE_TOKENS
+    prompts = st.integers(1, min(100, most - 1))
+    sizes = draw(st.lists(st.tuples(prompts, st.integers(1, 30), st.sampled_from("ab")), max_size=8))
+    return pages, [(prompt, min(length, most - prompt), flow) for prompt, length, flow in sizes]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    workload=workloads(),
+    tied=st.booleans(),
+    stages=st.integers(1, 4),
+    steps=st.integers(1, 6),
+    cancels=st.dictionaries(st.integers(0, 7), st.integers(1, 60), max_size=3),
+)
+def test_everyone_gets_its_tokens(
+    workload: tuple[int, list[tuple[int, int, str]]],
+    tied: bool,
+    stages: int,
+    steps: int,
+    cancels: dict[int, int],
+) -> None:
+    pages, sizes = workload
+    fakes = _stages(range(stages + 1), tied=tied, pages=pages)
+    limits = Limits(sequences=4, prefill_tokens=20, turn_tokens=8)
+    pipeline = LocalPipeline(fakes, _conductor(stages, pages, steps, limits))
+    for i, (prompt, length, flow) in enumerate(sizes):
+        one = sequence(str(i), _prompt(i, prompt), max_tokens=length, ignore_eos=True)
+        pipeline.add(replace(one, flow=flow))
+    tokens: dict[str, list[int]] = {str(i): [] for i in range(len(sizes))}
+    turns = 0
+    while pipeline.has_work:
+        turns += 1
+        assert turns < 5000, f"{pipeline!r} makes no progress"
+        for index, turn in cancels.items():
+            if turn == turns:
+                pipeline.cancel(str(index))
+        for output in pipeline.step():
+            assert not output.error, output.error
+            if output.token_id is not None:
+                tokens[output.request_id].append(output.token_id)
+        pipeline.conductor.check_integrity()
+    for i, (prompt, length, _) in enumerate(sizes):
+        expected = continuation(_prompt(i, prompt), length, VOCABULARY)
+        found = tokens[str(i)]
+        assert found == expected[: len(found)]
+        assert len(found) == length or i in cancels
+    assert [fake.sequences for fake in fakes] == [0] * stages
+
+
+def test_sequences_are_spread_over_micro_batches() -> None:
+    conductor = _conductor(stages=3, steps=4)
+    stage = _stages([0, 1])[0]
+    for i in range(8):
+        conductor.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
+
+    def steps() -> list[StageInput]:
+        found = []
+        while (given := conductor.next_step()) is not None:
+            found.append(given)
+        return found
+
+    (first,) = steps()
+    assert first.step.tokens == 8
+    conductor.take(stage.run(first))
+    sizes = []
+    for _ in range(4):
+        under_way = steps()
+        sizes.append([len(one.step.chunks) for one in under_way])
+        assert conductor.steps_under_way == len(under_way)
+        for one in under_way:
+            conductor.take(stage.run(one))
+    assert sizes == [[3, 3, 2]] * 4
+
+
+def test_a_long_prompt_fills_the_pipeline_by_itself() -> None:
+    conductor = _conductor(stages=3, steps=4)
+    conductor.add(sequence("a", _prompt(1, 100), max_tokens=2, ignore_eos=True))
+    steps = [conductor.next_step() for _ in range(4)]
+    chunks = [chunk for one in steps if one is not None for chunk in one.step.chunks]
+    assert [(c.start, c.count, c.last) for c in chunks] == [
+        (0, 24, False),
+        (24, 24, False),
+        (48, 24, False),
+        (72, 24, False),
+    ]
+    assert conductor.next_step() is None
+    stage = _stages([0, 1])[0]
+    told: list[TokenOutput] = []
+    for one in steps:
+        assert one is not None
+        told += conductor.take(stage.run(one))
+    assert [(output.token_id, output.work) for output in told] == [(None, 24)] * 4
+    last = conductor.next_step()
+    assert last is not None and last.step.chunks[0].last and conductor.next_step() is None
+
+
+def test_a_failed_step_ends_its_sequences_and_nobody_elses() -> None:
+    stages = _stages([0, 1, 2, 3], tied=True)
+    pipeline = pipeline_of(stages, Limits(sequences=8, prefill_tokens=24, turn_tokens=16))
+    prompts = {str(i): _prompt(i, 6 + i) for i in range(6)}
+    for request_id, prompt in prompts.items():
+        pipeline.add(sequence(request_id, prompt, max_tokens=20, ignore_eos=True))
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in prompts}
+    failed: set[str] = set()
+    turns = 0
+    while pipeline.has_work:
+        turns += 1
+        if turns in (12, 20):
+            stages[turns // 12].fail_next()
+        for output in pipeline.step():
+            if output.error:
+                failed.add(output.request_id)
+            elif output.token_id is not None:
+                assert output.request_id not in failed
+                tokens[output.request_id].append(output.token_id)
+    assert 0 < len(failed) < len(prompts)
+    for request_id, prompt in prompts.items():
+        expected = continuation(prompt, 20, VOCABULARY)
+        found = tokens[request_id]
+        assert found == (expected[: len(found)] if request_id in failed else expected)
+    assert [stage.sequences for stage in stages] == [0, 0, 0]
+
+
+def test_who_leaves_goes_on_elsewhere_from_its_tokens() -> None:
+    stages = _stages([0, 2, 3])
+    pipeline = pipeline_of(stages)
+    for i in range(5):
+        pipeline.add(sequence(str(i), _prompt(i, 10 * i + 1), max_tokens=12, ignore_eos=True))
+    seen: dict[str, list[int]] = {str(i): [] for i in range(5)}
+    for _ in range(11):
+        for output in pipeline.step():
+            if output.token_id is not None:
+                seen[output.request_id].append(output.token_id)
+    assert pipeline.conductor.steps_under_way
+    left = pipeline.conductor.leave()
+    assert pipeline.conductor.steps_under_way == 0 and pipeline.sequences == 0
+    for one in left:
+        assert list(one.generated_ids) == seen[one.request_id]
+    # What was under way comes to its end, and changes nothing.
+    while pipeline.has_work:
+        assert pipeline.step() == []
+    assert [stage.sequences for stage in stages] == [0, 0]
+    rest = run_pipeline(pipeline_of(_stages([0, 1])), left)
+    for i in range(5):
+        assert seen[str(i)] + rest.get(str(i), []) == continuation(_prompt(i, 10 * i + 1), 12, VOCABULARY)
+
+
+def test_a_name_is_not_used_again() -> None:
+    conductor = _conductor()
+    stage = _stages([0, 1])[0]
+    conductor.add(sequence("a", [1, 2], max_tokens=5))
+    first = conductor.next_step()
+    assert first is not None
+    conductor.cancel("a")
+    conductor.add(sequence("a", [3], max_tokens=5))
+    assert conductor.take(stage.run(first)) == []  # of the first one
+    first = conductor.next_step()
+    assert first is not None and first.step.closed == ("0",) and first.step.opened[0].sequence == "1"
+    (told,) = conductor.take(stage.run(first))
+    assert told.token_id == continuation([3], 1, VOCABULARY)[0]
+
+
+def test_a_head_that_forgets_a_token_ends_the_sequence() -> None:
+    conductor = _conductor()
+    conductor.add(sequence("a", [1, 2]))
+    first = conductor.next_step()
+    assert first is not None
+    (told,) = conductor.take(StageOutput(step=first.step, hidden=None))
+    assert "without what it wants" in told.error and not conductor.sequences
+
+
+def test_what_can_never_run_is_refused() -> None:
+    conductor = _conductor(pages=2)
+    assert conductor.max_sequence_tokens == 32
+    with pytest.raises(OutOfKvCache):
+        conductor.add(sequence("a", [1] * 32))
+    with pytest.raises(BadSequence):
+        conductor.add(sequence("a", [VOCABULARY]))
+    assert not conductor.has_work
