@@ -106,6 +106,7 @@ class Session:
         self._asked: dict[int, _Question] = {}  # by peer: the latest question, if it has no answer
         self._given_up: dict[int, str] = {}
         self._questions = 0
+        self._patience_s = self._settings.patience_s  # for now
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
         self._pulls = 0
         self._unreachable = 0
@@ -150,7 +151,7 @@ class Session:
         moments = [question.deadline_s for question in self._asked.values()]
         moments += [self._limit_s(pull) for pull in self._under_way.values() if not pull.dropped]
         if self._idle_since_s is not None:
-            moments.append(self._idle_since_s + self._settings.patience_s)
+            moments.append(self._idle_since_s + self._patience_s)
         return min(moments, default=None)
 
     def start(self, now_s: float) -> list[Action]:
@@ -179,6 +180,7 @@ class Session:
         self._held |= 1 << under_way.pull.block
         self._order.pop(under_way.pull.block, None)
         self._peers.succeeded(under_way.pull.source, now_s - under_way.started_s)
+        self._patience_s = self._peers.patience_s(self._settings.patience_s)
         return [Publish(), *self._go_on(now_s)]
 
     def damaged(self, number: int, now_s: float) -> list[Action]:
@@ -221,7 +223,7 @@ class Session:
             actions += self._give_up(peer, "its source does not answer")
         if not silent:
             actions += [self._ask(peer, now_s) for peer in late]
-        if self._idle_since_s is not None and now_s >= self._idle_since_s + self._settings.patience_s:
+        if self._idle_since_s is not None and now_s >= self._idle_since_s + self._patience_s:
             actions += self._lose_patience(now_s)
         return [*actions, *self._go_on(now_s)]
 
@@ -279,6 +281,7 @@ class Session:
             if source is not None and not self._peers.gives(source, block):
                 self._peers.stuck(source)
         self._idle_since_s = now_s
+        self._patience_s = min(2 * self._patience_s, self._settings.patience_s)
         return [self._ask(peer, now_s) for peer in list(self._peers.alive) if peer not in self._asked]
 
     def _ask(self, peer: int, now_s: float) -> Ask:

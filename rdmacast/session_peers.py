@@ -9,6 +9,7 @@ from rdmacast.have_map import HaveMap, bits_of, blocks_in
 
 SAMPLES = 15  # the latest pulls from anybody, whose median is what is usual
 LEAST_SAMPLES = 5
+PATIENT = 5  # times as long as a pull takes that counts as slow
 SLOW = 2.0  # a pull that takes more than so many times the usual: under half of the median rate
 
 
@@ -180,6 +181,10 @@ class Peers:
     def slow_s(self) -> float | None:
         """How long a pull may take before its source counts as slow; None while too little is known."""
         return self._slow_s
+
+    def patience_s(self, most_s: float) -> float:
+        """How long to wait, without any pull, for what planned sources do not get: one of them may hang."""
+        return most_s if self._slow_s is None else min(most_s, PATIENT * self._slow_s)
 
     def is_slow(self, node: int) -> bool:
         """Whether the latest pulls from the node came at under half of the median rate, or did not come."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """`pull_timeout_s` bounds one pull, `ask_timeout_s` the answer of a peer that was asked what it holds,
-    and `patience_s` how long a node without any pull waits for what its planned sources do not get.
+    and `patience_s` how long a node without any pull waits for what its planned sources do not get (less
+    at first where pulls are quick).
     No pull that took less than `least_slow_s` counts as slow: among quick ones the processor's turns show.
 
     A peer is lost after `max_failures` failed pulls in a row or `max_asks` unanswered questions, and

@@ -1,5 +1,6 @@
 """One node's part in a cast."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -319,3 +320,34 @@ def test_no_bytes_make_a_have_map_fail_otherwise(data: bytes) -> None:
         assert 1 <= HaveMap.decode(data).blocks <= MAX_BLOCKS
     except ProtocolError:
         pass
+
+
+def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> None:
+    order = [(1, block) for block in range(8)]
+    session = session_of(order, blocks=8, peers=2, window=1, patience_s=2.0, least_slow_s=0.05)
+    session.heard(1, told(0b11111, blocks=8), 0.0)
+    assert session.deadline_s is not None
+    for number in range(1, 6):
+        session.arrived(number, 0.01 * number)
+    session.heard(2, told(0b11111111, blocks=8), 0.06)
+    # The planned source may hang: after ten times the usual, or what is least, whoever has more is asked.
+    assert session.deadline_s == pytest.approx(0.05 + 0.25)
+    assert pulls(session.passed(0.3)) == [(2, 5)]
+
+
+def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
+    order = [(1, block) for block in range(8)]
+    limits = {"window": 1, "patience_s": 1.0, "least_slow_s": 0.05, "ask_timeout_s": 60.0}
+    session = session_of(order, 8, 1, **limits)
+    session.heard(1, told(0b11111, blocks=8, coming=0b11100000), 0.0)
+    for number in range(1, 6):
+        session.arrived(number, 0.01 * number)
+    passed = [0.05]
+    for _ in range(5):
+        assert session.deadline_s is not None
+        passed.append(session.deadline_s)
+        for action in session.passed(passed[-1]):
+            assert isinstance(action, Ask)
+            session.heard(1, told(0b11111, blocks=8, coming=0b11100000), passed[-1], action.number)
+    pauses = [later - before for before, later in pairwise(passed)]
+    assert pauses == pytest.approx([0.25, 0.5, 1.0, 1.0, 1.0])
