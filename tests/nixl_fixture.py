@@ -8,6 +8,8 @@ from rdmacast.nixl_native import NativeDriver
 
 # Before its library is loaded: agents of one process would read past each other's network.
 os.environ.setdefault("UCX_TLS", "tcp")
+# With them a process that had an agent of nixl 1.5.1 ends with a segmentation fault, whatever it did.
+os.environ.setdefault("UCX_MODULES", "")
 
 
 @cache
