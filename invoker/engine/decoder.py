@@ -16,7 +16,7 @@ from invoker.engine.pages import PageAllocator
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import Choice, Draw, sample
 from invoker.engine.scheduler import Chunk, Limits, Scheduler, StepPlan
-from invoker.engine.sequences import SequenceBook, failed_output
+from invoker.engine.sequences import BadSequence, SequenceBook, failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
 
@@ -113,6 +113,8 @@ class DecoderEngine:
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
         """A copy of what the cache holds of a sequence, between two steps. Raises BadSequence."""
+        if request_id not in self._sequences:
+            raise BadSequence(f"{self!r} has no sequence {request_id}")
         pages, cached = self._scheduler.held(request_id)
         return export_kv(self._stage.pool, 0, layers, pages, cached)
 

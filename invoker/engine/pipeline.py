@@ -17,14 +17,14 @@ class LocalPipeline:
         for one, following in pairwise(stages):
             assert one.layers[1] == following.layers[0], f"{one!r} and {following!r} do not meet"
         assert [stage.has_head for stage in stages].count(True) == 1, "the head is not at one place"
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
         self.conductor = conductor
         self._waiting: tuple[deque[StageInput], ...] = tuple(deque() for _ in stages)
         self._returning: deque[StageInput] = deque()  # to the first stage, for a tied head
         self._outputs: list[TokenOutput] = []
 
     def __repr__(self) -> str:
-        return f"<LocalPipeline of {len(self._stages)} stages, {self.conductor!r}>"
+        return f"<LocalPipeline of {len(self.stages)} stages, {self.conductor!r}>"
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -51,18 +51,18 @@ class LocalPipeline:
             self._waiting[0].append(given)
         if self._returning:
             self._run_on(0, self._returning.popleft(), finishes=True)
-        for index in reversed(range(len(self._stages))):
+        for index in reversed(range(len(self.stages))):
             if self._waiting[index]:
                 self._run_on(index, self._waiting[index].popleft())
         return self._outputs
 
     def close(self) -> None:
         self.conductor.leave()
-        for stage in self._stages:
+        for stage in self.stages:
             stage.close()
 
     def _run_on(self, index: int, given: StageInput, *, finishes: bool = False) -> None:
-        stage = self._stages[index]
+        stage = self.stages[index]
         try:
             output = stage.finish(given) if finishes else stage.run(given)
         except EngineError as error:
@@ -75,7 +75,7 @@ class LocalPipeline:
             self._outputs += self.conductor.take(output)
             return
         following = StageInput(step=output.step, data=output.hidden)
-        if index + 1 < len(self._stages):
+        if index + 1 < len(self.stages):
             self._waiting[index + 1].append(following)
         else:
             self._returning.append(following)
