@@ -7,14 +7,20 @@ Rates are of the whole call, prompts included; `ttft_s` is the median over the s
 the call to a sequence's first token. In float32 the tokens must be equal. `limit_s` is the time to read
 all weights once a decode step, at the best rate at which this run read the same bytes (in a sum, and in
 the product of a matrix and a vector).
+
+`pipeline` is the same engine cut into `--stages` stages, all in this process and with one step under way, so
+that what it takes longer than `hypercast` is what stages cost: `stage_ms` of each step on each stage. What
+passes between nodes comes on top. On a GPU it also lacks the graphs of whole engines.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +30,14 @@ from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 from benchmarks.arguments import at_least, listed, parser_of
 from benchmarks.machine import describe_machine, write_records
 from benchmarks.random_model import RandomModel, llama_125m, random_model
-from invoker.engine.contract import NewSequence
+from invoker.engine.conductor import Conductor, PipelineShape
+from invoker.engine.contract import GenerateEngine, NewSequence
 from invoker.engine.cuda_graphs import Capture
-from invoker.engine.decoder import DecoderEngine
+from invoker.engine.decoder import DecoderEngine, limits_for
 from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
+from invoker.engine.pipeline import LocalPipeline
+from invoker.engine.stage_engine import StageEngine
 from registry.messages import Sampling
 
 Prompts = list[list[int]]
@@ -51,6 +60,7 @@ class Contender:
     mode: str
     batch: int
     generate: Callable[[Prompts], Generated]
+    stages: int = 0
     rounds: list[Generated] = field(default_factory=list)
 
 
@@ -68,7 +78,32 @@ def make_engine(
     return DecoderEngine(spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
 
 
-def run_engine(engine: DecoderEngine, prompts: Prompts, length: int) -> Generated:
+def make_pipeline(
+    model: RandomModel, sequences: int, count: int, path: LayerPath = LayerPath.AUTO
+) -> LocalPipeline:
+    """A pipeline of `count` stages, as equal as can be, on the model's image."""
+    spec = model.spec
+    layers = spec.manifest.num_layers
+    kv = kv_bytes_needed(
+        spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
+    )
+    cuts = [layers * i // count for i in range(count + 1)]
+    stages = [
+        StageEngine(replace(spec, layers=(a, b)), model.region, kv * (b - a) // layers, path=path)
+        for a, b in pairwise(cuts)
+    ]
+    shape = PipelineShape(
+        stages=count,
+        pages=min(stage.pages for stage in stages),
+        context=spec.context_length,
+        vocabulary=stages[0].geometry.vocabulary,
+        steps=1,
+    )
+    limits = limits_for(model.reference.device.type, sequences=sequences)
+    return LocalPipeline(stages, Conductor(shape, limits))
+
+
+def run_engine(engine: GenerateEngine, prompts: Prompts, length: int) -> Generated:
     """Have the engine generate for all prompts at once."""
     began_s = time.perf_counter()
     for index, prompt in enumerate(prompts):
@@ -172,12 +207,16 @@ def read_seconds(model: RandomModel) -> float:
 
 
 def contenders(
-    model: RandomModel, engine: DecoderEngine, batches: Sequence[int], length: int
+    model: RandomModel,
+    engine: DecoderEngine,
+    pipelines: Mapping[int, LocalPipeline],
+    batches: Sequence[int],
+    length: int,
 ) -> list[Contender]:
-    """Who generates how, for each batch size."""
+    """Who generates how, for each batch size; the pipelines by their number of stages."""
     found = []
 
-    def ours(prompts: Prompts) -> Generated:
+    def ours(engine: GenerateEngine, prompts: Prompts) -> Generated:
         return run_engine(engine, prompts, length)
 
     def theirs(prompts: Prompts) -> Generated:
@@ -188,9 +227,16 @@ def contenders(
 
     for batch in batches:
         mode = "alone" if batch == 1 else "batched"
-        found += [Contender("hypercast", mode, batch, ours), Contender("transformers", mode, batch, theirs)]
+        found += [
+            Contender("hypercast", mode, batch, partial(ours, engine)),
+            Contender("transformers", mode, batch, theirs),
+        ]
         if batch > 1:
             found.append(Contender("transformers", "sequential", batch, one_by_one))
+        found += [
+            Contender("pipeline", mode, batch, partial(ours, pipeline), stages)
+            for stages, pipeline in pipelines.items()
+        ]
     return found
 
 
@@ -210,9 +256,10 @@ def record(runner: Contender, length: int, read_s: float, common: dict[str, obje
     seconds = [one.seconds for one in runner.rounds]
     median_s = statistics.median(seconds)
     steps = length * (runner.batch if runner.mode == "sequential" else 1)
+    stages = {"stages": runner.stages} if runner.stages else {}
     return {
         "name": runner.name,
-        "params": {"batch": runner.batch, "mode": runner.mode, **common},
+        "params": {"batch": runner.batch, "mode": runner.mode, **stages, **common},
         "seconds": seconds,
         "median_s": median_s,
         "tokens_per_s": runner.batch * length / median_s,
@@ -220,6 +267,16 @@ def record(runner: Contender, length: int, read_s: float, common: dict[str, obje
         "limit_s": steps * read_s,
         "ratio_to_limit": median_s / (steps * read_s),
     }
+
+
+def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
+    """Tell of each pipeline what a step costs more on each of its stages than in the whole engine."""
+    whole = {row["params"]["batch"]: row["median_s"] for row in rows if row["name"] == "hypercast"}
+    for row in rows:
+        stages = row["params"].get("stages")
+        if stages:
+            more_s = row["median_s"] - whole[row["params"]["batch"]]
+            row["stage_ms"] = more_s * 1e3 / (length * stages)
 
 
 def equal_tokens(runners: Sequence[Contender]) -> bool:
@@ -239,7 +296,12 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
     shape = (max(args.batch), args.prompt)
     prompts = torch.randint(3, model.reference.config.vocab_size, shape, generator=generator).tolist()
     engine = make_engine(model, max(args.batch), LayerPath(args.path), args.graphs)
-    runners = contenders(model, engine, args.batch, args.tokens)
+    pipelines = {
+        count: make_pipeline(model, max(args.batch), count, LayerPath(args.path))
+        for count in args.stages
+        if count <= model.spec.manifest.num_layers
+    }
+    runners = contenders(model, engine, pipelines, args.batch, args.tokens)
     with torch.inference_mode():
         read_s = measure(model, runners, prompts, args.rounds)
     common: dict[str, object] = {
@@ -257,14 +319,17 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
         "torch": torch.__version__,
         **describe_machine("benchmarks.engine"),
     }
-    return [record(runner, args.tokens, read_s, common) for runner in runners]
+    rows = [record(runner, args.tokens, read_s, common) for runner in runners]
+    add_stage_costs(rows, args.tokens)
+    return rows
 
 
 def show(row: dict[str, Any]) -> str:
     """One line for people."""
     params = row["params"]
+    name = f"{params['stages']} stages" if "stages" in params else row["name"]
     return (
-        f"{row['name']:12} batch {params['batch']:2} {params['mode']:10} {row['tokens_per_s']:8.1f} tokens/s"
+        f"{name:12} batch {params['batch']:2} {params['mode']:10} {row['tokens_per_s']:8.1f} tokens/s"
         f"  first token {row['ttft_s'] * 1e3:7.1f} ms  {row['ratio_to_limit']:5.2f} x the limit"
     )
 
@@ -274,6 +339,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=listed(at_least(1)), default=[1, 8], help="batch sizes, such as 1,8")
+    parser.add_argument(
+        "--stages", type=listed(at_least(1)), default=[2, 4], help="of pipelines, such as 2,4"
+    )
     parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--rounds", type=at_least(1), default=5)

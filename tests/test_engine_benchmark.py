@@ -39,14 +39,21 @@ def test_a_random_model_is_the_same_to_engine_and_transformers(config: PreTraine
 def test_the_records_of_the_benchmark() -> None:
     args = parse(["--batch", "1,2", "--prompt", "4", "--tokens", "5", "--rounds", "1"])
     rows = run(args, CONFIGS["llama"])
-    told = [(row["name"], row["params"]["batch"], row["params"]["mode"]) for row in rows]
-    assert told == [
-        ("hypercast", 1, "alone"),
-        ("transformers", 1, "alone"),
-        ("hypercast", 2, "batched"),
-        ("transformers", 2, "batched"),
-        ("transformers", 2, "sequential"),
+    told = [
+        (row["name"], row["params"]["batch"], row["params"]["mode"], row["params"].get("stages"))
+        for row in rows
     ]
+    assert told == [
+        ("hypercast", 1, "alone", None),
+        ("transformers", 1, "alone", None),
+        ("pipeline", 1, "alone", 2),  # of two layers there are no four stages
+        ("hypercast", 2, "batched", None),
+        ("transformers", 2, "batched", None),
+        ("transformers", 2, "sequential", None),
+        ("pipeline", 2, "batched", 2),
+    ]
+    whole, piped = rows[0]["median_s"], rows[2]
+    assert piped["stage_ms"] == pytest.approx((piped["median_s"] - whole) * 1e3 / (5 * 2))
     for row in rows:
         assert row["params"]["tokens_equal"]
         assert row["tokens_per_s"] == pytest.approx(row["params"]["batch"] * 5 / row["median_s"])

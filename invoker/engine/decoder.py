@@ -28,6 +28,14 @@ _TURN_TOKENS_CPU = 48
 _TURN_TOKENS = 128
 
 
+def limits_for(
+    device_type: str, *, sequences: int, prefill_tokens: int = 512, turn_tokens: int | None = None
+) -> Limits:
+    """The limits of a step on such a device."""
+    turn = turn_tokens or (_TURN_TOKENS_CPU if device_type == "cpu" else _TURN_TOKENS)
+    return Limits(sequences=sequences, prefill_tokens=prefill_tokens, turn_tokens=min(turn, prefill_tokens))
+
+
 class DecoderEngine:
     """A GenerateEngine for the families in `families.py`.
 
@@ -60,9 +68,8 @@ class DecoderEngine:
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
         self._allocator = PageAllocator(pool.pages)
-        turn = turn_budget or (_TURN_TOKENS_CPU if bound.device.type == "cpu" else _TURN_TOKENS)
-        limits = Limits(
-            sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=min(turn, prefill_budget)
+        limits = limits_for(
+            bound.device.type, sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=turn_budget
         )
         self._scheduler = Scheduler(limits, self._allocator)
         # The last token of a sequence needs no room: nothing follows it.
