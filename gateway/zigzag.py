@@ -74,7 +74,7 @@ class ZigZagQueue:
         return None
 
     def ran(self, work: Work) -> bool:
-        """The target ran the layer. True if it was the last one: then the batch is done and gone from here."""
+        """The target ran the layer. True if it was the last: the batch is done then, and gone from here."""
         entry = self._entries.get(work.batch.name)
         if entry is None or not entry.running:
             return False

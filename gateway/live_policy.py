@@ -1,0 +1,135 @@
+"""Whether a function serves while its model arrives, and in which way: a pure decision with its reason."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+
+class Live(StrEnum):
+    """A function's setting `live`. The way that is decided on is any but AUTO."""
+
+    PIPELINE = "pipeline"  # nodes that load form pipelines
+    ZIGZAG = "zigzag"  # an overloaded instance shares its requests with a node that loads
+    AUTO = "auto"  # the better of the two, where waiting for a whole instance would miss the TTFT target
+    OFF = "off"  # nobody serves before it holds everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is predicted for the last of the requests that wait now, in seconds.
+
+    `wait_s` is until the first new instance holds everything, `pipeline_s` until the first pipeline of
+    loading nodes does; infinite where none will. `queue_s` is until the instances that serve already come to
+    it, infinite without any; `zigzag_s` is that with the help of a node that is loading. `prefill_s` is from
+    its begin to its first token.
+    """
+
+    wait_s: float
+    pipeline_s: float = inf
+    queue_s: float = inf
+    zigzag_s: float = inf
+    prefill_s: float = 0.0
+
+    @property
+    def plain_s(self) -> float:
+        """The time to its first token if nobody goes live."""
+        return min(self.wait_s, self.queue_s) + self.prefill_s
+
+    def live_s(self, way: Live) -> float:
+        """The same with one way of going live; those that serve alone still do."""
+        sooner = {Live.PIPELINE: self.pipeline_s, Live.ZIGZAG: self.zigzag_s}.get(way, inf)
+        return min(sooner + self.prefill_s, self.plain_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveDecision:
+    """`way` is PIPELINE, ZIGZAG or OFF, `reason` one line for the log and for `hypercast casts`."""
+
+    way: Live
+    reason: str
+
+
+def decide_live(setting: Live, outlook: Outlook, ttft_target_s: float | None) -> LiveDecision:
+    """A set way is taken wherever it can be; `auto` goes live only for the function's target."""
+    if setting is Live.OFF:
+        return LiveDecision(way=Live.OFF, reason="live is off")
+    if setting is not Live.AUTO:
+        if _is_missing(setting, outlook):
+            return LiveDecision(way=Live.OFF, reason=f"live is {setting}, but {_why_not(setting)}")
+        return LiveDecision(way=setting, reason=f"live is {setting}")
+    if ttft_target_s is None:
+        return LiveDecision(way=Live.OFF, reason="auto: the function has no TTFT target")
+    return _automatic(outlook, ttft_target_s)
+
+
+def _automatic(outlook: Outlook, target_s: float) -> LiveDecision:
+    plain_s = outlook.plain_s
+    waiting = (
+        f"auto: waiting takes {_seconds(plain_s)} to the first token, the target is {_seconds(target_s)}"
+    )
+    if plain_s <= target_s:
+        return LiveDecision(way=Live.OFF, reason=waiting)
+    ways = (Live.PIPELINE, Live.ZIGZAG)
+    way = min(ways, key=outlook.live_s)  # of equals the pipeline: it needs nobody who serves already
+    if outlook.live_s(way) >= plain_s:
+        return LiveDecision(way=Live.OFF, reason=f"{waiting}; nothing is sooner")
+    other = ways[1 - ways.index(way)]
+    compared = "" if _is_missing(other, outlook) else f", {other} {_seconds(outlook.live_s(other))}"
+    return LiveDecision(way=way, reason=f"{waiting}; {way} takes {_seconds(outlook.live_s(way))}{compared}")
+
+
+def _is_missing(way: Live, outlook: Outlook) -> bool:
+    return (outlook.pipeline_s if way is Live.PIPELINE else outlook.zigzag_s) == inf
+
+
+def _why_not(way: Live) -> str:
+    if way is Live.PIPELINE:
+        return "no nodes that load will hold all layers between them"
+    return "no overloaded instance is there to be helped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCosts:
+    """What moving or computing keys and values takes. `token_layer_bytes` are those of a token in a layer;
+    `link_bytes_per_s` is what the link gives besides the weights that may still be on it."""
+
+    token_layer_bytes: int
+    link_bytes_per_s: float
+    prefill_tokens_per_s: float
+    latency_s: float = 0.0
+
+
+class KvWay(StrEnum):
+    RECOMPUTE = "recompute"
+    TRANSFER = "transfer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDecision:
+    way: KvWay
+    recompute_s: float
+    transfer_s: float
+    reason: str
+
+
+def decide_kv(tokens: int, layers: int, costs: KvCosts) -> KvDecision:
+    """How a request of `tokens` so far gets its keys and values where it goes on.
+
+    `layers` are those whose keys and values would come from elsewhere. Computing them anew takes a whole
+    prefill, however few they are: each layer needs what the one before it makes.
+    """
+    nbytes = tokens * layers * costs.token_layer_bytes
+    recompute_s = tokens / costs.prefill_tokens_per_s
+    transfer_s = costs.latency_s + nbytes / costs.link_bytes_per_s if costs.link_bytes_per_s > 0 else inf
+    way = KvWay.TRANSFER if transfer_s < recompute_s else KvWay.RECOMPUTE
+    reason = (
+        f"{way}: {tokens} tokens are computed in {_seconds(recompute_s)}, "
+        f"their {nbytes / 1e6:.1f} MB of {layers} layers sent in {_seconds(transfer_s)}"
+    )
+    return KvDecision(way=way, recompute_s=recompute_s, transfer_s=transfer_s, reason=reason)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == inf:
+        return "for ever"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
