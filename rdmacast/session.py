@@ -205,6 +205,7 @@ class Session:
         if number <= self._plan:
             return []
         self._plan = number
+        self._peers.forget_pulls()
         self._take(order)
         return self._go_on(now_s)
 

@@ -97,6 +97,14 @@ class Peers:
         if len(self._pulls_s) >= LEAST_SAMPLES:
             self._slow_s = max(SLOW * median(self._pulls_s), self._least_slow_s)
 
+    def forget_pulls(self) -> None:
+        """What they took tells nothing any more: they were too few at once, or waited for a slow node's."""
+        self._pulls_s.clear()
+        self._slow_s = None
+        for peer in self._peers.values():
+            peer.pulls_s.clear()
+            peer.stalled = False
+
     def failed(self, node: int, block: int, *, whole_peer: bool) -> bool:
         """A pull ended badly; with `whole_peer` it tells of the node, not of the block alone.
 

@@ -127,12 +127,12 @@ def _judge(pull: Pulled, ports: Mapping[_Port, list[Pulled]], usual: float) -> _
 
 
 def _carried(pulls: Iterable[Pulled], during: Pulled) -> float:
-    """Blocks a second of a port while a pull lasted; one under way counts as if it ended now."""
+    """Blocks a second of a port while a pull lasted; one under way counts as half of a block."""
     blocks = 0.0
     for pull in pulls:
         both_s = min(pull.ended_s, during.ended_s) - max(pull.began_s, during.began_s)
         if both_s > 0:
-            blocks += both_s / pull.seconds
+            blocks += both_s / pull.seconds * (0.5 if pull.open else 1.0)
     return blocks / during.seconds
 
 

@@ -60,7 +60,7 @@ class Fleet:
         return said
 
 
-def test_a_slow_node_is_named_once_it_was_slow_in_two_looks() -> None:
+def test_a_slow_node_is_named_once_it_was_slow_in_several_looks() -> None:
     each_s = {1: 0.02, 2: 0.02, 3: 0.1, 4: 0.1, 5: 0.02}  # the third gives and takes slowly
     assert Fleet(each_s).watch(Observer(), 20) == [Verdict(plan=1, slow=(3,))]
     assert Fleet(dict.fromkeys(each_s, 0.02)).watch(Observer(), 20) == []
