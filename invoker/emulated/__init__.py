@@ -1,0 +1,1 @@
+"""Accelerators that are not there: their times from a profile, everything else real."""
