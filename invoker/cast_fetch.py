@@ -110,6 +110,7 @@ def tell_present(ref: CastRef, nbytes: int, gear: CastGear) -> None:
             held=blocks,
             seconds=0.0,
             updated_at=gear.clock.wall_s(),
+            epoch=ref.epoch,
         )
     )
 
@@ -128,6 +129,8 @@ class _Part:
         self._stall_s = stall_s + block_s
         self._limit = asyncio.timeout(self._stall_s)
         self._told_s = 0.0
+        # What is told later must not seem earlier when somebody sets the clock.
+        self._wall_less_monotonic_s = gear.clock.wall_s() - gear.clock.monotonic_s()
         self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes)
         self._cast = Cast(
             self._spec,
@@ -194,7 +197,8 @@ class _Part:
                 blocks=report.blocks,
                 held=report.held,
                 seconds=report.seconds,
-                updated_at=self._gear.clock.wall_s(),
+                updated_at=self._wall_less_monotonic_s + self._gear.clock.monotonic_s(),
+                epoch=self._ref.epoch,
                 received=dict(report.bytes_by_transport),
                 transports={
                     peer: f"{choice.transport}: {choice.reason}" for peer, choice in report.choices.items()

@@ -27,12 +27,14 @@ TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastMember:
-    """A node of a cast. `address` is that of its region server, `tier` where a source holds the image."""
+    """A node of a cast. `address` is that of its region server, `tier` where a source holds the image, and
+    `epoch` that of the cast by which it joined, or came back to it."""
 
     node: str
     host: str
     address: str
     tier: Tier = Tier.NONE
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,9 @@ class CastProgress:
     """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end. What was
     told earlier (by `updated_at`, Unix seconds of the node's clock) does not replace it.
 
-    `held` of `blocks` are there. `received` are bytes of good blocks by transport, `transports` says of each
-    peer that was pulled from by which transport, and why; `faults` counts pulls that went wrong, by kind.
+    `epoch` is that of the cast by which the part began. `held` of `blocks` are there. `received` are bytes of
+    good blocks by transport, `transports` says of each peer that was pulled from by which transport, and
+    why; `faults` counts pulls that went wrong, by kind.
     """
 
     cast_id: str
@@ -100,6 +103,7 @@ class CastProgress:
     transports: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
+    epoch: int = 0
 
     @property
     def is_final(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from registry.cast import CastMember, CastProgress, CastRecord, CastState
+from registry.clock import SystemClock
 from registry.messages import (
     CastPeer,
     CastRef,
@@ -18,6 +19,7 @@ from registry.messages import (
     Holder,
     ImageRef,
     InstanceProgress,
+    Reply,
     StartInstance,
     WarmImage,
 )
@@ -242,6 +244,36 @@ def test_who_joins_late_takes_blocks_from_all_who_have_them(tmp_path: Path) -> N
             assert {one.state for one in told.values()} == {CastState.COMPLETE}
             assert set(told["n2"].transports) == {"n0", "n1"}
             assert "replanned" not in told["n2"].faults
+
+    asyncio.run(scenario())
+
+
+class SetBack(SystemClock):
+    """A node's clock, which somebody sets back by `by_s`."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def wall_s(self) -> float:  # type: ignore[override]
+        return SystemClock.wall_s() - self.by_s
+
+
+def test_the_last_word_counts_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image, clock = make_image("a", 8 * UNIT), SetBack()
+        async with some_nodes(tmp_path, 1, *SLOW) as (cluster, nodes):
+            await cluster.put(image)
+            async with cluster.node("n1", "h1", *SLOW, clock=clock) as node:
+                await nodes[0].ask(WarmImage(image=image.ref()))
+                cast = await make_cast([nodes[0], node])
+                await publish(cluster, image, cast)
+
+                def set_back(_: Reply) -> None:
+                    clock.by_s = 3600.0
+
+                await node.ask(WarmImage(image=by_cast(image, cast)), set_back)
+                (told,) = (await last_words(cluster, 1)).values()
+                assert told.state is CastState.COMPLETE and clock.by_s
 
     asyncio.run(scenario())
 
