@@ -1,6 +1,6 @@
 """When the casts end that this gateway heard of: a fold of the feed, bounded. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from registry.cast import CastProgress, CastRecord, CastState
@@ -28,14 +28,17 @@ class _Heard:
         self.states: dict[str, CastState] = {}
         self.told = False
         self.waits_for = {member.node for member in record.targets}
+        # Of those that came back, by which epoch: an earlier part's last word may be heard once more.
+        self.since: dict[str, int] = {}
 
     def join(self, record: CastRecord) -> None:
         """Take its next epoch: who came back, as another process or once more, is not over any more."""
         before = set(self.record.members)
-        back = {member.node for member in record.members if member not in before} or set(self.states)
-        for node in back:
-            if self.states.get(node) is not CastState.COMPLETE:
-                self.states.pop(node, None)
+        for member in record.members:
+            if member in before or self.states.get(member.node) in (None, CastState.COMPLETE):
+                continue
+            del self.states[member.node]
+            self.since[member.node] = member.epoch
         self.record = record
         self.waits_for = {member.node for member in record.targets} - self.states.keys()
 
@@ -68,6 +71,18 @@ class CastEnds:
         heard = self._heard.get(cast_id)
         return frozenset() if heard is None else frozenset(heard.waits_for)
 
+    @property
+    def running(self) -> list[str]:
+        """The ids of casts whose end is awaited."""
+        return [cast_id for cast_id, heard in self._heard.items() if heard.waits_for]
+
+    def missed(self, records: Iterable[CastRecord]) -> None:
+        """The feed was not followed for a while, and this is how the casts are by now."""
+        for record in records:
+            known = self._heard.get(record.cast_id)
+            if known is not None and record.epoch > known.record.epoch:
+                known.join(record)
+
     def changed(self, record: CastRecord, now: float) -> None:
         """A cast was planned, or nodes joined it."""
         known = self._heard.get(record.cast_id)
@@ -81,7 +96,7 @@ class CastEnds:
     def ended(self, progress: CastProgress, now: float) -> None:
         """A node's part is over."""
         known = self._heard.get(progress.cast_id)
-        if known is not None:
+        if known is not None and progress.epoch >= known.since.get(progress.node, 0):
             self._note(known, progress.node, progress.state, now)
 
     def lost(self, node: str, now: float) -> None:

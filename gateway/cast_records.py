@@ -80,6 +80,7 @@ class CastRecords:
             seconds=0.0,
             updated_at=0.0,  # before whatever it told
             error=reason,
+            epoch=record.epoch,
         )
         try:
             async with asyncio.timeout(self._publish_s):

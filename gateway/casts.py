@@ -220,10 +220,11 @@ def join(record: CastRecord, targets: Sequence[NodeRecord]) -> CastRecord | None
     fixed = {record.members[source].node for source in record.sources}
     late = [node for node in targets if node.id not in fixed]
     # One that was a member before may have another address by now.
-    members.update((node.id, _member(node, record.image)) for node in late)
+    epoch = record.epoch + 1
+    members.update((node.id, _member(node, record.image, epoch)) for node in late)
     if not late or len(members) > MAX_CAST_MEMBERS:
         return None
-    return replace(record, members=tuple(members.values()), epoch=record.epoch + 1)
+    return replace(record, members=tuple(members.values()), epoch=epoch)
 
 
 def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
@@ -288,9 +289,11 @@ def _runs(record: CastRecord, scene: _Scene) -> bool:
     )
 
 
-def _member(node: NodeRecord, image: str) -> CastMember:
+def _member(node: NodeRecord, image: str, epoch: int = 0) -> CastMember:
     tier = Tier.HOST if any(h.image == image and Tier.HOST in h.tiers for h in node.holdings) else None
-    return CastMember(node=node.id, host=node.host, address=node.cast, tier=tier or tier_of(node, image))
+    return CastMember(
+        node=node.id, host=node.host, address=node.cast, tier=tier or tier_of(node, image), epoch=epoch
+    )
 
 
 def _rate(node: NodeRecord) -> float:

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import random
+from collections.abc import Iterable
 from contextlib import aclosing
 
 from gateway.directory import GRACE_S, Directory
 from gateway.wakeup import Wakeup
+from registry.cast import CastRecord
 from registry.clock import Clock
-from registry.errors import NotFound, StateUnavailable
+from registry.errors import InvalidRecord, NotFound, StateUnavailable
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class DirectorySync:
         while True:
             try:
                 snapshot = await self._state.snapshot()
+                await self._hear_last_words(snapshot.casts)
                 self._directory.load(snapshot, self._clock.monotonic_s())
                 self.alive, wait_s = True, _FIRST_WAIT_S
                 self.ready.set()
@@ -68,6 +71,20 @@ class DirectorySync:
                 self._changes.notify_soon()
                 await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
                 wait_s = min(_LAST_WAIT_S, wait_s * 2)
+
+    async def _hear_last_words(self, records: Iterable[CastRecord]) -> None:
+        """Of the casts whose end is awaited: what was said while the feed was not followed. It comes before
+        the nodes that are gone by now: what these said counts."""
+        ends = self._directory.cast_ends
+        ends.missed(records)
+        for cast_id in ends.running:
+            try:
+                found = await self._state.casts(cast_id)
+            except InvalidRecord as error:
+                log.warning("what nodes told of cast %s cannot be read: %s", cast_id, error)
+                continue
+            for progress in [one for status in found for one in status.progress if one.is_final]:
+                ends.ended(progress, self._clock.monotonic_s())
 
     async def _expire(self) -> None:
         while True:

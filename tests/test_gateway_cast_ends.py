@@ -1,14 +1,23 @@
 """When a cast is over: its last target told so, or is gone."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from gateway.cast_ends import CastEnd
+from gateway.casts import join
 from gateway.directory import Directory
 from gateway.metrics import Metrics
+from gateway.sync import DirectorySync
+from gateway.wakeup import Wakeup
 from registry.cast import CastMember, CastState
-from registry.change import CastChanged, CastPartEnded, NodeGone, NodeUp, Snapshot
+from registry.change import CastChanged, CastPartEnded, Change, NodeGone, NodeUp, Snapshot
+from registry.clock import SystemClock
+from registry.errors import NotFound
+from registry.memory_state import MemoryState
+from tests.patience import PATIENCE_S
 from tests.registry_records import cast, cast_progress, node
 
 LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
@@ -30,8 +39,9 @@ class Cluster:
     def plan(self, now: float, **changes: object) -> None:
         self.directory.apply(CastChanged(record=cast(**changes)), now)
 
-    def end(self, name: str, now: float, state: CastState = CastState.COMPLETE) -> None:
-        self.directory.apply(CastPartEnded(progress=cast_progress(name, state=state)), now)
+    def end(self, name: str, now: float, state: CastState = CastState.COMPLETE, epoch: int = 0) -> None:
+        progress = cast_progress(name, state=state, epoch=epoch)
+        self.directory.apply(CastPartEnded(progress=progress), now)
 
     def told(self) -> list[tuple[float, CastState]]:
         return [(end.seconds, end.state) for end in self.ends]
@@ -84,11 +94,40 @@ def test_a_target_that_comes_back_is_waited_for_again(port: int) -> None:
     cluster = Cluster()
     cluster.plan(1.0)
     cluster.up("n2", epoch=2, now=2.0)
-    members = (*cast().members[:2], replace(cast().members[2], address=f"tcp://127.0.0.1:{port}"))
-    cluster.plan(3.0, members=members, epoch=1)
+    back = replace(cast().members[2], address=f"tcp://127.0.0.1:{port}", epoch=1)
+    cluster.plan(3.0, members=(*cast().members[:2], back), epoch=1)
     cluster.end("n1", 4.0)
     assert not cluster.ends
-    cluster.end("n2", 5.0)
+    cluster.end("n2", 5.0, epoch=1)
+    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+
+
+def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
+    cluster = Cluster()
+    cluster.plan(1.0)
+    cluster.end("n2", 2.0, CastState.FAILED)
+    back = replace(cast().members[2], epoch=1)
+    cluster.plan(3.0, members=(*cast().members[:2], back), epoch=1)
+    cluster.end("n1", 3.5)
+    cluster.end("n2", 4.0, CastState.FAILED)
+    assert not cluster.ends and cluster.directory.cast_ends.awaited("c0") == {"n2"}
+    cluster.end("n2", 5.0, epoch=1)
+    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+
+
+def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
+    cluster = Cluster()
+    record = cast()
+    cluster.plan(1.0)
+    cluster.end("n2", 2.0, CastState.FAILED)
+    nodes = [node("n2", host="h2", cast="tcp://127.0.0.1:3"), node("n9", host="h9")]
+    joined = join(record, nodes)
+    assert joined is not None and [one.epoch for one in joined.members] == [0, 0, 1, 1]
+    cluster.directory.apply(CastChanged(record=joined), 3.0)
+    cluster.end("n1", 3.5)
+    cluster.end("n9", 4.0, epoch=1)
+    assert not cluster.ends
+    cluster.end("n2", 5.0, epoch=1)
     assert cluster.told() == [(4.0, CastState.COMPLETE)]
 
 
@@ -138,6 +177,48 @@ def test_what_was_lost_while_the_feed_was_cut_off_is_waited_for_no_longer(back: 
     )
     cluster.directory.load(snapshot, 5.0)
     assert cluster.told() == [(4.0, CastState.FAILED)]
+
+
+class Gap(MemoryState):
+    """Its feed is cut off, once, before a node's last word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = False
+        self.again = asyncio.Event()
+
+    async def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
+        async for at, change in super().watch(cursor):
+            if isinstance(change, CastPartEnded) and not self.cut:
+                self.cut = True
+                await self.again.wait()
+                raise NotFound("the cursor is too old")
+            yield at, change
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_last_words_that_were_said_while_the_feed_was_cut_off_are_heard(gone: bool) -> None:
+    async def scenario() -> None:
+        state, cluster, changes = Gap(), Cluster(), Wakeup()
+        for name in ("n0", "n1", "n2"):
+            await state.put_node(node(name), 60.0)
+        sync = DirectorySync(state, cluster.directory, changes, SystemClock())
+        task = asyncio.create_task(sync.run())
+        async with asyncio.timeout(PATIENCE_S):
+            await sync.ready.wait()
+            await state.put_cast(cast())
+            await changes.wait_for(lambda: cluster.directory.cast_ends.running == ["c0"])
+            for name in ("n1", "n2"):
+                await state.put_cast_progress(cast_progress(name, state=CastState.COMPLETE))
+            if gone:
+                await state.remove_node("n2", 1)
+            state.again.set()
+            await changes.wait_for(lambda: bool(cluster.ends))
+        task.cancel()
+        await asyncio.wait([task])
+        assert [end.state for end in cluster.ends] == [CastState.COMPLETE]
+
+    asyncio.run(scenario())
 
 
 def test_only_so_many_are_kept() -> None:
