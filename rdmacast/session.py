@@ -71,6 +71,7 @@ class _UnderWay:
     pull: Pull
     started_s: float
     dropped: bool = False
+    sharing: int = 1  # the most pulls under way at once, itself among them: they share the port
 
 
 class Session:
@@ -179,7 +180,7 @@ class Session:
             return []
         self._held |= 1 << under_way.pull.block
         self._order.pop(under_way.pull.block, None)
-        self._peers.succeeded(under_way.pull.source, now_s - under_way.started_s)
+        self._peers.succeeded(under_way.pull.source, (now_s - under_way.started_s) / under_way.sharing)
         self._patience_s = self._peers.patience_s(self._settings.patience_s)
         return [Publish(), *self._go_on(now_s)]
 
@@ -260,6 +261,8 @@ class Session:
         """When a pull has taken too long: twice the usual where a quicker node could give the block."""
         pull, slow_s = under_way.pull, self._peers.slow_s
         limit_s = self._settings.pull_timeout_s
+        if slow_s is not None:
+            slow_s *= under_way.sharing
         if slow_s is not None and slow_s < limit_s and self._peers.has_quick_giver(pull.block, pull.source):
             limit_s = slow_s
         return under_way.started_s + limit_s
@@ -380,6 +383,8 @@ class Session:
             room -= 1
             pull = Pull(self._pulls, source, block)
             self._under_way[pull.number] = _UnderWay(pull, now_s)
+            for other in self._under_way.values():
+                other.sharing = max(other.sharing, len(self._under_way))
             started.append(pull)
         return [*started, Publish()] if started else []
 
