@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from gateway.schemas_casts import CastNode, CastOutcome, CastShown, PartState
-from registry.cast import CastMember, CastProgress, CastState, CastStatus
+from rdmacast.cast_limits import silence_s
+from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
 from registry.node import NodeRecord
 
-# A target from which nothing comes gives up, and says so, long before.
-SILENT_S = 60.0
+_TELLS_WITHIN_S = 30.0  # that it gave up, or began: Redis and the node may be held up
 _NOTHING = CastProgress(
     cast_id="", node="", state=CastState.RUNNING, blocks=0, held=0, seconds=0.0, updated_at=0.0
 )
@@ -26,7 +26,7 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
         state: PartState = "source"
         error = ""
         if index not in record.sources:
-            state, error = _state(progress, nodes.get(member.node), record.started_at, now)
+            state, error = _state(record, progress, nodes.get(member.node), now)
         parts.append(_part(member, progress, state, error, blocks=blocks, planned=index < record.planned))
     targets = [part for part in parts if part.state != "source"]
     state = _whole(targets)
@@ -60,18 +60,23 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
     )
 
 
+def silent_s(block_bytes: int) -> float:
+    """After so long a target to which nothing comes has given up, and said so."""
+    return silence_s(block_bytes) + _TELLS_WITHIN_S
+
+
 def _state(
-    progress: CastProgress | None, node: NodeRecord | None, started_at: float, now: float
+    record: CastRecord, progress: CastProgress | None, node: NodeRecord | None, now: float
 ) -> tuple[PartState, str]:
     """Of a target, and why where it does not say so itself: no node tells of its own death."""
     if progress is not None and progress.is_final:
         return progress.state.value, progress.error
-    heard_at = started_at if progress is None else progress.updated_at
+    heard_at = record.started_at if progress is None else progress.updated_at
     if node is None:
         return "lost", "its node is gone"
     if node.started_at > heard_at:
         return "lost", "its node began anew"
-    if now - heard_at > SILENT_S:
+    if now - heard_at > silent_s(record.block_bytes):
         return "lost", "it never began" if progress is None else f"silent for {now - heard_at:.0f} s"
     return ("waiting", "") if progress is None else ("running", progress.error)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from invoker.counters import Counters
 from invoker.errors import InvokerError
-from invoker.fetch import STALL_S, Target
+from invoker.fetch import Target
 from rdmacast.cast import Cast
+from rdmacast.cast_limits import STALL_S, pulls_s
 from rdmacast.cast_report import CastReport
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
@@ -24,7 +25,6 @@ from registry.images.verify import check_units
 from registry.messages import CastRef
 
 TELL_S = 0.5  # between two words about a cast under way
-LEAST_BYTES_S = 256 << 10  # a source that gives less is given up, and so is a cast that brings less
 
 log = logging.getLogger("invoker.cast_fetch")
 
@@ -124,7 +124,7 @@ class _Part:
         self._target = target
         self._gear = gear
         settings = SessionSettings()
-        block_s = settings.window * ref.block_bytes / LEAST_BYTES_S
+        block_s = pulls_s(ref.block_bytes)
         settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
         self._stall_s = stall_s + block_s
         self._limit = asyncio.timeout(self._stall_s)

@@ -17,6 +17,7 @@ from invoker.host_mapping import release
 from invoker.staging import Staging
 from invoker.threads import in_thread
 from invoker.together import together
+from rdmacast.cast_limits import STALL_S
 from rdmacast.connector import Connector
 from rdmacast.pull import PullPlan, PullReport, pull
 from rdmacast.region import GrowingRegion
@@ -31,8 +32,6 @@ READS_IN_FLIGHT = 4
 STEP_BYTES = 8 * UNIT_BYTES  # with less, threads wait for each other's turn at the interpreter
 MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
 BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
-# A peer may wait for its own source, and that one, as the plans were made, for us: neither would ever end.
-STALL_S = 30.0
 _NAMED_UNITS = 8
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gateway.cast_view import SILENT_S, show
+from gateway.cast_view import show, silent_s
 from gateway.schemas_casts import CastList, CastShown
 from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
 from registry.change import NodeUp
@@ -69,8 +69,18 @@ def test_a_target_whose_process_is_gone_is_lost() -> None:
     assert only.state == "complete"  # what it told before counts
 
 
+@pytest.mark.parametrize("block_bytes", [1, 52 << 20])
+def test_one_to_which_a_large_block_is_coming_is_not_lost(block_bytes: int) -> None:
+    record = cast(nbytes=512 * block_bytes, block_bytes=block_bytes)
+    gives_up_after_s = 30.0 + 3 * block_bytes / (256 << 10)
+    for told in ([], [cast_progress("n1", updated_at=NOW), cast_progress("n2", updated_at=NOW)]):
+        assert seen(*told, record=record, now=NOW + gives_up_after_s + 20).state == "running"
+        assert seen(*told, record=record, now=NOW + gives_up_after_s + 60).state == "failed"
+
+
 def test_a_target_of_which_nothing_is_heard_is_lost_in_the_end() -> None:
-    soon, late = NOW + SILENT_S - 1, NOW + SILENT_S + 1
+    silence_s = silent_s(cast().block_bytes)
+    soon, late = NOW + silence_s - 1, NOW + silence_s + 1
     assert [part.state for part in seen(now=soon).nodes] == ["source", "waiting", "waiting"]
     assert seen(now=late).nodes[1].error == "it never began" and seen(now=late).state == "failed"
     assert seen(cast_progress(), now=late).nodes[1].error.startswith("silent for")
