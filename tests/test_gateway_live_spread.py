@@ -1,0 +1,51 @@
+"""Who takes which request: by free capacity, and evenly where pipelines end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.live_spread import Place, Unfinished, choose_place, share_of, spread
+
+REQUESTS = st.lists(st.integers(0, 4000), max_size=30).map(
+    lambda sizes: [Unfinished(request_id=f"r{place}", tokens=size) for place, size in enumerate(sizes)]
+)
+
+
+def test_a_request_goes_where_it_ends_first() -> None:
+    pipeline = Place(name="pipeline-0", rate=1.8, work_tokens=1800)
+    busy = Place(name="n1", rate=1.0, work_tokens=1200)
+    assert choose_place([busy, pipeline], 100) is pipeline  # 1900 / 1.8 against 1300
+    idle = Place(name="n2", rate=1.0, work_tokens=100)
+    assert choose_place([busy, pipeline, idle], 100) is idle
+    full = Place(name="n3", rate=9.0, room=0)
+    stuck = Place(name="n4", rate=0.0)
+    assert choose_place([full, stuck], 1) is None
+    assert choose_place([Place(name="slow", rate=1.0), Place(name="quick", rate=2.0)], 0).name == "quick"
+
+
+def test_what_nobody_can_take_is_held() -> None:
+    requests = [Unfinished(request_id=name, tokens=5, left=2) for name in ("a", "b", "c")]
+    moves = spread(requests, [Place(name="n0", rate=1.0, room=1), Place(name="n1", rate=1.0, room=1)])
+    assert [move.place for move in moves] == ["n0", "n1", ""]
+
+
+@given(requests=REQUESTS, count=st.integers(1, 6))
+def test_places_of_one_rate_get_alike(requests: list[Unfinished], count: int) -> None:
+    moves = spread(requests, [Place(name=f"n{place}", rate=1.0) for place in range(count)])
+    assert sorted(move.request_id for move in moves) == sorted(request.request_id for request in requests)
+    work = {f"n{place}": 0 for place in range(count)}
+    sizes = {request.request_id: request.work for request in requests}
+    for move in moves:
+        work[move.place] += sizes[move.request_id]
+    # Longest first: two places differ by one request at most.
+    assert max(work.values()) - min(work.values()) <= max(sizes.values(), default=0)
+
+
+@given(requests=REQUESTS, members=st.integers(1, 6))
+def test_members_that_switch_one_after_the_other_take_alike(requests: list[Unfinished], members: int) -> None:
+    left, taken = list(requests), []
+    for sharers in range(members, 0, -1):
+        share = share_of(left, sharers)
+        taken.append(sum(request.work for request in share))
+        left = [request for request in left if request not in share]
+    assert not left
+    assert max(taken) - min(taken) <= 2 * max((request.work for request in requests), default=0)

@@ -1,0 +1,165 @@
+"""Decisions on pipelines: worked examples, and the law under any events (see pipelines_fixture.py)."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines_fixture import Cluster
+
+from gateway.live_spread import Unfinished
+from gateway.model_layers import even_layers
+from gateway.pipeline_actions import Action, Alone, Dissolve, Event, Form, Gone, Holds, Loading, Reform
+from gateway.pipelines import Pipelines, PipelineSettings
+
+LAYERS = 8
+ALL = (1 << LAYERS) - 1
+LOW, HIGH = 0b00001111, 0b11110000
+
+
+def loading(cluster: Cluster, **groups: int) -> None:
+    cluster.hear(*(Loading(node=node, group=group) for node, group in groups.items()))
+
+
+def told(action: Action) -> str:
+    """The action in a line, without its reason."""
+    if isinstance(action, Form | Reform):
+        stages = " ".join(f"{s.node}[{s.first},{s.last})" for s in action.pipeline.stages)
+        return f"{type(action).__name__} {action.pipeline.number}: {stages}"
+    if isinstance(action, Alone):
+        return f"Alone {action.node} of {action.sharers}"
+    return f"Dissolve {action.pipeline.number} to {' '.join(action.heirs)}"
+
+
+def test_a_pair_forms_serves_and_switches() -> None:
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, a=0, b=1)
+    assert cluster.hear(Holds(node="a", blocks=LOW)) == ()
+    (formed,) = cluster.hear(Holds(node="b", blocks=HIGH))
+    assert told(formed) == "Form 0: a[0,4) b[4,8)" and formed.reason == "a and b hold all layers between them"
+    assert isinstance(formed, Form) and repr(formed.pipeline) == "Pipeline(0.0: a[0,4) b[4,8), 1.92 nodes)"
+    cluster.send([Unfinished(request_id=f"r{i}", tokens=10) for i in range(4)], "pipeline-0")
+    assert cluster.hear(Holds(node="a", blocks=LOW | 0b10000)) == ()
+    (alone,) = cluster.hear(Holds(node="a", blocks=ALL))
+    assert told(alone) == "Alone a of 2" and alone.reason == "a holds all layers"
+    assert len(cluster.places["a"]) == len(cluster.places["pipeline-0"]) == 2
+    assert cluster.decisions.pipelines[0].rate < 1 < formed.pipeline.rate  # a has less time for its stage
+    assert cluster.decisions.alone_rate("a") == 0.5
+    last = cluster.hear(Holds(node="b", blocks=ALL))
+    assert [told(action) for action in last] == ["Alone b of 1", "Dissolve 0 to a b"]
+    assert cluster.decisions.alone_rate("a") == 1.0
+    assert len(cluster.places["a"]) == len(cluster.places["b"]) == 2
+
+
+def test_a_pipeline_takes_other_groups_first() -> None:
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, a0=0, a1=0, b0=1, b1=1)
+    actions = cluster.hear(
+        Holds(node="a0", blocks=LOW),
+        Holds(node="a1", blocks=LOW),
+        Holds(node="b0", blocks=HIGH),
+        Holds(node="b1", blocks=HIGH),
+    )
+    assert [told(a) for a in actions] == ["Form 0: a0[0,4) b0[4,8)", "Form 1: a1[0,4) b1[4,8)"]
+
+
+def test_a_better_set_takes_over_only_for_enough() -> None:
+    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0, gain=1.5))
+    loading(cluster, a=0, b=1)
+    (formed,) = cluster.hear(Holds(node="a", blocks=0b0111_1111), Holds(node="b", blocks=0b1000_0000))
+    assert told(formed) == "Form 0: a[0,7) b[7,8)"
+    # With one layer more b could serve 8/6 instead of 8/7 nodes' worth: not enough to compute anew.
+    assert cluster.hear(Holds(node="b", blocks=0b1100_0000)) == ()
+    (better,) = cluster.hear(Holds(node="b", blocks=0b1111_0000))
+    assert told(better) == "Reform 0: a[0,4) b[4,8)"
+    assert better.reason == "it could serve 2.00 nodes' worth instead of 1.14"
+
+
+def test_a_node_that_is_left_over_joins() -> None:
+    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0, gain=1.3))
+    loading(cluster, a=0, b=1, c=1)
+    cluster.hear(Holds(node="a", blocks=LOW), Holds(node="b", blocks=HIGH))
+    assert cluster.hear(Holds(node="c", blocks=0b1100_0000)) == ()
+    assert [pipeline.nodes for pipeline in cluster.decisions.pipelines] == [("a", "b")]
+    actions = cluster.hear(Holds(node="c", blocks=0b1111_0000), Holds(node="a", blocks=LOW))
+    assert actions == ()  # c has only what b has: a's four layers remain the slowest stage
+    (joined,) = cluster.hear(Holds(node="c", blocks=0b1111_1100))
+    assert told(joined) == "Reform 0: a[0,2) c[2,5) b[5,8)"
+
+
+def test_death_of_a_member() -> None:
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, a=0, b=1, c=1, d=0)
+    cluster.hear(Holds(node="a", blocks=LOW), Holds(node="b", blocks=HIGH))
+    cluster.send([Unfinished(request_id="r0", tokens=10)], "pipeline-0")
+    cluster.hear(Holds(node="c", blocks=HIGH))
+    (reformed,) = cluster.hear(Gone(node="b", reason="its channel broke"))
+    assert told(reformed) == "Reform 0: a[0,4) c[4,8)"
+    assert reformed.reason == "b is gone (its channel broke); a and c serve on"
+    (ended,) = cluster.hear(Gone(node="c", reason="killed"))
+    assert told(ended) == "Dissolve 0 to "
+    assert ended.reason == "c is gone (killed); nobody who is free holds layer 4"
+    assert cluster.places[""] == {"r0"}  # held, until somebody can take it
+    assert cluster.hear(Gone(node="nobody", reason="killed")) == ()
+    (formed,) = cluster.hear(Holds(node="d", blocks=HIGH))
+    assert told(formed) == "Form 1: a[0,4) d[4,8)"
+
+
+def test_whole_members_take_over_from_a_dead_one() -> None:
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, a=0, b=1, c=1)
+    cluster.hear(Holds(node="a", blocks=LOW), Holds(node="b", blocks=HIGH))
+    cluster.send([Unfinished(request_id=f"r{i}", tokens=10) for i in range(4)], "pipeline-0")
+    cluster.hear(Holds(node="a", blocks=ALL), Holds(node="c", blocks=HIGH))
+    (ended,) = cluster.hear(Gone(node="b", reason="killed"))
+    assert told(ended) == "Dissolve 0 to a"
+    assert len(cluster.places["a"]) == 4
+
+
+def test_nodes_that_load_from_their_own_memory_serve_with_those_of_a_cast() -> None:
+    """One of each sort: the warm one began in the middle, in a group of its own."""
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, warm=100, cold=0)
+    cluster.hear(Holds(node="warm", blocks=0b0111_0000), Holds(node="cold", blocks=0b0000_1111))
+    (formed,) = cluster.hear(Holds(node="warm", blocks=HIGH))
+    assert told(formed) == "Form 0: cold[0,4) warm[4,8)"
+
+
+def test_faster_nodes_run_more_layers() -> None:
+    decisions = Pipelines(even_layers(LAYERS))
+    events: list[Event] = [Loading(node="a", group=0, speed=3.0), Loading(node="b", group=1)]
+    events += [Holds(node="a", blocks=ALL >> 1), Holds(node="b", blocks=ALL ^ 1)]
+    (formed,) = decisions.hear(events)
+    assert told(formed) == "Form 0: a[0,6) b[6,8)"
+    assert repr(decisions) == "<Pipelines [Pipeline(0.0: a[0,6) b[6,8), 3.70 nodes)], whole []>"
+
+
+NODES = st.sampled_from("abcdef")
+EVENTS = st.one_of(
+    st.builds(Loading, node=NODES, group=st.integers(0, 2)),
+    st.builds(Holds, node=NODES, blocks=st.integers(0, (1 << 5) - 1)),
+    st.builds(Gone, node=NODES, reason=st.just("killed")),
+)
+
+
+@given(
+    batches=st.lists(st.lists(EVENTS, min_size=1, max_size=4), max_size=25),
+    gain=st.sampled_from([1.01, 1.5, float("inf")]),
+    hop_cost=st.sampled_from([0.0, 0.05, 0.5]),
+    most_hops=st.integers(2, 5),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_law_holds_under_any_events(
+    batches: list[list[Event]], gain: float, hop_cost: float, most_hops: int
+) -> None:
+    setting = PipelineSettings(gain=gain, hop_cost=hop_cost, most_hops=most_hops)
+    cluster = Cluster(even_layers(5), setting)
+    loading(cluster, a=0, b=0, c=1, d=1)
+    sent = 0
+    for batch in batches:
+        cluster.hear(*batch)
+        for pipeline in cluster.pipelines.values():
+            assert len(pipeline.nodes) <= most_hops
+            cluster.send([Unfinished(request_id=f"r{sent}", tokens=sent % 7)], f"pipeline-{pipeline.number}")
+            sent += 1
+    assert not any(isinstance(action, Dissolve) and not action.reason for action in cluster.log)
+    # When the last blocks come, all that live are whole and no pipeline is left.
+    cluster.hear(*(Holds(node=node, blocks=0b11111) for node in sorted(cluster.held)))
+    assert not cluster.pipelines and set(cluster.whole) == set(cluster.held)
