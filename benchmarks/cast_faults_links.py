@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from rdmacast.pacer import Pacer
 from rdmacast.region import GrowingRegion
-from rdmacast.transport import Link, PeerAddress, Transport
+from rdmacast.transport import Began, Link, PeerAddress, Transport
 
 _FLIPPED = 0x40
 
@@ -82,10 +82,10 @@ class _FaultyLink:
     def received_bytes(self) -> int:
         return self._inner.received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         if self._pacer is not None:
             await paced(self._pacer, len(into))
-        await self._inner.read_into(region, offset, into)
+        await self._inner.read_into(region, offset, into, began)
         self._damage.do(offset, into)
 
     async def aclose(self) -> None:

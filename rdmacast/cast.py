@@ -28,6 +28,7 @@ Check = Callable[[int, memoryview], Sequence[int]]
 OnBlock = Callable[[int, int], None]
 Prepare = Callable[[int, int], object]
 
+_CHECKED_HERE_BYTES = 1 << 20  # checked faster than a thread takes its turn
 _NAMED = 8  # blocks in a message
 _MOST_WATCHES = 4  # of one peer, one after the other
 
@@ -229,7 +230,6 @@ class Cast:
     def _do(self, action: Action) -> None:
         match action:
             case Pull():
-                self._steering.log.began(action.number, action.source, asyncio.get_running_loop().time())
                 task = asyncio.create_task(self._pull(action))
                 self._pulls[action.number] = task
                 task.add_done_callback(partial(self._pulled, action))
@@ -335,18 +335,27 @@ class Cast:
         into, prepare = self._buffer[offset : offset + nbytes], self._prepare
         if prepare is not None:
             await run_in_thread(self._executor, lambda: prepare(offset, nbytes))
-        transport = await self._read(pull.source, offset, into)
-        units = await run_in_thread(self._executor, lambda: self._check(offset, into))
+        began = partial(self._began, pull)
+        transport = await self._read(pull.source, offset, into, began)
+        if nbytes <= _CHECKED_HERE_BYTES:
+            units = self._check(offset, into)
+        else:
+            units = await run_in_thread(self._executor, lambda: self._check(offset, into))
         return _Came(transport, units)
 
-    async def _read(self, source: int, offset: int, into: memoryview) -> str:
+    def _began(self, pull: Pull) -> None:
+        """The source begins to give the block: it waits for none any more, nor for its turn."""
+        self._steering.log.began(pull.number, pull.source, asyncio.get_running_loop().time())
+        self._step(lambda now_s: self._session.began(pull.number, now_s))
+
+    async def _read(self, source: int, offset: int, into: memoryview, began: Callable[[], None]) -> str:
         """The transport that it came over."""
         assert self._links is not None
         while True:
             link = None
             try:
                 link = await self._links.get(source)
-                await link.read_into(self._spec.region, offset, into)
+                await link.read_into(self._spec.region, offset, into, began)
                 return link.transport
             except NotShared as error:
                 if link is None:

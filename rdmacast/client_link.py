@@ -36,6 +36,7 @@ from rdmacast.framing import CastProtocol
 from rdmacast.nixl_memory import Meeting, ShownMemory
 from rdmacast.pacer import Pacer
 from rdmacast.settings import LinkSettings
+from rdmacast.transport import Began
 from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
 from rdmacast.wire import SERVICE
 
@@ -60,6 +61,7 @@ class _Pending:
     request: Request
     answer: "asyncio.Future[Answer]"
     into: memoryview | None
+    began: Began | None = None
 
 
 class ClientLink(CastProtocol):
@@ -79,9 +81,9 @@ class ClientLink(CastProtocol):
         """The server's greeting. Raises LinkClosed or ProtocolError."""
         return await asyncio.shield(self._hello)
 
-    async def read(self, region: str, offset: int, into: memoryview) -> None:
-        """Fill `into` (at most the server's longest read) from the region."""
-        await self._ask(Read(self._new_id(), region, offset, len(into)), into)
+    async def read(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+        """Fill `into` (at most the server's longest read) from the region; `began` as of Link."""
+        await self._ask(Read(self._new_id(), region, offset, len(into)), into, began)
 
     async def locate(self, region: str) -> Location:
         answer = await self._ask(Locate(self._new_id(), region), None)
@@ -159,10 +161,10 @@ class ClientLink(CastProtocol):
         self.abort(LinkClosed("the link was closed"))
         await self.wait_closed()
 
-    async def _ask(self, request: Request, into: memoryview | None) -> Answer:
+    async def _ask(self, request: Request, into: memoryview | None, began: Began | None = None) -> Answer:
         if self.reason is not None:
             raise _renewed(self.reason)
-        pending = _Pending(request, self._loop.create_future(), into)
+        pending = _Pending(request, self._loop.create_future(), into, began)
         self._pending[request.id] = pending
         self.send(request)
         try:
@@ -209,6 +211,8 @@ class ClientLink(CastProtocol):
             raise ProtocolError(f"DATA came for {data.id}, which is no read of ours")
         if data.length != pending.request.length:
             raise ProtocolError(f"{data.length} bytes came, {pending.request.length} were asked for")
+        if pending.began is not None and pending.into is not None:
+            pending.began()
         return pending.into
 
     def payload_received(self, data: Data) -> None:

@@ -16,7 +16,7 @@ from rdmacast.cuda_ipc_memory import LentMemory
 from rdmacast.errors import DeviceError, NotShared, ProtocolError
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Link, PeerAddress
+from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_memory import address_of
 from rdmacast.waiting import run_in_thread
 from rdmacast.wire import MAX_READ_BYTES
@@ -76,16 +76,18 @@ class CudaIpcLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         for start in range(0, len(into), MAX_READ_BYTES):
-            await self._read(region, offset + start, into[start : start + MAX_READ_BYTES])
+            await self._read(region, offset + start, into[start : start + MAX_READ_BYTES], began)
 
     async def aclose(self) -> None:
         await self._link.aclose()
 
-    async def _read(self, region: str, offset: int, into: memoryview) -> None:
+    async def _read(self, region: str, offset: int, into: memoryview, began: Began | None) -> None:
         async with self._link.lent(region, offset, len(into)) as lent:
+            if began is not None:
+                began()
             if lent.offset + len(into) > lent.allocation_bytes:
                 raise ProtocolError("a range of GPU memory ends outside its allocation")
             try:

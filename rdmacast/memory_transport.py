@@ -11,7 +11,7 @@ from rdmacast.have_source import HaveSource, WholeSource
 from rdmacast.observer import Observers
 from rdmacast.pull_report import PullReport
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Link, PeerAddress, RegionSource
+from rdmacast.transport import Began, Link, PeerAddress, RegionSource
 from rdmacast.watching import Heard, Steered, Watch
 
 
@@ -128,11 +128,11 @@ class MemoryLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         if self._closed:
             raise LinkClosed("the link was closed")
-        reading = asyncio.create_task(self._read(region, offset, into))
+        reading = asyncio.create_task(self._read(region, offset, into, began))
         self._reads.add(reading)
         try:
             await asyncio.wait({reading})
@@ -152,12 +152,14 @@ class MemoryLink:
         for reading in self._reads:
             reading.cancel()
 
-    async def _read(self, region: str, offset: int, into: memoryview) -> None:
+    async def _read(self, region: str, offset: int, into: memoryview, began: Began | None) -> None:
         self._network.check_alive(self._url)
         source = self._network.region(self._url, region)
         if offset < 0 or offset + len(into) > source.nbytes:
             raise ProtocolError(f"[{offset}, {offset + len(into)}) is outside region {region}")
         await source.wait_for(offset, len(into))
+        if began is not None:
+            began()
         await self._network.deliver(self._url, source, offset, into)
 
 

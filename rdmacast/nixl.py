@@ -16,7 +16,7 @@ from rdmacast.nixl_node import NixlNode
 from rdmacast.nixl_reader import NixlReader
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Link, PeerAddress
+from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_reads import MESSAGE_BYTES, ReadQueue
 from rdmacast.wire import MAX_READ_BYTES
@@ -44,11 +44,13 @@ class NixlLink:
     def received_bytes(self) -> int:
         return self._reads.received_bytes - self._before
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         for start in range(0, len(into), MAX_READ_BYTES):
             part = into[start : start + MAX_READ_BYTES]
             async with self._link.shown(region, offset + start, len(part)) as shown:
+                if began is not None:
+                    began()
                 try:
                     self._reader.know(shown.metadata)
                     with self._reader.memory.registered.local(part) as local:

@@ -22,12 +22,12 @@ class PullLog:
     def began(self, number: int, source: int, now_s: float) -> None:
         if self._zero_s is None:
             self._zero_s = now_s
-        self._open[number] = source, now_s
+        self._open.setdefault(number, (source, now_s))
 
     def ended(self, number: int, now_s: float, *, came: bool) -> None:
         """What broke off, or was dropped, tells nothing of how fast its nodes are."""
-        source, began_s = self._open.pop(number)
-        if came:
+        source, began_s = self._open.pop(number, (0, None))
+        if came and began_s is not None:
             self._ended.append(self._timed(source, began_s, now_s))
 
     def report(self, plan: int, slow: Collection[int], now_s: float) -> PullReport:

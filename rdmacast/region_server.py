@@ -15,6 +15,7 @@ from rdmacast.region_table import RegionTable
 from rdmacast.server_link import ServerLink
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress, RegionSource
+from rdmacast.turns import Turns
 from rdmacast.verbs_node import VerbsNode
 from rdmacast.wire import SERVICE
 
@@ -48,6 +49,7 @@ class RegionServer:
         self._host = host
         self._advertise = advertise
         self._pacer = Pacer(link_rate_bytes_s) if link_rate_bytes_s else None
+        self._turns = Turns()
         self._tls = tls
         self._verbs = verbs
         self._lender = lender
@@ -127,6 +129,7 @@ class RegionServer:
             self._host,
             self._settings,
             pacer=self._pacer,
+            turns=self._turns,
             opened=self._links.add,
             closed=self._links.discard,
             count_sent=self._count_sent,

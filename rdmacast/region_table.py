@@ -29,7 +29,7 @@ class Published:
         self.source = source
         self._withdrawn = False
         self._leases: dict[Holder, int] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Task[object]] = set()
         self._have = source if isinstance(source, HaveSource) else WholeSource(source)
         self._watchers: dict[int, Callable[[], None]] = {}
         self._watched = 0
@@ -60,16 +60,18 @@ class Published:
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         """Wait until the bytes are there. Raises RegionGone, also when the region is withdrawn."""
-        waiter = asyncio.ensure_future(self.source.wait_for(offset, nbytes))
-        self._waiters.add(waiter)
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiters.add(task)
         try:
-            await asyncio.wait({waiter})
+            await self.source.wait_for(offset, nbytes)
+        except asyncio.CancelledError:
+            if not self._withdrawn or task.uncancel():
+                raise
         finally:
-            self._waiters.discard(waiter)
-            waiter.cancel()
+            self._waiters.discard(task)
         if self._withdrawn:
             raise RegionGone(f"region {self.name} was withdrawn")
-        waiter.result()
 
     def have_map(self, block_bytes: int) -> HaveMap:
         """Raises RegionGone once the region was withdrawn, ProtocolError where blocks would be too many."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import math
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NotShared, ProtocolError, RegionGone
@@ -45,6 +47,7 @@ from rdmacast.pacer import Pacer
 from rdmacast.region_table import Published, RegionTable
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import RegionSource
+from rdmacast.turns import Turns
 from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_device import QueuePair
 from rdmacast.verbs_memory import RegisteredMemory
@@ -53,8 +56,11 @@ from rdmacast.wire import MAX_READ_BYTES
 
 logger = logging.getLogger(__name__)
 
+_NEWS_S = 0.1  # between two maps of one WATCH, but for answers
+_UNSENT_BYTES = 256 * 1024  # in the kernel, of a connection
+
 MAX_REQUESTS = 4096  # of one link under way at once
-_PIECE_BYTES = 256 * 1024  # written at once: about 0.1 ms of the event loop
+_PIECE_BYTES = 1 << 20  # written at once; the kernel takes less of it at a time
 
 
 class _BadRange(CastError):
@@ -62,11 +68,33 @@ class _BadRange(CastError):
 
 
 class _Watching:
-    """A WATCH that stands. `news` is set when a map is to be sent, `asked` the question that it answers."""
+    """A WATCH that stands. `news` is set when a map is to be sent, `asked` the question that it answers.
 
-    def __init__(self) -> None:
+    What changes soon after a map waits for more: who watches pulls by its plan, and learns from maps only
+    what else there would be.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.news = asyncio.Event()
         self.asked = 0
+        self._loop = loop
+        self._told_s = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def changed(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_at(max(self._told_s + _NEWS_S, self._loop.time()), self.news.set)
+
+    def told(self) -> None:
+        """A map is about to leave."""
+        self.news.clear()
+        self._told_s = self._loop.time()
+        self.close()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class ServerLink(CastProtocol):
@@ -79,6 +107,7 @@ class ServerLink(CastProtocol):
         settings: LinkSettings,
         *,
         pacer: Pacer | None,
+        turns: Turns | None = None,
         opened: Callable[["ServerLink"], None],
         closed: Callable[["ServerLink"], None],
         count_sent: Callable[[int], None],
@@ -91,6 +120,7 @@ class ServerLink(CastProtocol):
         self._table = table
         self._host = host
         self._pacer = pacer
+        self._turns = turns or Turns()
         self._opened = opened
         self._closed = closed
         self._count_sent = count_sent
@@ -108,6 +138,7 @@ class ServerLink(CastProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._opened(self)
+        _keep_little_unsent(transport)
         self.send(Hello(MAX_READ_BYTES, self._host))
 
     def link_closed(self, reason: CastError) -> None:
@@ -147,7 +178,7 @@ class ServerLink(CastProtocol):
             self.send(Error(request.id, ErrorCode.OVERLOADED, f"more than {MAX_REQUESTS} requests at once"))
             return
         if isinstance(request, Watch):
-            self._watching[request.id] = _Watching()
+            self._watching[request.id] = _Watching(self._loop)
         task = self._loop.create_task(self._answer(request))
         self._tasks[request.id] = task
         task.add_done_callback(lambda _: self._ended(request.id, task))
@@ -214,7 +245,9 @@ class ServerLink(CastProtocol):
         with published.lease(self):
             await published.wait_for(request.offset, request.length)
             view = published.source.view(request.offset, request.length)
-            async with self._turn:
+            # A pacer shares the rate by itself.
+            turn = self._turns.turn(request.length, request.offset) if self._pacer is None else nullcontext()
+            async with self._turn, turn:
                 self._sending = request.id
                 try:
                     await self._send_payload(Data(request.id, request.length), view)
@@ -292,9 +325,9 @@ class ServerLink(CastProtocol):
     async def _serve_watch(self, request: Watch, watching: _Watching) -> None:
         """Maps as they change; those that come while the socket is busy become one."""
         published = await self._table.appeared(request.region)
-        with published.watch(watching.news.set):
+        with published.watch(watching.changed), closing(watching):
             while True:
-                watching.news.clear()
+                watching.told()
                 asked, watching.asked = watching.asked, 0
                 self.send(Have(request.id, asked, published.have_map(request.block_bytes)))
                 await self.drained()
@@ -320,6 +353,13 @@ class ServerLink(CastProtocol):
                 transport.write(piece)
                 self._count_sent(len(piece))
                 await self.drained()
+
+
+def _keep_little_unsent(transport: asyncio.BaseTransport) -> None:
+    """Else several payloads lie in the kernel at once and share the port, whoever's turn it is."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def _registered(

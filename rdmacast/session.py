@@ -1,11 +1,12 @@
 """One node's part in a cast, as a state machine without clock, sockets or steps (pure).
 
 Inputs are what happened and when; each returns what is to be done now. A node pulls its blocks in the
-order of its plan, each as soon as its planned source holds it. What its planned source cannot give (lost,
-slow, damaged) it pulls from whoever can, the rarest block first. It never waits for a step of the others.
+order of its plan. A pull may go out before its planned source holds the block, and waits there: the block
+then comes without another question. What its planned source cannot give (lost, slow, damaged) a node pulls
+from whoever can, the rarest block first. It never waits for a step of the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
@@ -15,6 +16,10 @@ from types import MappingProxyType
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
 from rdmacast.session_peers import Peers
 from rdmacast.session_settings import SessionSettings
+from rdmacast.shares import Shares
+
+FILLING = 5.0  # so many times as long a node waits for its first block, which has the farthest to come
+IN_TURN = 4.0  # so many slow pulls long a pull may wait for its turn at its source
 
 
 class SessionState(Enum):
@@ -26,7 +31,8 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read the block from the source and check it; then tell `arrived`, `damaged` or `failed`."""
+    """Read the block from the source, which may not hold it yet, and check it. Tell `began` when the source
+    begins to give it, then `arrived`, `damaged` or `failed`."""
 
     number: int
     source: int
@@ -68,10 +74,18 @@ class _Question:
 
 @dataclass(slots=True)
 class _UnderWay:
+    """`held_s`: since when the source is known to hold the block; `began`: what our port had given to each of
+    the pulls that shared it when this one began."""
+
     pull: Pull
-    started_s: float
+    held_s: float | None = None
+    began_s: float | None = None
+    began: float = 0.0
     dropped: bool = False
-    sharing: int = 1  # the most pulls under way at once, itself among them: they share the port
+
+    @property
+    def is_coming(self) -> bool:
+        return not self.dropped and self.held_s is not None
 
 
 class Session:
@@ -104,10 +118,11 @@ class Session:
             least_slow_s=self._settings.least_slow_s,
         )
         self._under_way: dict[int, _UnderWay] = {}
+        self._shares = Shares()
         self._asked: dict[int, _Question] = {}  # by peer: the latest question, if it has no answer
         self._given_up: dict[int, str] = {}
         self._questions = 0
-        self._patience_s = self._settings.patience_s  # for now
+        self._patience_s = FILLING * self._settings.patience_s  # for now
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
         self._pulls = 0
         self._unreachable = 0
@@ -150,7 +165,7 @@ class Session:
         if self._state is not SessionState.RUNNING:
             return None
         moments = [question.deadline_s for question in self._asked.values()]
-        moments += [self._limit_s(pull) for pull in self._under_way.values() if not pull.dropped]
+        moments += [self._limit_s(pull) for pull in self._under_way.values() if pull.is_coming]
         if self._idle_since_s is not None:
             moments.append(self._idle_since_s + self._patience_s)
         return min(moments, default=None)
@@ -171,16 +186,29 @@ class Session:
         if is_answer:
             del self._asked[peer]
         self._peers.heard(peer, told, is_answer=is_answer)
-        return self._go_on(now_s)
+        came = self._came_to(peer, now_s)
+        return [*came, *self._go_on(now_s)]
+
+    def began(self, number: int, now_s: float) -> list[Action]:
+        """The source begins to give the block."""
+        under_way = self._under_way.get(number)
+        if under_way is None or under_way.began_s is not None:
+            return []
+        under_way.began_s, under_way.began = now_s, self._shares.entered(now_s)
+        if under_way.held_s is not None:
+            return []
+        under_way.held_s, self._idle_since_s = now_s, None
+        return [Publish()]
 
     def arrived(self, number: int, now_s: float) -> list[Action]:
         """The block is here and was checked; also of a pull that was dropped."""
         under_way = self._under_way.pop(number)
+        took_s = self._ended(under_way, now_s)
         if self._state is SessionState.CANCELLED:
             return []
         self._held |= 1 << under_way.pull.block
         self._order.pop(under_way.pull.block, None)
-        self._peers.succeeded(under_way.pull.source, (now_s - under_way.started_s) / under_way.sharing)
+        self._peers.succeeded(under_way.pull.source, took_s)
         self._patience_s = self._peers.patience_s(self._settings.patience_s)
         return [Publish(), *self._go_on(now_s)]
 
@@ -208,7 +236,11 @@ class Session:
         self._plan = number
         self._peers.forget_pulls()
         self._take(order)
-        return self._go_on(now_s)
+        moved = self._drop_waiting(
+            lambda pull: self._order.get(pull.block) != pull.source,
+            "its block is planned from another source",
+        )
+        return [*moved, *self._go_on(now_s)]
 
     def passed(self, now_s: float) -> list[Action]:
         """Time went by: what took too long is given up."""
@@ -216,7 +248,7 @@ class Session:
             return []
         actions: list[Action] = []
         for number, under_way in list(self._under_way.items()):
-            if not under_way.dropped and now_s >= self._limit_s(under_way):
+            if under_way.is_coming and now_s >= self._limit_s(under_way):
                 actions += self._stalled(number, under_way, now_s)
         late = [peer for peer, question in self._asked.items() if question.deadline_s <= now_s]
         silent = [peer for peer in late if self._asked[peer].asks >= self._settings.max_asks]
@@ -238,12 +270,21 @@ class Session:
 
     @property
     def _coming(self) -> int:
-        return bits_of(pull.pull.block for pull in self._under_way.values() if not pull.dropped)
+        return bits_of(pull.pull.block for pull in self._under_way.values() if pull.is_coming)
 
     @property
     def _busy(self) -> int:
         """Blocks that a read may write into."""
         return bits_of(pull.pull.block for pull in self._under_way.values())
+
+    def _came_to(self, peer: int, now_s: float) -> list[Action]:
+        """Pulls that waited there need not wait any more."""
+        changed = False
+        for under_way in self._under_way.values():
+            pull = under_way.pull
+            if pull.source == peer and under_way.held_s is None and self._peers.gives(peer, pull.block):
+                under_way.held_s, changed = now_s, True
+        return [Publish()] if changed else []
 
     def _take(self, order: Sequence[tuple[int, int]]) -> None:
         """The planned source of each missing block, in the order to pull; blocks without one come last."""
@@ -257,26 +298,44 @@ class Session:
             if source is not None:
                 self._planned_of[source] = self._planned_of.get(source, 0) | 1 << block
 
+    def _ended(self, under_way: _UnderWay, now_s: float) -> float:
+        """How long the pull took: what it had of our port."""
+        if under_way.began_s is None:
+            return now_s - under_way.held_s if under_way.held_s is not None else 0.0
+        return self._shares.left(now_s) - under_way.began
+
     def _limit_s(self, under_way: _UnderWay) -> float:
         """When a pull has taken too long: twice the usual where a quicker node could give the block."""
         pull, slow_s = under_way.pull, self._peers.slow_s
-        limit_s = self._settings.pull_timeout_s
-        if slow_s is not None:
-            slow_s *= under_way.sharing
-        if slow_s is not None and slow_s < limit_s and self._peers.has_quick_giver(pull.block, pull.source):
-            limit_s = slow_s
-        return under_way.started_s + limit_s
+        assert under_way.held_s is not None
+        since_s = under_way.held_s if under_way.began_s is None else under_way.began_s
+        limit_s = since_s + self._settings.pull_timeout_s
+        if slow_s is None or not self._peers.has_quick_giver(pull.block, pull.source):
+            return limit_s
+        if under_way.began_s is None:
+            return min(limit_s, under_way.held_s + IN_TURN * slow_s)
+        return min(limit_s, self._shares.reached_s(under_way.began + slow_s))
 
     def _stalled(self, number: int, under_way: _UnderWay, now_s: float) -> list[Action]:
-        pull, age_s = under_way.pull, now_s - under_way.started_s
+        assert under_way.held_s is not None
+        pull, age_s = under_way.pull, now_s - under_way.held_s
         under_way.dropped = True
         actions: list[Action] = [Drop(number, f"no block after {age_s:.3g} s", late=True)]
         self._peers.stalled(pull.source)
-        if now_s >= under_way.started_s + self._settings.pull_timeout_s and self._peers.failed(
+        if age_s >= self._settings.pull_timeout_s and self._peers.failed(
             pull.source, pull.block, whole_peer=True
         ):
             actions += self._give_up(pull.source, "its source is lost")
         return actions
+
+    def _drop_waiting(self, which: Callable[[Pull], bool], reason: str) -> list[Action]:
+        """End pulls for blocks that are not known to be at their sources."""
+        dropped: list[Action] = []
+        for number, under_way in self._under_way.items():
+            if under_way.held_s is None and not under_way.dropped and which(under_way.pull):
+                under_way.dropped = True
+                dropped.append(Drop(number, reason))
+        return dropped
 
     def _lose_patience(self, now_s: float) -> list[Action]:
         """Stop waiting for planned sources that do not get what they are to pass on; ask who has what."""
@@ -286,7 +345,9 @@ class Session:
                 self._peers.stuck(source)
         self._idle_since_s = now_s
         self._patience_s = min(2 * self._patience_s, self._settings.patience_s)
-        return [self._ask(peer, now_s) for peer in list(self._peers.alive) if peer not in self._asked]
+        dropped = self._drop_waiting(lambda _: True, "its source does not get it")
+        asked = [self._ask(peer, now_s) for peer in list(self._peers.alive) if peer not in self._asked]
+        return [*dropped, *asked]
 
     def _ask(self, peer: int, now_s: float) -> Ask:
         before = self._asked.get(peer)
@@ -318,6 +379,7 @@ class Session:
 
     def _ended_badly(self, number: int, now_s: float, *, whole_peer: bool) -> list[Action]:
         under_way = self._under_way.pop(number)
+        self._ended(under_way, now_s)
         if self._state is not SessionState.RUNNING:
             return []
         actions: list[Action] = [Publish()]
@@ -342,7 +404,8 @@ class Session:
         lacking = 0 if unheard else lost & ~self._peers.reachable()
         if lacking:
             self._state = SessionState.FAILED
-            self._unreachable = open_ & ~self._peers.reachable()  # also what nobody will get now
+            missing = self._all & ~self._held & ~self._coming
+            self._unreachable = missing & ~self._peers.reachable()  # also what nobody will get now
             self._asked.clear()
             return [*actions, *self._drop_all("the cast has failed"), Publish()]
         started = self._pull_more(now_s)
@@ -366,34 +429,53 @@ class Session:
         return sorted(source for source in sources if self._peers.is_unheard(source))
 
     def _pull_more(self, now_s: float) -> list[Action]:
-        started: list[Action] = []
-        room = self._settings.window - self._coming.bit_count()
-        if room <= 0:
+        under_way = [pull for pull in self._under_way.values() if not pull.dropped]
+        room = self._settings.window - len(under_way)
+        is_idle = sum(pull.is_coming for pull in under_way) < min(2, self._settings.window)
+        if room <= 0 and not is_idle:
             return []
-        open_ = self._all & ~self._held & ~self._busy
-        expected = self._expected(open_)
-        planned = 0
-        for source, blocks in self._planned_of.items():
-            planned |= blocks & expected & self._peers.gift(source)
-        others = open_ & ~expected & self._peers.gifts()
-        while room > 0 and (planned or others):
-            source, block = self._planned(planned) if planned else self._replanned(others)
-            planned, others = planned & ~(1 << block), others & ~(1 << block)
+        started: list[Action] = []
+        for source, block, is_there in self._next_pulls(room, is_idle):
             self._pulls += 1
-            room -= 1
             pull = Pull(self._pulls, source, block)
-            self._under_way[pull.number] = _UnderWay(pull, now_s)
-            for other in self._under_way.values():
-                other.sharing = max(other.sharing, len(self._under_way))
+            self._under_way[pull.number] = _UnderWay(pull, held_s=now_s if is_there else None)
             started.append(pull)
         return [*started, Publish()] if started else []
 
-    def _planned(self, blocks: int) -> tuple[int, int]:
-        """The first in the plan of these blocks, and its source."""
+    def _next_pulls(self, room: int, is_idle: bool) -> Iterator[tuple[int, int, bool]]:
+        """(source, block, whether it is there) of so many pulls as there is room for, in the plan's order.
+
+        Where all wait for their sources (`is_idle`), one more that need not wait.
+        """
+        open_ = self._all & ~self._held & ~self._busy
+        expected = self._expected(open_)
+        others = open_ & ~expected & self._peers.gifts()
+        there = self._planned_there(open_ & expected)
         for block, source in self._order.items():
-            if blocks >> block & 1 and source is not None:
-                return source, block
-        raise AssertionError("a planned block is not in the plan")
+            if room <= 0 and not (is_idle and (there or others)):
+                return
+            bit = 1 << block
+            if not open_ & bit:
+                continue
+            if expected & bit and source is not None:
+                if not there & bit and (room <= 0 or not self._peers.may_wait_at(source)):
+                    continue
+            elif others:
+                source, block = self._replanned(others)
+                bit = 1 << block
+            else:
+                continue
+            is_there = bool((there | others) & bit)
+            there, others, room, is_idle = there & ~bit, others & ~bit, room - 1, is_idle and not is_there
+            yield source, block, is_there
+
+    def _planned_there(self, blocks: int) -> int:
+        """Those of the blocks, as bits, that their planned source holds and may be asked for."""
+        bits = 0
+        for source, planned in self._planned_of.items():
+            if planned & blocks:
+                bits |= planned & blocks & self._peers.gift(source)
+        return bits
 
     def _replanned(self, blocks: int) -> tuple[int, int]:
         """The rarest of these blocks that those can give who are best to be asked now, and who gives it."""

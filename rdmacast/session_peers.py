@@ -118,6 +118,10 @@ class Peers:
         peer.failures += whole_peer
         return peer.alive and peer.failures >= self._max_failures
 
+    def may_wait_at(self, node: int) -> bool:
+        """Whether a pull may wait at the node for what comes to it: it has said that it takes part."""
+        return node in self._peers and self._peers[node].epoch >= 0 and not self.is_slow(node)
+
     def gives(self, node: int, block: int) -> bool:
         """Whether the node holds the block and may be asked for it."""
         return bool(self.gift(node) >> block & 1)

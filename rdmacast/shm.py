@@ -17,7 +17,7 @@ from rdmacast.client_link import ClientLink, open_link
 from rdmacast.errors import NotShared, ProtocolError
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Link, PeerAddress
+from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.waiting import run_in_thread
 
 _INLINE_BYTES = 64 * 1024  # copied faster than a thread wakes up
@@ -66,11 +66,13 @@ class ShmLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         if not into:
             return
         async with self._link.granted(region, offset, len(into)) as serial:
+            if began is not None:
+                began()
             with await self._file(region, serial) as number:
                 if len(into) <= _INLINE_BYTES:
                     _copy(number, offset, into)

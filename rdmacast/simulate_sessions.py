@@ -148,14 +148,19 @@ class _Cast:
             self._ports[pull.source].waiting.append((node, pull))
             self._serve(pull.source)
 
-        self._logs[node].began(pull.number, pull.source, self._now_s)
         self._later(self._now_s + self._links.latency_s, come)
 
     def _serve(self, source: int) -> None:
-        port = self._ports[source]
-        if port.is_sending or not port.waiting:
+        """The first that waits for a block which is there."""
+        port, held = self._ports[source], self._arrived_s[source]
+        if port.is_sending:
             return
-        target, pull = port.waiting.popleft()
+        asked = next((asked for asked in port.waiting if held[asked[1].block] <= self._now_s), None)
+        if asked is None:
+            return
+        port.waiting.remove(asked)
+        target, pull = asked
+        self._later(self._now_s + self._links.latency_s, partial(self._begin, target, pull))
         stretch = float(self._stretch[target, pull.block])
         out_s, in_s = self._port_s[source] * stretch, self._port_s[target] * stretch
         taker = self._ports[target]
@@ -171,9 +176,14 @@ class _Cast:
             self._arrived_s[target, pull.block] = self._now_s
             self._logs[target].ended(pull.number, self._now_s, came=True)
             self._do(target, self._sessions[target].arrived(pull.number, self._now_s))
+            self._serve(target)
 
         self._later(self._now_s + out_s, free)
         self._later(came_s, arrive)
+
+    def _begin(self, target: int, pull: Pull) -> None:
+        self._logs[target].began(pull.number, pull.source, self._now_s)
+        self._do(target, self._sessions[target].began(pull.number, self._now_s))
 
     def _report(self, node: int) -> None:
         """The observer hears it a latency later, and all hear of its verdict another latency later."""

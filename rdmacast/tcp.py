@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from rdmacast.client_link import ClientLink, open_link
 from rdmacast.pacer import Pacer
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Link, PeerAddress
+from rdmacast.transport import Began, Link, PeerAddress
 
 
 class TcpLink:
@@ -28,11 +28,11 @@ class TcpLink:
     def received_bytes(self) -> int:
         return self._link.received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         for start in range(0, len(into), self._max_read_bytes):
             part = into[start : start + self._max_read_bytes]
-            await self._link.read(region, offset + start, part)
+            await self._link.read(region, offset + start, part, began)
 
     async def aclose(self) -> None:
         await self._link.aclose()

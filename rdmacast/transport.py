@@ -1,8 +1,11 @@
 """The transport seam: how one node reads another node's memory."""
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+Began = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,11 @@ class Link(Protocol):
         """How many bytes of regions have come so far, those of reads under way too."""
         ...
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         """Fill `into` from `[offset, offset + len(into))` of the peer's region.
 
-        Waits while the peer has not yet published those bytes. The buffer belongs to the link until
+        Waits while the peer has not yet published those bytes; `began` is called once the peer gives them
+        (more often where that takes several requests). The buffer belongs to the link until
         this returns or raises; after cancellation too, nothing is written into it any more once the
         call has ended. Raises RegionGone, LinkClosed, ProtocolError.
         """

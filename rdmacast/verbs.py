@@ -15,7 +15,7 @@ from rdmacast.client_link import ClientLink, open_link
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Link, PeerAddress
+from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_address import Answering
 from rdmacast.verbs_node import VerbsNode
 from rdmacast.verbs_reads import ReadQueue
@@ -44,11 +44,13 @@ class VerbsLink:
     def received_bytes(self) -> int:
         return self._reads.received_bytes - self._before
 
-    async def read_into(self, region: str, offset: int, into: memoryview) -> None:
+    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         into = writable_bytes(into)
         for start in range(0, len(into), MAX_READ_BYTES):
             part = into[start : start + MAX_READ_BYTES]
             async with self._link.exposed(region, offset + start, len(part)) as remote:
+                if began is not None:
+                    began()
                 try:
                     with self._node.memory.local(part) as local:
                         await self._reads.read(local, remote, len(part))

@@ -1,6 +1,6 @@
 """A cast of sessions over a network that delivers in any order, loses, damages and kills, by a seed."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from rdmacast.have_map import HaveMap
@@ -10,7 +10,7 @@ from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionS
 
 @dataclass(frozen=True)
 class _Message:
-    """`kind` is map, ask, came, damaged, failed or lost. To one life of a node: the next hears nothing."""
+    """`kind` is map, ask, began, came, damaged, failed or lost. To one life of a node, not to the next."""
 
     kind: str
     to: int
@@ -45,7 +45,8 @@ class Network:
         self.lives = dict.fromkeys(range(self.plan.shape.nodes), 0)
         self.pulls: dict[tuple[int, int], Pull] = {}  # under way, by node and number
         self.dropped: set[tuple[int, int]] = set()
-        self.pulled = 0
+        self.waiting: dict[tuple[int, int], list[_Message]] = {}  # by source and block: how a pull will end
+        self.read = 0  # blocks that came
         self._hit: set[tuple[int, int, int]] = set()
         self._vanished: set[tuple[str, int, int]] = set()
         for node in self.lives:
@@ -77,6 +78,7 @@ class Network:
         self.kept[node] = set(range(self.plan.shape.blocks)) - set(session.missing)
         self.pulls = {key: pull for key, pull in self.pulls.items() if key[0] != node}
         self.messages = [m for m in self.messages if not (m.sender == node and m.kind in ("map", "ask"))]
+        self._serve(node)
         for peer in self.sessions:
             self._send(_Message("lost", peer, self.lives[peer], sender=node, number=self.lives[node] - 1))
 
@@ -103,6 +105,8 @@ class Network:
         session = self.sessions[node]
         if message.kind in ("came", "damaged", "failed"):
             self._end(node, session, message)
+        elif message.kind == "began":
+            self._do(node, session.began(message.number, self.now_s))
         elif message.kind == "lost":
             self._do(node, session.lost(message.sender, self.now_s, message.number))
         elif message.kind == "ask":
@@ -120,6 +124,7 @@ class Network:
         source = self.sessions.get(pull.source)
         if kind == "came" and (source is None or pull.block in source.missing):
             kind = "failed"  # died under way
+        self.read += kind == "came"
         ends = {"came": session.arrived, "damaged": session.damaged, "failed": session.failed}
         self._do(node, ends[kind](pull.number, self.now_s))
 
@@ -137,20 +142,32 @@ class Network:
                 for peer in self.sessions:
                     if peer != node:
                         self._tell(node, peer, -1)
+        self._serve(node)
 
     def _pull(self, node: int, pull: Pull) -> None:
         assert pull.block not in {p.block for key, p in self.pulls.items() if key[0] == node}
-        source = self.sessions.get(pull.source)
-        assert source is None or pull.block not in source.missing or self.lives[pull.source] > 1
         self.pulls[node, pull.number] = pull
-        self.pulled += 1
         if {node, pull.source} & self.stuck:
             return
         way, kind, drawn = (node, pull.source, pull.block), "came", self.random.random()
         if way not in self._hit and drawn < self.damage + self.failure:
             self._hit.add(way)
             kind = "damaged" if drawn < self.damage else "failed"
-        self._send(_Message(kind, node, self.lives[node], number=pull.number))
+        self.waiting.setdefault((pull.source, pull.block), []).append(
+            _Message(kind, node, self.lives[node], number=pull.number)
+        )
+        self._serve(pull.source)
+
+    def _serve(self, node: int) -> None:
+        """Pulls wait at their source until it has the block; of one that is dead they fail."""
+        ways = [way for way in self.waiting if way[0] == node]
+        session = self.sessions.get(node)
+        missing = session.missing if session is not None and ways else ()
+        for way in [way for way in ways if way[1] not in missing]:
+            for message in self.waiting.pop(way):
+                if (message.to, message.number) in self.pulls and message.kind == "came":
+                    self._send(replace(message, kind="began"))
+                self._send(message)
 
     def _tell(self, node: int, peer: int, number: int) -> None:
         told = HaveMap.decode(self.sessions[node].have_map.encode())

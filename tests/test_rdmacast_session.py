@@ -34,7 +34,7 @@ def test_in_any_order_of_messages_all_complete_and_each_block_is_read_once(
     network = Network(plan, Random(seed), loss=loss)
     network.run()
     assert network.states() == {SessionState.COMPLETE}
-    assert network.pulled == len(plan.transfers)
+    assert network.read == len(plan.transfers)
 
 
 @given(
@@ -227,10 +227,13 @@ def test_a_source_under_half_of_the_median_rate_is_planned_around() -> None:
     number, now_s = 1, 0.0
     for _ in range(6):
         assert pulls(actions)[0][0] in (1, 2)
+        session.began(number, now_s)
         now_s += 1.0
         actions = session.arrived(number, now_s)
         number += 1
-    assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 2.0
+    assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 8.0  # it may wait for its turn
+    session.began(number, now_s)
+    assert session.deadline_s == now_s + 2.0
     assert session.passed(now_s + 1.9) == []
     dropped = session.passed(now_s + 2.0)
     # Its block is left alone until the read has ended; the next is the plan's from the other source.
@@ -247,7 +250,8 @@ def test_a_returning_node_is_asked_again_and_stale_maps_are_not_believed() -> No
     session.heard(1, told(0, blocks=1), 0.0)
     session.lost(1, 1.0)
     assert pulls(session.heard(1, told(1, blocks=1, epoch=0), 2.0)) == []
-    assert pulls(session.heard(1, told(1, blocks=1, epoch=1), 3.0)) == [(1, 0)]
+    assert pulls(session.heard(1, told(1, blocks=1, epoch=1), 3.0)) == []
+    assert pulls(session.failed(1, 3.0)) == [(1, 0)]  # the read that waited there has ended
     assert session.lost(1, 4.0, epoch=0) == []  # its life before
     assert session.heard(2, told(3, blocks=2), 3.0) == []  # of another cast
 
@@ -332,7 +336,12 @@ def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> 
     session.heard(2, told(0b11111111, blocks=8), 0.06)
     # The planned source may hang: after ten times the usual, or what is least, whoever has more is asked.
     assert session.deadline_s == pytest.approx(0.05 + 0.25)
-    assert pulls(session.passed(0.3)) == [(2, 5)]
+    actions = session.passed(0.3)
+    assert Drop(6, "its source does not get it") in actions
+    assert pulls(actions) == [(2, 6)]  # block 5 is left alone until the read that waited has ended
+    assert pulls(session.arrived(7, 0.31)) == [(2, 7)]
+    session.failed(6, 0.32)
+    assert pulls(session.arrived(8, 0.33)) == [(2, 5)]
 
 
 def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
@@ -347,7 +356,7 @@ def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
         assert session.deadline_s is not None
         passed.append(session.deadline_s)
         for action in session.passed(passed[-1]):
-            assert isinstance(action, Ask)
+            assert isinstance(action, Ask | Drop)
             session.heard(1, told(0b11111, blocks=8, coming=0b11100000), passed[-1], action.number)
     pauses = [later - before for before, later in pairwise(passed)]
     assert pauses == pytest.approx([0.25, 0.5, 1.0, 1.0, 1.0])
