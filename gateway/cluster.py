@@ -128,12 +128,17 @@ class ClusterControl:
 
         sources = self._sources(image, targets)
         delivery = self._deliver(version, sources)
+        # Known before the tasks run: whoever asks in this turn joins the cast.
+        mine = {node.id for node in targets if self._claim(image, node.id)}
 
         async def fill(node: NodeRecord) -> None:
             holders = sources[node.id]
-            await self._fill(
-                version, node, holders, delivery, lambda fraction: tell(node.id, fraction), keep=False
-            )
+            try:
+                await self._fill(
+                    version, node, holders, delivery, lambda fraction: tell(node.id, fraction), keep=False
+                )
+            finally:
+                self._unclaim(image, node.id, mine)
 
         def tell(node: str, fraction: float) -> None:
             fractions[node] = fraction
@@ -156,6 +161,22 @@ class ClusterControl:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for name in list(mine):  # of tasks that were cancelled before they ran
+                self._unclaim(image, name, mine)
+
+    def _claim(self, image: str, node: str) -> bool:
+        """Note that the image is coming to the node; False if somebody noted it before."""
+        if (image, node) in self._planner.warming:
+            return False
+        self._planner.warming[image, node] = None
+        return True
+
+    def _unclaim(self, image: str, node: str, mine: set[str]) -> None:
+        """Note that it comes no more, if that is one of `mine`."""
+        if node in mine:
+            mine.discard(node)
+            self._planner.warmed(image, node)
+        self._changes.notify_soon()
 
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
         image = version.image
@@ -180,7 +201,11 @@ class ClusterControl:
             try:
                 sources = self._sources(image, [target])
                 delivery = self._deliver(version, sources)
-                await self._fill(version, target, sources[target.id], delivery, lambda _: None, keep=True)
+                mine = {target.id} if self._claim(image, target.id) else set()
+                try:
+                    await self._fill(version, target, sources[target.id], delivery, lambda _: None, keep=True)
+                finally:
+                    self._unclaim(image, target.id, mine)
             except RegistryError as error:
                 failed.add(target.id)
                 last = _reason(error)
@@ -206,28 +231,19 @@ class ClusterControl:
         keep: bool,
     ) -> None:
         """Fill one host tier. A copy that is not to be kept pushes none out that is."""
-        assert version.image is not None
-        mine = (version.image, node.id) not in self._planner.warming
-        if mine:
-            self._planner.warming[version.image, node.id] = None
-        try:
-            steps = self._calls.warm(
-                version,
-                node.id,
-                delivery.holders_for(node.id, holders),
-                cast=delivery.cast_for(node.id),
-                keep=keep,
-                yielding=not keep,
-            )
-            async with aclosing(steps):
-                async for step in steps:
-                    tell(step.fraction)
-            await self._calls.refresh(node.id)
-            tell(1.0)
-        finally:
-            if mine:
-                self._planner.warmed(version.image, node.id)
-            self._changes.notify_soon()
+        steps = self._calls.warm(
+            version,
+            node.id,
+            delivery.holders_for(node.id, holders),
+            cast=delivery.cast_for(node.id),
+            keep=keep,
+            yielding=not keep,
+        )
+        async with aclosing(steps):
+            async for step in steps:
+                tell(step.fraction)
+        await self._calls.refresh(node.id)
+        tell(1.0)
 
     def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[Holder, ...]]:
         nodes = list(self._directory.usable_nodes())

@@ -1,11 +1,12 @@
 """What operators ask: scale, warm, drop, host copies, logs."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from control_fixture import ask, make_call, make_version, open_cluster, open_gateway
 
-from gateway.contract import DispatchError
+from gateway.contract import DispatchError, Stage
 from gateway.fake_node import tokens_after
 from registry.errors import NotFound, RemoteError
 from registry.function import Scaling
@@ -92,6 +93,26 @@ def test_warm_fills_the_host_tiers_with_one_store_read() -> None:
             assert [stage async for stage in cluster.control.cluster.warm("f", 2, ())] == []
             with pytest.raises(DispatchError):
                 [stage async for stage in cluster.control.cluster.warm("f", 4, ())]
+
+    asyncio.run(main())
+
+
+def test_warms_that_are_asked_for_at_once_are_one_cast() -> None:
+    async def main() -> None:
+        async with open_cluster(3) as cluster:
+            version = await cluster.deploy()
+            control, directory = cluster.control.cluster, cluster.control.directory
+            holders = lambda: [one.id for one in directory.holders(version.image or "", Tier.HOST)]  # noqa: E731
+            await cluster.control.changes.wait_for(lambda: bool(holders()))
+            others = set(cluster.nodes) - set(holders())
+            warms = [control.warm("f", None, (name,)) for name in others]
+
+            async def run(warm: AsyncIterator[Stage]) -> None:
+                assert [stage async for stage in warm][-1].fraction == 1.0
+
+            await asyncio.gather(*map(run, warms))
+            (cast,) = [status.record for status in await cluster.state.casts()]
+            assert {member.node for member in cast.targets} == others and cast.epoch == 1
 
     asyncio.run(main())
 
