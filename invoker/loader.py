@@ -7,6 +7,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from weakref import WeakValueDictionary
 
 from invoker.cast_fetch import CastGear, from_cast, takes_part, tell_present
 from invoker.counters import Counters
@@ -132,11 +133,12 @@ class ImageLoader:
         self._counters = counters
         self._changed = changed
         self._loads: dict[str, _Load] = {}
-        self._entering: dict[str, asyncio.Lock] = {}
+        # Each is kept by those who enter, or wait to.
+        self._entering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._manifests: dict[str, Manifest] = {}
 
     def __repr__(self) -> str:
-        return f"<ImageLoader {list(self._loads.values())!r}>"
+        return f"<ImageLoader {list(self._loads.values())!r} entering={len(self._entering)}>"
 
     @property
     def reads_store(self) -> bool:

@@ -13,6 +13,7 @@ from invoker.counters import Counters
 from invoker.fetch import Target, from_peers
 from invoker.filling import Filling
 from invoker.host_tier import HostTier
+from invoker.loader import ImageLoader
 from rdmacast.connector import Connector
 from rdmacast.errors import NoHolder
 from rdmacast.memory_transport import MemoryNetwork, MemoryTransport
@@ -49,6 +50,18 @@ def test_a_load_goes_on_while_somebody_wants_it_and_ends_when_nobody_does(tmp_pa
             record = await second.record()
             assert record.host_free_bytes == record.host_bytes and record.holdings == ()
             assert record.counters["disk_read_bytes"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_kept_of_images_that_nobody_asks_for_any_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        image = make_image("a", 1 << 20)
+        async with two_nodes(tmp_path, image) as (_, first, _second):
+            await asyncio.gather(*(first.ask(WarmImage(image=image.ref())) for _ in range(3)))
+            await first.ask(DropImage(image=image.digest, tier="host"))
+            loaders = [one for one in gc.get_objects() if type(one) is ImageLoader]
+            assert {repr(loader) for loader in loaders} == {"<ImageLoader [] entering=0>"}
 
     asyncio.run(scenario())
 
