@@ -116,6 +116,17 @@ def test_sequences_are_spread_over_micro_batches() -> None:
     assert sizes == [[3, 3, 2]] * 4
 
 
+def test_one_step_at_a_time_takes_all() -> None:
+    conductor = _conductor(stages=3, steps=1)
+    stage = _stages([0, 1])[0]
+    for i in range(6):
+        conductor.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
+    for _ in range(3):
+        step = conductor.next_step()
+        assert step is not None and len(step.step.chunks) == 6 and conductor.next_step() is None
+        conductor.take(stage.run(step))
+
+
 def test_a_long_prompt_fills_the_pipeline_by_itself() -> None:
     conductor = _conductor(stages=3, steps=4)
     conductor.add(sequence("a", _prompt(1, 100), max_tokens=2, ignore_eos=True))

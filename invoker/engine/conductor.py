@@ -151,7 +151,8 @@ class Conductor:
         assert self._open <= self._requests.keys(), "a sequence that nobody has is open"
 
     def _most_decodes(self) -> int:
-        return max(1, -(-self._scheduler.running // self.shape.stages))
+        at_once = min(self.shape.stages, self.shape.steps)
+        return max(1, -(-self._scheduler.running // at_once))
 
     def _close(self, name: str) -> None:
         if name in self._open:
