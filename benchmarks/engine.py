@@ -84,12 +84,12 @@ def make_pipeline(
     """A pipeline of `count` stages, as equal as can be, on the model's image."""
     spec = model.spec
     layers = spec.manifest.num_layers
-    kv = kv_bytes_needed(
-        spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
-    )
+    arguments = (spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences))
     cuts = [layers * i // count for i in range(count + 1)]
     stages = [
-        StageEngine(replace(spec, layers=(a, b)), model.region, kv * (b - a) // layers, path=path)
+        StageEngine(
+            replace(spec, layers=(a, b)), model.region, kv_bytes_needed(*arguments, layers=b - a), path=path
+        )
         for a, b in pairwise(cuts)
     ]
     shape = PipelineShape(

@@ -78,7 +78,7 @@ def test_little_room_changes_no_token(kind: str) -> None:
     # A stage with less room than the others: what fits it is what the pipeline takes.
     stages = make_stages(kind, (0, 1, 2, 4), kv=1 << 20)
     spec, region, _ = cached_image(kind)
-    page = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, 1, 1) // LAYERS
+    page = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, 1, 1, layers=1)
     stages[1] = StageEngine(replace(spec, layers=(1, 2)), region, 8 * page)
     found = run_pipeline(pipeline_of(stages), requests)
     assert found == run_all(whole, requests)

@@ -200,6 +200,8 @@ def test_a_stage_refuses_what_does_not_follow() -> None:
         first.run(StageInput(step=one.step, data=one.data[:23]))
     with pytest.raises(OutOfStep, match="open already"):
         first.run(one)
+    with pytest.raises(OutOfStep, match="2 rows for the 0 tokens"):
+        first.finish(StageInput(step=one.step, data=torch.zeros(2, 64)))
     with pytest.raises(OutOfStep, match="no sequence"):
         second.export_kv("0")
 

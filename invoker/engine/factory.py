@@ -1,6 +1,7 @@
 """Making the engine that an architecture needs, and how much memory it takes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from invoker.engine.contract import ComputeEngine, DeviceRegion, GenerateEngine, ModelSpec
 from invoker.engine.decoder import DecoderEngine
@@ -17,12 +18,20 @@ def is_decoder(architecture: str) -> bool:
 
 
 def kv_bytes_needed(
-    architecture: str, config: Mapping[str, object], dtype: str, context_length: int, sequences: int
+    architecture: str,
+    config: Mapping[str, object],
+    dtype: str,
+    context_length: int,
+    sequences: int,
+    layers: int | None = None,
 ) -> int:
-    """The KV cache for `sequences` sequences of `context_length` tokens at once; 0 for encoders."""
+    """The KV cache for `sequences` sequences of `context_length` tokens at once, of all layers or of so many
+    in a stage; 0 for encoders."""
     if not is_decoder(architecture):
         return 0
     shape, longest = _kv_shape(architecture, config, dtype)
+    if layers is not None:
+        shape = replace(shape, layers=layers)
     return sequences * pages_for(min(context_length, longest)) * shape.page_bytes
 
 

@@ -100,6 +100,10 @@ class StageEngine:
         """See Stage."""
         step, rows = given.step, given.data
         wanting = step.wanting
+        if rows.shape[0] != len(wanting):
+            raise OutOfStep(
+                f"{rows.shape[0]} rows for the {len(wanting)} tokens that step {step.number} wants"
+            )
         # Others were closed while the step was elsewhere.
         here = [row for row, chunk in enumerate(wanting) if chunk.sequence in self._held]
         if not here:
