@@ -12,7 +12,8 @@ from cli.errors import UsageError
 from cli.options import DURATION, RATE, SIZE, output_option
 from cli.output import emit_record, table
 from cli.plan_picture import draw
-from rdmacast.pipelines import ExecutionPipeline, pipelines
+from cli.plan_pipelines import Foreseen, foresee
+from rdmacast.pipelines import ExecutionPipeline
 from rdmacast.plan import MAX_BLOCKS, MAX_NODES, CastShape, TransferPlan
 from rdmacast.planners.automatic import LinkFacts, choose_planner
 from rdmacast.planners.catalog import PLANNERS, bound
@@ -67,7 +68,8 @@ def plan_command(
     """Show who would send which block to whom, at which step. Needs no gateway.
 
     Steps are counted from 0; in one, a node sends at most one block and receives at most one. As CSV,
-    the transfers alone.
+    the transfers alone. Pipelines are told as they serve in the end, each block counting as a layer; the
+    first one may begin earlier, with other nodes.
 
     \b
     Examples:
@@ -123,15 +125,15 @@ def _emit(plan: TransferPlan, form: str, size: int | None, facts: LinkFacts | No
         sys.stdout.writelines(_rows(plan, "%d,n%d,n%d,%d", "\n"))
         sys.stdout.write("\n")
     else:
-        formed = pipelines(plan)
-        emit_record(_summary(plan, formed) | _times(plan, size, facts), "table")
-        rows = [_pipeline_row(pipeline) for pipeline in formed[:SHOWN_ROWS]]
+        foreseen = foresee(plan)
+        emit_record(_summary(plan, foreseen) | _times(plan, size, facts), "table")
+        rows = [_pipeline_row(pipeline) for pipeline in foreseen.pipelines[:SHOWN_ROWS]]
         if rows:
             sys.stdout.write("\n" + table(rows, tuple(rows[0])))
     sys.stdout.flush()
 
 
-def _summary(plan: TransferPlan, formed: tuple[ExecutionPipeline, ...]) -> dict[str, Any]:
+def _summary(plan: TransferPlan, foreseen: Foreseen) -> dict[str, Any]:
     shape = plan.shape
     complete = [int(step) for step in plan.arrivals()[list(shape.targets)].max(axis=1)]
     groups = [_names(group) for group in plan.groups[:SHOWN_ROWS]]
@@ -145,8 +147,8 @@ def _summary(plan: TransferPlan, formed: tuple[ExecutionPipeline, ...]) -> dict[
         "steps": plan.steps,
         "bound": f"{bound(shape)} (the fewest that any plan takes)",
         "first_full": f"after {min(complete)} steps" if complete else "",
-        "first_pipeline": f"after {formed[0].ready_step} steps" if formed else "",
-        "pipelines": len(formed),
+        "first_pipeline": "" if foreseen.first_step is None else f"after {foreseen.first_step} steps",
+        "pipelines": len(foreseen.pipelines),
     }
 
 
@@ -195,7 +197,7 @@ def _json(plan: TransferPlan) -> Iterator[str]:
             "chunks": [list(chunk) for chunk in pipeline.chunks],
             "ready_step": pipeline.ready_step,
         }
-        for pipeline in pipelines(plan)
+        for pipeline in foresee(plan).pipelines
     ]
     yield '],\n"pipelines": ' + json.dumps(formed) + "}\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cli.errors import CliError
-from rdmacast.pipelines import pipelines
+from cli.plan_pipelines import foresee
 from rdmacast.plan import TransferPlan
 
 MOST_LABELS = 40
@@ -30,9 +30,9 @@ def draw(plan: TransferPlan, path: Path) -> None:
         np.ma.masked_invalid(came), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0
     )
     figure.colorbar(image, ax=axes, label="block that comes")
-    formed = pipelines(plan)
-    if formed:
-        axes.axvline(formed[0].ready_step - 0.5, color="crimson", linewidth=1, label="first pipeline")
+    first_step = foresee(plan).first_step
+    if first_step is not None:
+        axes.axvline(first_step - 0.5, color="crimson", linewidth=1, label="first pipeline")
         axes.legend(loc="upper left")
     for edge in np.cumsum([len(group) for group in plan.groups])[:-1]:
         axes.axhline(edge - 0.5, color="grey", linewidth=0.8)

@@ -22,12 +22,14 @@ _SHARED = 0.5  # of its time a whole node gives to its stage while it serves alo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """`hop_cost` is what handing on costs a stage, as a part of a step on one whole node. A pipeline has at
-    most `most_hops` stages, and is formed anew for `gain` times its rate, never where that is infinite."""
+    """`hop_cost` is what handing on costs a stage, as a part of a step on one whole node (1 ms of 20). A
+    pipeline has at most `most_hops` stages. It is formed anew for `gain` times its rate when its members hold
+    half of the model; for less before, as the better one serves for longer and has less to compute anew, and
+    for more after. Never where that is infinite."""
 
-    hop_cost: float = 0.02
-    most_hops: int = 16
-    gain: float = 1.5
+    hop_cost: float = 0.05
+    most_hops: int = 8
+    gain: float = 1.2
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class Pipelines:
         return node.speed - pipeline.rate * self._stage_cost(pipeline, name)
 
     def hear(self, events: Iterable[Event]) -> tuple[Action, ...]:
-        """What is to be done after these events, which came together."""
+        """What is to be done after these events, which came together: one change, of all nodes at once."""
         lost: dict[int, list[str]] = {}
         changed: dict[str, None] = {}
         left = False
@@ -96,10 +98,10 @@ class Pipelines:
         whole = [self._nodes[name] for name in changed if self._is_whole(name)]
         for node in whole:
             node.whole = True
-        actions: list[Action] = []
+        actions: list[Action] = [*self._switch(whole)]
         for number, reasons in lost.items():
             actions.extend(self._repair(number, ", ".join(reasons)))
-        actions.extend(self._switch(whole))
+        actions.extend(self._end())
         if changed or left:
             actions.extend(self._form_free())
             actions.extend(self._improve())
@@ -144,7 +146,7 @@ class Pipelines:
         yield from self._replace(before, covers, f"{reason}; {_named(covers[0].nodes)} serve on")
 
     def _switch(self, whole: Sequence[_Node]) -> Iterator[Action]:
-        """Nodes that have everything serve alone; a pipeline of only such nodes ends."""
+        """Nodes that have everything serve alone."""
         for place, node in enumerate(whole):
             sharers = 1
             if node.pipeline is not None:
@@ -159,7 +161,10 @@ class Pipelines:
                 sharers=sharers,
                 reason=f"{node.name} holds all layers",
             )
-        for pipeline in self.pipelines if whole else ():
+
+    def _end(self) -> Iterator[Action]:
+        """A pipeline of nodes that all serve alone has done its part."""
+        for pipeline in self.pipelines:
             if all(node.whole for node in self._members(pipeline)):
                 yield self._dissolve(pipeline, pipeline.nodes, "all its nodes hold all layers")
 
@@ -179,14 +184,16 @@ class Pipelines:
         for before in self.pipelines if gain < inf else ():
             members = self._members(before)
             pool = [*members, *self._free()]
-            most = sum(node.speed for node in pool) / (1 + 2 * self._settings.hop_cost)
-            if most < gain * before.rate or any(node.whole for node in members):
+            if any(node.whole for node in members):
                 continue
-            if not self._worth_a_look(before, pool):
+            held = sum(node.layers for node in members) / (len(members) * len(self._layers))
+            needed = before.rate * (1 + (gain - 1) * held / (1 - held))
+            most = sum(node.speed for node in pool) / (1 + 2 * self._settings.hop_cost)
+            if most < needed or not self._worth_a_look(before, pool):
                 continue
             covers = self._best(pool)
             rate = self._total_rate(covers)
-            if rate >= gain * before.rate:
+            if rate >= needed:
                 yield from self._replace(
                     before, covers, f"it could serve {rate:.2f} nodes' worth instead of {before.rate:.2f}"
                 )

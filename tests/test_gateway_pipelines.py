@@ -34,7 +34,7 @@ def test_a_pair_forms_serves_and_switches() -> None:
     assert cluster.hear(Holds(node="a", blocks=LOW)) == ()
     (formed,) = cluster.hear(Holds(node="b", blocks=HIGH))
     assert told(formed) == "Form 0: a[0,4) b[4,8)" and formed.reason == "a and b hold all layers between them"
-    assert isinstance(formed, Form) and repr(formed.pipeline) == "Pipeline(0.0: a[0,4) b[4,8), 1.92 nodes)"
+    assert isinstance(formed, Form) and repr(formed.pipeline) == "Pipeline(0.0: a[0,4) b[4,8), 1.82 nodes)"
     cluster.send([Unfinished(request_id=f"r{i}", tokens=10) for i in range(4)], "pipeline-0")
     assert cluster.hear(Holds(node="a", blocks=LOW | 0b10000)) == ()
     (alone,) = cluster.hear(Holds(node="a", blocks=ALL))
@@ -61,15 +61,22 @@ def test_a_pipeline_takes_other_groups_first() -> None:
 
 
 def test_a_better_set_takes_over_only_for_enough() -> None:
-    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0, gain=1.5))
+    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0, gain=1.25))
     loading(cluster, a=0, b=1)
-    (formed,) = cluster.hear(Holds(node="a", blocks=0b0111_1111), Holds(node="b", blocks=0b1000_0000))
-    assert told(formed) == "Form 0: a[0,7) b[7,8)"
-    # With one layer more b could serve 8/6 instead of 8/7 nodes' worth: not enough to compute anew.
-    assert cluster.hear(Holds(node="b", blocks=0b1100_0000)) == ()
+    (formed,) = cluster.hear(Holds(node="a", blocks=0b0011_1111), Holds(node="b", blocks=0b1100_0000))
+    assert told(formed) == "Form 0: a[0,6) b[6,8)"
+    # With one layer more b could serve 8/5 instead of 8/6 nodes' worth: not enough to compute anew.
+    assert cluster.hear(Holds(node="b", blocks=0b1110_0000)) == ()
     (better,) = cluster.hear(Holds(node="b", blocks=0b1111_0000))
     assert told(better) == "Reform 0: a[0,4) b[4,8)"
-    assert better.reason == "it could serve 2.00 nodes' worth instead of 1.14"
+    assert better.reason == "it could serve 2.00 nodes' worth instead of 1.33"
+
+
+def test_what_is_nearly_whole_stays_as_it_is() -> None:
+    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0, gain=1.25))
+    loading(cluster, a=0, b=1)
+    cluster.hear(Holds(node="a", blocks=0b0111_1111), Holds(node="b", blocks=0b1000_0000))
+    assert cluster.hear(Holds(node="b", blocks=ALL ^ 1)) == ()  # 2 instead of 8/7, for an eighth of the time
 
 
 def test_a_node_that_is_left_over_joins() -> None:
@@ -113,6 +120,16 @@ def test_whole_members_take_over_from_a_dead_one() -> None:
     assert len(cluster.places["a"]) == 4
 
 
+def test_one_dies_as_the_other_becomes_whole() -> None:
+    cluster = Cluster(even_layers(LAYERS))
+    loading(cluster, a=0, b=1)
+    cluster.hear(Holds(node="a", blocks=LOW), Holds(node="b", blocks=HIGH))
+    cluster.send([Unfinished(request_id=f"r{i}", tokens=10) for i in range(4)], "pipeline-0")
+    actions = cluster.hear(Gone(node="b", reason="killed"), Holds(node="a", blocks=ALL))
+    assert [told(action) for action in actions] == ["Alone a of 1", "Dissolve 0 to a"]
+    assert len(cluster.places["a"]) == 4
+
+
 def test_nodes_that_load_from_their_own_memory_serve_with_those_of_a_cast() -> None:
     """One of each sort: the warm one began in the middle, in a group of its own."""
     cluster = Cluster(even_layers(LAYERS))
@@ -128,7 +145,7 @@ def test_faster_nodes_run_more_layers() -> None:
     events += [Holds(node="a", blocks=ALL >> 1), Holds(node="b", blocks=ALL ^ 1)]
     (formed,) = decisions.hear(events)
     assert told(formed) == "Form 0: a[0,6) b[6,8)"
-    assert repr(decisions) == "<Pipelines [Pipeline(0.0: a[0,6) b[6,8), 3.70 nodes)], whole []>"
+    assert repr(decisions) == "<Pipelines [Pipeline(0.0: a[0,6) b[6,8), 3.33 nodes)], whole []>"
 
 
 NODES = st.sampled_from("abcdef")
