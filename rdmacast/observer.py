@@ -8,17 +8,17 @@ so that the next observer goes on where the last one was.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from rdmacast.pull_report import MOST_ENDED, MOST_SLOW, PullReport, TimedPull, Verdict
+from rdmacast.pull_report import MOST_ENDED, MOST_PLANS, MOST_SLOW, PullReport, TimedPull, Verdict
 from rdmacast.stragglers import Pulled, slow_nodes
 
 LEAST_MEMBERS = 4  # with fewer nobody can say who is slow
-MOST_PLANS = 3  # a cast: noise must not keep its nodes planning
 _MOST_CASTS = 64
 _MOST_TELLERS = 4096
 _LOOKS = 3  # one after the other that find a node slow
 _EVERY_S = 0.05
 # Of time between reports, a node of the cast: a look takes 0.35 ms of it, and the observer has other work.
 _NODE_S = 0.0125
+_MOST_PULLS = 3072  # that one look is at: some 0.1 s, for which the source does nothing else
 
 Steer = Callable[[Verdict], None]
 
@@ -43,10 +43,13 @@ class _Teller:
         self.ended.extend(report.ended)
         self.under_way = report.under_way
 
-    def pulls(self, node: int) -> Iterator[Pulled]:
-        for pull in self.ended:
+    def pulls(self, node: int, most: int) -> Iterator[Pulled]:
+        """At most so many, the latest of each kind."""
+        under_way = self.under_way[-most:]
+        ended = tuple(self.ended)
+        for pull in ended[max(0, len(ended) - max(1, most - len(under_way))) :]:
             yield self._pulled(node, pull, False)
-        for pull in self.under_way:
+        for pull in under_way:
             yield self._pulled(node, pull, True)
 
     def _pulled(self, node: int, pull: TimedPull, open_: bool) -> Pulled:
@@ -92,12 +95,12 @@ class Observer:
     def _look(self) -> Verdict | None:
         if self._verdict.plan >= MOST_PLANS:
             return None
-        known = set(self._verdict.slow)
+        known, most = set(self._verdict.slow), max(1, _MOST_PULLS // len(self._tellers))
         pulls = [
             pull
             for node, teller in self._tellers.items()
             if node not in known
-            for pull in teller.pulls(node)
+            for pull in teller.pulls(node, most)
             if pull.source not in known
         ]
         slow = slow_nodes(pulls)

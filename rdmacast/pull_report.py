@@ -12,6 +12,7 @@ from rdmacast.errors import ProtocolError
 
 VERSION = 1
 MAX_NODES = 1 << 16
+MOST_PLANS = 3  # of a cast besides its first: noise must not keep its nodes planning
 MOST_SLOW = 256
 MOST_ENDED = 8
 MOST_OPEN = 16
@@ -88,7 +89,7 @@ class PullReport:
         return PullReport(
             cast=name.decode("ascii"),
             node=_node(node),
-            plan=plan,
+            plan=_plan(plan),
             slow=nodes,
             clock_us=clock_us,
             ended=pulls[:ended],
@@ -120,7 +121,7 @@ class Verdict:
             raise ProtocolError(f"a verdict on {slow} nodes in {len(data)} bytes")
         nodes = _unpacked(data, _VERDICT.size, slow)
         _check_slow(nodes)
-        return Verdict(plan=plan, slow=nodes)
+        return Verdict(plan=_plan(plan), slow=nodes)
 
 
 def _packed(nodes: tuple[int, ...]) -> bytes:
@@ -135,6 +136,12 @@ def _node(node: int) -> int:
     if node >= MAX_NODES:
         raise ProtocolError(f"a cast has no node {node}")
     return node
+
+
+def _plan(plan: int) -> int:
+    if plan > MOST_PLANS:
+        raise ProtocolError(f"plan {plan} of a cast; at most {MOST_PLANS} are made")
+    return plan
 
 
 def _check_version(version: int) -> None:

@@ -19,6 +19,7 @@ from rdmacast.session_settings import SessionSettings
 from rdmacast.shares import Shares
 
 FILLING = 5.0  # so many times as long a node waits for its first block, which has the farthest to come
+STALE = 2.0  # so many times as long as a pull may take, nobody got a block: none is coming
 IN_TURN = 4.0  # so many slow pulls long a pull may wait for its turn at its source
 
 
@@ -124,6 +125,8 @@ class Session:
         self._questions = 0
         self._patience_s = FILLING * self._settings.patience_s  # for now
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
+        self._told: dict[int, int] = {}  # by peer: the blocks, as bits, that it ever told it holds
+        self._news_s: float | None = None  # when somebody, or we, got one more
         self._pulls = 0
         self._unreachable = 0
         self._state = SessionState.RUNNING
@@ -171,6 +174,7 @@ class Session:
         return min(moments, default=None)
 
     def start(self, now_s: float) -> list[Action]:
+        self._news_s = now_s
         return self._go_on(now_s)
 
     def heard(self, peer: int, told: HaveMap, now_s: float, answers: int | None = None) -> list[Action]:
@@ -186,6 +190,9 @@ class Session:
         if is_answer:
             del self._asked[peer]
         self._peers.heard(peer, told, is_answer=is_answer)
+        before = self._told.get(peer, 0)
+        if told.held & ~before:
+            self._told[peer], self._news_s = before | told.held, now_s
         came = self._came_to(peer, now_s)
         return [*came, *self._go_on(now_s)]
 
@@ -207,6 +214,7 @@ class Session:
         if self._state is SessionState.CANCELLED:
             return []
         self._held |= 1 << under_way.pull.block
+        self._news_s = now_s
         self._order.pop(under_way.pull.block, None)
         self._peers.succeeded(under_way.pull.source, took_s)
         self._patience_s = self._peers.patience_s(self._settings.patience_s)
@@ -401,11 +409,12 @@ class Session:
         unheard = self._peers.unheard if lost else []
         curious = unheard or self._planned_unheard(open_)
         actions: list[Action] = [self._ask(peer, now_s) for peer in curious if peer not in self._asked]
-        lacking = 0 if unheard else lost & ~self._peers.reachable()
+        reachable = self._peers.reachable(coming=not self._is_stale(now_s))
+        lacking = 0 if unheard else lost & ~reachable
         if lacking:
             self._state = SessionState.FAILED
             missing = self._all & ~self._held & ~self._coming
-            self._unreachable = missing & ~self._peers.reachable()  # also what nobody will get now
+            self._unreachable = missing & ~reachable  # also what nobody will get now
             self._asked.clear()
             return [*actions, *self._drop_all("the cast has failed"), Publish()]
         started = self._pull_more(now_s)
@@ -414,6 +423,12 @@ class Session:
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
         return [*actions, *started]
+
+    def _is_stale(self, now_s: float) -> bool:
+        """Whether what is said to be coming to peers should have come long ago."""
+        if self._news_s is None or self._coming:
+            return False
+        return now_s - self._news_s >= STALE * self._settings.pull_timeout_s
 
     def _expected(self, blocks: int) -> int:
         """Those of the blocks, as bits, for which their planned source is to be waited for."""

@@ -176,12 +176,12 @@ class Peers:
             blocks = blocks & ~digit or blocks
         return blocks
 
-    def reachable(self) -> int:
-        """The blocks, as bits, that somebody holds or is about to hold and could give."""
+    def reachable(self, *, coming: bool) -> int:
+        """The blocks, as bits, that somebody holds, or with `coming` is about to hold, and could give."""
         bits = 0
         for peer in self._peers.values():
             if peer.alive:
-                bits |= (peer.held | peer.coming) & ~peer.spent
+                bits |= (peer.held | (peer.coming if coming else 0)) & ~peer.spent
         return bits
 
     def has_quick_giver(self, block: int, besides: int) -> bool:

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.observer import MOST_PLANS, Observer, Observers, report_every_s
+from rdmacast.observer import Observer, Observers, report_every_s
 from rdmacast.pull_log import PullLog
-from rdmacast.pull_report import PullReport, TimedPull, Verdict
+from rdmacast.pull_report import MOST_ENDED, MOST_OPEN, MOST_PLANS, PullReport, TimedPull, Verdict
 from rdmacast.steering import Steering
 from rdmacast.transport import PeerAddress
 
@@ -124,6 +124,34 @@ def test_looking_takes_a_small_part_of_a_sources_time(nodes: int) -> None:
             longest_s = max(longest_s, time.process_time() - began_s)
         looks_s.append(longest_s)
     assert min(looks_s[1:]) < 0.15 * report_every_s(nodes)
+
+
+def test_a_look_at_a_thousand_nodes_takes_little_longer_than_one_at_a_hundred() -> None:
+    def look_s(nodes: int) -> float:
+        """Of the processor, at its quickest."""
+        observer = Observer()
+        for now_s in range(2):
+            for node in range(1, nodes):
+                pulls = [
+                    TimedPull(source=node - 1, began_us=20 * at, lasted_us=10) for at in range(MOST_OPEN)
+                ]
+                told = PullReport(
+                    cast="c",
+                    node=node,
+                    plan=0,
+                    clock_us=now_s,
+                    ended=tuple(pulls[:MOST_ENDED]),
+                    under_way=tuple(pulls),
+                )
+                observer.heard(told, now_s * 0.001)  # no look yet
+        looks_s = []
+        for look in range(1, 4):
+            began_s = time.process_time()
+            observer.heard(told, 1000.0 * look)
+            looks_s.append(time.process_time() - began_s)
+        return min(looks_s)
+
+    assert look_s(1024) < 4 * look_s(128)
 
 
 def test_a_node_tells_the_first_source_that_is_left_and_takes_only_newer_plans() -> None:

@@ -9,6 +9,7 @@ from rdmacast.pull_report import (
     MAX_NODES,
     MOST_ENDED,
     MOST_OPEN,
+    MOST_PLANS,
     MOST_REPORT_BYTES,
     MOST_SLOW,
     PullReport,
@@ -25,7 +26,7 @@ REPORTS = st.builds(
     PullReport,
     cast=st.text("abc 019-", min_size=1, max_size=128),
     node=NODES,
-    plan=st.integers(0, 2**32 - 1),
+    plan=st.integers(0, MOST_PLANS),
     slow=SLOW,
     clock_us=st.integers(0, 2**63),
     ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
@@ -39,7 +40,7 @@ def test_reports_travel(report: PullReport) -> None:
     assert len(raw) <= MOST_REPORT_BYTES and PullReport.decode(raw) == report
 
 
-@given(st.builds(Verdict, plan=st.integers(0, 2**32 - 1), slow=SLOW))
+@given(st.builds(Verdict, plan=st.integers(0, MOST_PLANS), slow=SLOW))
 def test_verdicts_travel(verdict: Verdict) -> None:
     assert Verdict.decode(verdict.encode()) == verdict
 
@@ -76,6 +77,11 @@ def test_what_breaks_a_bound_is_refused() -> None:
             PullReport.decode(raw)
     with pytest.raises(ProtocolError):
         PullReport.decode(PullReport(cast="c", node=MAX_NODES, plan=0).encode())
+    for plan in (MOST_PLANS + 1, 2**32 - 1):  # a lie, after which no true one could come
+        with pytest.raises(ProtocolError):
+            PullReport.decode(PullReport(cast="c", node=0, plan=plan).encode())
+        with pytest.raises(ProtocolError):
+            Verdict.decode(Verdict(plan=plan, slow=(1,)).encode())
     long = TimedPull(source=1, began_us=0, lasted_us=1 << 40)
     assert (
         PullReport.decode(PullReport(cast="c", node=0, plan=0, ended=(long,)).encode()).ended[0].lasted_us > 0

@@ -360,3 +360,21 @@ def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
             session.heard(1, told(0b11111, blocks=8, coming=0b11100000), passed[-1], action.number)
     pauses = [later - before for before, later in pairwise(passed)]
     assert pauses == pytest.approx([0.25, 0.5, 1.0, 1.0, 1.0])
+
+
+def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_ever() -> None:
+    session = session_of([(1, 0)], 1, 2, pull_timeout_s=10.0)
+    session.heard(1, told(0b1, blocks=1), 0.0)
+    session.lost(1, 0.0)
+    session.failed(1, 0.0)
+    epochs = iter(range(1000))
+    now_s = 0.0
+    session.heard(2, told(0, blocks=1, coming=1), now_s, 1)
+    while session.state is SessionState.RUNNING and now_s < 1000.0:
+        assert session.deadline_s is not None
+        now_s = session.deadline_s
+        for action in session.passed(now_s):
+            if isinstance(action, Ask):
+                lie = HaveMap(blocks=1, epoch=next(epochs), held=0, coming=1)
+                session.heard(action.peer, lie, now_s, action.number)
+    assert session.state is SessionState.FAILED and 20.0 <= now_s < 30.0
