@@ -128,7 +128,10 @@ async def dial(
 
     Raises AuthError, ProtocolError or LinkClosed. Cancellation closes the connection.
     """
-    endpoint = parse_url(url)
+    try:
+        endpoint = parse_url(url)
+    except ValueError as error:  # a peer said where it is
+        raise LinkClosed(f"cannot connect: {error}") from error
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
@@ -162,6 +165,8 @@ async def dial(
         raise LinkClosed(f"cannot connect to {url} within {timeout_s:g} s") from error
     except OSError as error:
         raise LinkClosed(f"cannot connect to {url}: {error.strerror or error}") from error
+    except UnicodeError as error:  # a name that can be no host's
+        raise LinkClosed(f"cannot connect to {url}: {error}") from error
     try:
         await done
     except CastError as error:

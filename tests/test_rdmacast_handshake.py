@@ -240,3 +240,14 @@ def test_bad_addresses_are_named(url: str) -> None:
 
 def test_an_ipv6_address_keeps_its_brackets() -> None:
     assert parse_url("tcp://[::1]:80").url == "tcp://[::1]:80"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "tcp://nohost", "tcp://h:x", f"tcp://{'x' * 80}.example:1", "http://h:1"]
+)
+def test_an_address_that_is_none_is_a_peer_that_cannot_be_reached(url: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(LinkClosed, match="cannot connect"):
+            await _dial(url)
+
+    asyncio.run(scenario())
