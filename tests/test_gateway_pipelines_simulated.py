@@ -133,11 +133,11 @@ def test_a_node_that_comes_back_is_another_one() -> None:
 
 
 def test_a_member_that_is_back_at_once_is_not_two() -> None:
-    cluster = Cluster(even_layers(4), PipelineSettings(hop_cost=0.0))
+    cluster = Cluster(even_layers(6), PipelineSettings(hop_cost=0.0))
     cluster.hear(Loading(node="a", group=0), Loading(node="b", group=1))
-    cluster.hear(Holds(node="a", blocks=0b0011), Holds(node="b", blocks=0b1100))
+    cluster.hear(Holds(node="a", blocks=0b000111), Holds(node="b", blocks=0b111000))
     actions = cluster.hear(
-        Gone(node="a", reason="restarted"), Loading(node="a", group=0), Holds(node="a", blocks=0b0111)
+        Gone(node="a", reason="restarted"), Loading(node="a", group=0), Holds(node="a", blocks=0b011111)
     )
     (again,) = actions
     assert isinstance(again, Reform) and again.pipeline.nodes == ("a", "b")
