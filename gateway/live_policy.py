@@ -43,7 +43,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDecision:
-    """`way` is PIPELINE, ZIGZAG or OFF, `reason` one line for the log and for `hypercast casts`."""
+    """`way` is PIPELINE, ZIGZAG or OFF, `reason` one line that says why."""
 
     way: Live
     reason: str
