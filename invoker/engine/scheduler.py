@@ -18,6 +18,7 @@ once, its next token not before the last chunk's came back, and what is under wa
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from invoker.engine.flows import Flow, Scheduled, next_flow
 from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
 from invoker.engine.pages import PageAllocator
 
@@ -63,68 +64,20 @@ class StepPlan:
     stalled: bool = False
 
 
-class _Flow:
-    """One flow's sequences; `tag` is the virtual time, in tokens, at which its next prompt starts."""
-
-    __slots__ = ("name", "running", "tag", "waiting", "wanting")
-
-    def __init__(self, name: str, tag: int) -> None:
-        self.name = name
-        self.tag = tag
-        self.wanting = False  # it had prompts to run in the last plan
-        self.running: list[_Sequence] = []  # in order of arrival, and before all of `waiting`
-        self.waiting: deque[_Sequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self.running) + len(self.waiting)
-
-    @property
-    def pages(self) -> int:
-        return sum(len(sequence.pages) for sequence in self.running)
-
-    @property
-    def prompts(self) -> "deque[_Sequence]":
-        """What it has to prefill, in order."""
-        return deque((*(one for one in self.running if one.missing > 1), *self.waiting))
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    request_id: str
-    flow: _Flow
-    arrival: int
-    length: int  # known tokens
-    most: int  # tokens that it may grow to, as far as is known
-    kept: int = 0  # tokens whose K and V will lie in pages as soon as it is let in
-    cached: int = 0  # tokens whose K and V lie in pages, or will when the plans under way have run
-    pages: tuple[int, ...] = ()
-    under_way: int = 0  # plans that run it
-    turn: int = 0  # the plan that ran it last
-
-    @property
-    def missing(self) -> int:
-        return self.length - self.cached
-
-    @property
-    def decodes(self) -> bool:
-        """It wants one more token, and has room for it."""
-        return self.missing == 1 and len(self.pages) * PAGE_TOKENS >= self.length
-
-
 class Scheduler:
     """Sequences are added, planned, and after each step either advanced by a token or removed."""
 
     def __init__(self, limits: Limits, allocator: PageAllocator) -> None:
         self._limits = limits
         self._allocator = allocator
-        self._sequences: dict[str, _Sequence] = {}
-        self._flows: dict[str, _Flow] = {}  # those with sequences
+        self._sequences: dict[str, Scheduled] = {}
+        self._flows: dict[str, Flow] = {}  # those with sequences
         self._ahead: dict[str, int] = {}  # tags of flows that have left while others wanted to go on
         self._now = 0  # the virtual time: the tag of what went first last
         self._paused = False  # nothing decoded in the last step, for a newcomer's sake
-        self._running: list[_Sequence] = []  # in order of admission: the first never gives way
+        self._running: list[Scheduled] = []  # in order of admission: the first never gives way
         self._arrivals = 0
-        self._under_way: deque[tuple[_Sequence, ...]] = deque()  # what each plan runs, the oldest first
+        self._under_way: deque[tuple[Scheduled, ...]] = deque()  # what each plan runs, the oldest first
         self._turns = 0
         self._stalled = False
 
@@ -151,8 +104,8 @@ class Scheduler:
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
         assert 0 <= kept < length, f"of {length} tokens at least one must be run"
         if flow not in self._flows:
-            self._flows[flow] = _Flow(flow, self._ahead.pop(flow, 0))
-        sequence = _Sequence(request_id, self._flows[flow], self._arrivals, length, most, kept)
+            self._flows[flow] = Flow(flow, self._ahead.pop(flow, 0))
+        sequence = Scheduled(request_id, self._flows[flow], self._arrivals, length, most, kept)
         self._arrivals += 1
         self._sequences[request_id] = sequence
         sequence.flow.waiting.append(sequence)
@@ -263,7 +216,7 @@ class Scheduler:
         sequence.pages += new
         return new
 
-    def _youngest_from(self, index: int) -> _Sequence:
+    def _youngest_from(self, index: int) -> Scheduled:
         """Of those at `index` and after, the youngest of the flow that holds the most pages. A flow's only
         running sequence gives way only where all are such, and then the one admitted last does."""
         last = {one.flow: one for one in self._running[index:] if len(one.flow.running) > 1}
@@ -271,7 +224,7 @@ class Scheduler:
             return self._running[-1]
         return last[max(last, key=lambda flow: flow.pages)]
 
-    def _preempt(self, sequence: _Sequence, preempted: list[str]) -> None:
+    def _preempt(self, sequence: Scheduled, preempted: list[str]) -> None:
         self._running.remove(sequence)
         sequence.flow.running.remove(sequence)
         self._allocator.release(sequence.pages)
@@ -279,7 +232,7 @@ class Scheduler:
         sequence.flow.waiting.appendleft(sequence)
         preempted.append(sequence.request_id)
 
-    def _admit(self, sequence: _Sequence, prefill: Counter[str], preempted: list[str]) -> bool:
+    def _admit(self, sequence: Scheduled, prefill: Counter[str], preempted: list[str]) -> bool:
         """Let the first waiting sequence of its flow in, if there is or can be made room."""
         needed = pages_for(sequence.length)
         if len(self._running) >= self._limits.sequences or needed > self._allocator.free:
@@ -294,7 +247,7 @@ class Scheduler:
         sequence.cached, sequence.kept = sequence.kept, 0
         return True
 
-    def _too_many(self, flow: _Flow, needed: int, prefill: Counter[str]) -> list[_Sequence]:
+    def _too_many(self, flow: Flow, needed: int, prefill: Counter[str]) -> list[Scheduled]:
         """Who gives way so that a flow that runs nothing yet can run a sequence of `needed` pages: the
         youngest of flows that hold more than their share, but no flow's only one. Empty if it is in vain."""
         if flow.running:
@@ -304,7 +257,7 @@ class Scheduler:
         left = {other: list(other.running) for other in self._flows.values()}
         held = {other: other.pages for other in left}
         free, slots = self._allocator.free, self._limits.sequences - len(self._running)
-        victims: list[_Sequence] = []
+        victims: list[Scheduled] = []
         while free < needed or slots < 1:
             rich = [
                 other
@@ -337,7 +290,7 @@ class Scheduler:
         crowded = len(queues) > 1 and any(len(flow) > 1 for flow in queues)
         left = limits.turn_tokens if self._running or crowded else limits.prefill_tokens
         while left > 0 and queues:
-            flow = _next_flow(queues)
+            flow = next_flow(queues)
             sequence = queues[flow].popleft()
             if not queues[flow]:
                 del queues[flow]
@@ -363,7 +316,7 @@ class Scheduler:
         flow = self._sequences[next(iter(prefill))].flow
         return len(flow) == 1 and any(len(other) > 1 for other in self._flows.values())
 
-    def _wanting(self) -> dict[_Flow, deque[_Sequence]]:
+    def _wanting(self) -> dict[Flow, deque[Scheduled]]:
         """The flows that have prompts to run. One that had none before begins at the present, and when
         none has any all is forgotten: what was run alone is not held against anybody."""
         queues = {flow: prompts for flow in self._flows.values() if (prompts := flow.prompts)}
@@ -377,25 +330,7 @@ class Scheduler:
         return queues
 
 
-def _next_flow(queues: dict[_Flow, deque[_Sequence]]) -> _Flow:
-    """Whose prompt goes on: the flow's that is behind; but a flow's only prompt, once begun, counts as at
-    its start beside flows with several."""
-
-    def behind(flow: _Flow) -> tuple[int, int, int]:
-        return flow.tag, len(flow), queues[flow][0].arrival
-
-    first = min(queues, key=behind)
-    if len(first) == 1:
-        return first
-    begun = [
-        flow
-        for flow, prompts in queues.items()
-        if len(flow) == 1 and prompts[0].cached and flow.tag - prompts[0].cached <= first.tag
-    ]
-    return min(begun, key=behind, default=first)
-
-
-def _chunk(sequence: _Sequence, count: int) -> Chunk:
+def _chunk(sequence: Scheduled, count: int) -> Chunk:
     end = sequence.cached + count
     return Chunk(
         request_id=sequence.request_id,
