@@ -179,7 +179,9 @@ def plan_delivery(
                 members = frozenset(node.id for node in needy if node.id not in fixed)
                 return Delivery(cast=joined, members=members, behind=behind)
     sources = _sources(scene, needy)
+    sources = sources[: max(MAX_CAST_MEMBERS // 2, MAX_CAST_MEMBERS - len(needy))]
     needy = [node for node in needy if node.id not in {source.id for source in sources}]
+    needy = needy[: MAX_CAST_MEMBERS - len(sources)]  # the others ask the holders
     if not sources or not needy or version.image_bytes <= 0:
         return Delivery(cast=None, behind=behind)
     cast = new_cast(version, sources, needy, new_id(), wall_s)
@@ -228,7 +230,10 @@ def join(record: CastRecord, targets: Sequence[NodeRecord]) -> CastRecord | None
 
 
 def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
-    """Planner and number of blocks for these nodes, of which the first `sources` hold the image."""
+    """Planner and number of blocks for these nodes, of which the first `sources` hold the image.
+
+    The nodes are told no rates: what is chosen is what each can work out from their order alone.
+    """
     rates = [_rate(node) for node in nodes]
     facts = replace(USUAL, bytes_per_s=min(rates))
     sites = [Site(bytes_per_s=rate) for rate in rates]
@@ -237,11 +242,11 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
     least = min(units, MOST_BLOCKS, max(FEWEST_BLOCKS, -(-nbytes // MOST_BLOCK_BYTES)))
     # Of whole units there may be fewer: what is said is of those that there are.
     blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, least)))
-    if blocks == decision.blocks:
-        return decision
-    return choose_planner(
-        nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
-    )
+    if blocks != decision.blocks:
+        decision = choose_planner(
+            nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
+        )
+    return replace(decision, sites=None, reason=f"{decision.reason} ({_known(nodes)})")
 
 
 def block_bytes(nbytes: int, blocks: int) -> int:
@@ -298,6 +303,15 @@ def _member(node: NodeRecord, image: str, epoch: int = 0) -> CastMember:
 
 def _rate(node: NodeRecord) -> float:
     return float(node.link_rate_bytes_s or USUAL.bytes_per_s)
+
+
+def _known(nodes: Sequence[NodeRecord]) -> str:
+    """How the rates of these nodes are known."""
+    capped = sum(node.link_rate_bytes_s is not None for node in nodes)
+    assumed = f"links of {USUAL.bytes_per_s / 1.25e8:g} Gbit/s assumed"
+    if not capped:
+        return assumed
+    return "links as capped" if capped == len(nodes) else f"{capped} links as capped, of others {assumed}"
 
 
 def _slowness(node: NodeRecord) -> float:

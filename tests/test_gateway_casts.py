@@ -3,6 +3,7 @@
 import asyncio
 from itertools import count
 
+import msgspec
 import pytest
 from control_fixture import MIB, make_holding, make_node, make_version
 from hypothesis import given
@@ -15,11 +16,14 @@ from gateway.directory import Directory
 from gateway.placement import choose_sources
 from gateway.plan import Plan
 from gateway.start_assets import cast_ref
+from rdmacast.planners.own_part import own_part
+from rdmacast.pull_report import MOST_SLOW
 from registry.cast import CastRecord, CastState
 from registry.change import CastChanged, CastPartEnded, NodeUp
 from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import UNIT_BYTES
 from registry.memory_state import MemoryState
+from registry.messages import MAX_CAST_MEMBERS, CastRef, Holder
 from registry.node import NodeRecord, Tier
 from tests.patience import PATIENCE_S
 from tests.registry_records import cast_progress
@@ -338,3 +342,43 @@ def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: 
             world.directory.apply(change, 0.0)
     world.arriving = ["reader"]
     assert cast_of(world.deliver("t0")).cast_id != cast.cast_id  # that one is over
+
+
+def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
+    world = World()
+    world.node("source", Tier.HOST)
+    targets = [f"t{number}" for number in range(MAX_CAST_MEMBERS + 5)]
+    for id_ in targets:
+        world.node(id_)
+    source = world.record("source")
+    holder = Holder(node=source.id, host=source.host, cast=source.cast, tier="host")
+    asked = dict.fromkeys(targets, (holder,))
+    delivery = world.casts.deliver(world.directory, VERSION, asked, world.loading, 100.0)
+    cast = cast_of(delivery)
+    assert len(cast.members) == MAX_CAST_MEMBERS and len(delivery.members) == MAX_CAST_MEMBERS - 1
+    ref = msgspec.msgpack.decode(msgspec.msgpack.encode(cast_ref(cast)), type=CastRef)
+    assert len(ref.members) == MAX_CAST_MEMBERS
+
+
+def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
+    rates = (1e8, 1e8, 4e8, 3e8, 2e8, 1e8)
+    nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
+    decision = choose(nodes, 2, 64 * MIB)
+    assert decision.planner == "multi-chain" and "links as capped" in decision.reason
+    plan = decision.plan(6, (0, 1))
+    for node in range(2, 6):
+        received = plan.receives(node)
+        made = tuple(zip(received.source.tolist(), received.block.tolist(), strict=True))
+        assert made == own_part(decision.planner, plan.shape, node)
+
+
+def test_the_reason_says_what_is_only_assumed() -> None:
+    known, unknown = make_node("a", link_rate_bytes_s=1e9), make_node("b", link_rate_bytes_s=None)
+    assert "links of 10 Gbit/s assumed" in choose([unknown, unknown], 1, MIB).reason
+    assert "1 links as capped, of others" in choose([known, unknown], 1, MIB).reason
+
+
+def test_no_more_are_at_the_edge_than_nodes_can_be_told_of() -> None:
+    rates = [1e9] * 1500 + [1e8] * 300
+    nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
+    assert len(choose(nodes, 1, 64 * MIB).edge) <= MOST_SLOW

@@ -14,6 +14,7 @@ from rdmacast.planners.catalog import BINOMIAL, CHAIN, Planner
 from rdmacast.planners.edge import with_edge
 from rdmacast.planners.multi_chain import multi_chain
 from rdmacast.planners.topology import Site
+from rdmacast.pull_report import MOST_SLOW
 
 LEAST_BLOCK_BYTES = 256 << 10  # the unit of checksums
 MOST_BLOCKS = 512
@@ -150,7 +151,7 @@ def _edge(sites: Sequence[Site] | None, sources: int) -> tuple[int, ...]:
     usual = sorted(rates)[len(rates) // 2] if rates else 0.0
     slow = tuple(node for node, rate in enumerate(rates) if rate * _MIXED < usual)
     fast = [node for node in range(len(rates)) if node not in slow]
-    if not 0 < len(slow) * _FEW <= len(rates) or not fast[0] < sources <= fast[-1]:
+    if not 0 < len(slow) * _FEW <= len(rates) or len(slow) > MOST_SLOW or not fast[0] < sources <= fast[-1]:
         return ()
     return slow if _spread([(sites or ())[node] for node in fast]) <= _MIXED else ()
 
