@@ -143,7 +143,7 @@ class CpuArena(SpanArena):
     def _take_pages(self) -> None:
         size = min(len(self._mapping), PREFAULT_BYTES)
         try:
-            populate_gently(self._mapping, size, self._closing, lambda nbytes: None)
+            populate_gently(self._mapping, size, self._closing)
         except OSError as error:
             log.warning("the arena of %d bytes is larger than the free memory: %s", size, error)
 

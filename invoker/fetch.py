@@ -6,7 +6,7 @@ left open, the next one fills.
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
@@ -27,8 +27,8 @@ from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.store import BlobReader, BlobStore
 from registry.images.verify import check_units
 
-CHUNK_BYTES = 32 * UNIT_BYTES
-READS_IN_FLIGHT = 4
+CHUNK_BYTES = 64 * UNIT_BYTES
+READS_IN_FLIGHT = 6
 STEP_BYTES = 8 * UNIT_BYTES  # with less, threads wait for each other's turn at the interpreter
 MOST_BLOCKS, FEWEST_BLOCKS = 512, 16
 BLOCK_BYTES = 4 << 20  # of a pull from one source, where the image is neither very small nor very large
@@ -112,7 +112,7 @@ async def from_store(store: BlobStore, target: Target, counters: Counters, *, lo
                 f"its manifest says {target.manifest.nbytes}"
             )
 
-        with _staged(reader, target) as staging:
+        with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
 
             async def read(offset: int, nbytes: int) -> None:
                 read_bytes = await in_thread(_read_checked, reader, staging, target, offset, nbytes)
@@ -216,25 +216,15 @@ def _block_bytes(manifest: Manifest) -> int:
     return max(1, -(-max(wanted, manifest.nbytes // MOST_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES
 
 
-@contextmanager
-def _staged(reader: BlobReader, target: Target) -> Iterator[Staging | None]:
-    """Buffers for a disk to write to, where it should not write to the image's own memory."""
-    if not reader.is_direct or not target.filling.is_scattered:
-        yield None
-        return
-    with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
-        yield staging
-
-
-def _read_checked(
-    reader: BlobReader, staging: Staging | None, target: Target, offset: int, nbytes: int
-) -> int:
+def _read_checked(reader: BlobReader, staging: Staging, target: Target, offset: int, nbytes: int) -> int:
     """Read one chunk into its place and check it; returns how many bytes were read."""
     view, filling = target.view(offset, nbytes), target.filling
     cached = reader.cached(offset, nbytes)
-    if cached is not None and filling.is_ready(offset, nbytes):
+    together = filling.takes_huge(offset, nbytes)
+    if cached is not None and (together or filling.is_ready(offset, nbytes)):
+        filling.prepare(offset, nbytes)
         damaged = _read_by_steps(reader, cached, target, offset, nbytes)
-    elif cached is None and staging is not None:
+    elif cached is None and reader.is_direct and not together:
         damaged = _read_staged(reader, staging, target, offset, nbytes)
     else:
         if cached is None or not filling.receive(offset, nbytes, cached):

@@ -4,17 +4,28 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from invoker.errors import HostTierFull
 from invoker.host_mapping import HostMapping, close_mapping, release
-from invoker.memory import has_huge_pages, populate
+from invoker.huge_pages import take_huge_pages
+from invoker.memory import populate
 from invoker.spare import OpenPart
 from invoker.tier_folder import TierFolder
+
+T = TypeVar("T")
+
+_STEP_BYTES = 16 << 20  # to make huge pages has a price a call, too
+# Where memory must be moved to make them, which takes long, the rest is taken in small ones.
+_MOST_S = 0.016
 
 
 class Filling:
@@ -32,6 +43,10 @@ class Filling:
         self._fd = part.fd
         self._mapping: mmap.mmap | None = part.mapping
         self._ready_bytes = part.ready_bytes
+        self._are_huge = part.are_huge
+        self._taking = threading.Lock()
+        self._can_be_huge = True
+        self._huge_steps: dict[int, bool] = {}
         self.is_resumed = part.is_resumed
         self._view = memoryview(b"")
         self._ended = ended
@@ -54,11 +69,6 @@ class Filling:
     def path(self) -> Path:
         """The file as long as it is being filled."""
         return self._folder.part(self.digest)
-
-    @property
-    def is_scattered(self) -> bool:
-        """Whether its memory is in small pages, which may lie anywhere."""
-        return not has_huge_pages(self._folder.path)
 
     def extents(self) -> Iterator[tuple[int, int]]:
         """The ranges that have memory; a read of the others would take some, or end in SIGBUS."""
@@ -85,19 +95,43 @@ class Filling:
         """
         if self.is_ready(offset, nbytes):
             return
-        try:
-            self._populate(offset, nbytes)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            if not self._took_spares():
-                raise self._full() from error
-            self.prepare(offset, nbytes)
+        self.takes_huge(offset, nbytes)
+        self._with_spares(lambda: self._populate(offset, nbytes))
+
+    def takes_huge(self, offset: int, nbytes: int) -> bool:
+        """Whether the memory of the range lies together, in huge pages; they are taken first, if they can
+        be had, and so is what lies around them. Blocks. Raises HostTierFull."""
+        if self._are_huge and self.is_ready(offset, nbytes):
+            return True
+        steps = range(offset // _STEP_BYTES, -(-(offset + nbytes) // _STEP_BYTES))
+        with self._taking:
+            for step in steps:
+                if step not in self._huge_steps:
+                    self._huge_steps[step] = self._can_be_huge and self._take_step(step)
+            return all(self._huge_steps[step] for step in steps)
+
+    def _take_step(self, step: int) -> bool:
+        start, began_s = step * _STEP_BYTES, time.monotonic()
+        nbytes = min(_STEP_BYTES, self.nbytes - start)
+        is_huge = self._with_spares(lambda: take_huge_pages(self._fd, start, nbytes))
+        self._can_be_huge = is_huge and time.monotonic() - began_s < _MOST_S
+        return is_huge
 
     def _populate(self, offset: int, nbytes: int) -> None:
         assert self._mapping is not None
         if not populate(self._mapping, offset, nbytes):
             os.posix_fallocate(self._fd, offset, nbytes)
+
+    def _with_spares(self, take: Callable[[], T]) -> T:
+        """Take memory, if need be that kept ready for other images. Raises HostTierFull."""
+        while True:
+            try:
+                return take()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                if not self._took_spares():
+                    raise self._full() from error
 
     def receive(self, offset: int, nbytes: int, source: int) -> bool:
         """Copy a range of an open file to the same place; blocks. Raises HostTierFull.
@@ -110,16 +144,13 @@ class Filling:
             with self.path.open("r+b", buffering=0) as target:
                 target.seek(offset)
                 while offset < end:
-                    sent = os.sendfile(target.fileno(), source, offset, end - offset)
+                    send = partial(os.sendfile, target.fileno(), source, offset, end - offset)
+                    sent = self._with_spares(send)
                     if not sent:
                         return False
                     offset += sent
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                return False
-            if not self._took_spares():
-                raise self._full() from error
-            return self.receive(offset, end - offset, source)
+        except OSError:
+            return False
         return True
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -132,13 +163,7 @@ class Filling:
             return
         done = 0
         while done < len(data):
-            try:
-                done += os.pwrite(self._fd, data[done:], offset + done)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                if not self._took_spares():
-                    raise self._full() from error
+            done += self._with_spares(partial(os.pwrite, self._fd, data[done:], offset + done))
 
     def _took_spares(self) -> bool:
         """Whether there was memory kept ready for other images, which is free now."""

@@ -14,9 +14,8 @@ import psutil
 # Linux 5.14; not in Python's mmap module before 3.14.
 MADV_POPULATE_WRITE = 23
 # While pages are taken no other thread can map memory: few are taken at once, then comes a rest.
-_GENTLE_STEP_BYTES = 256 << 10
+GENTLE_STEP_BYTES = 256 << 10
 _REST = 4
-_HUGE_OPTIONS = {"huge=always", "huge=within_size", "huge=advise"}
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,20 +36,6 @@ def advise_huge(mapping: mmap.mmap) -> bool:
     return True
 
 
-def has_huge_pages(folder: Path) -> bool:
-    """Whether files of this folder, which lies on a tmpfs, are in huge pages where these are asked for.
-
-    Raises OSError where the mounts cannot be read.
-    """
-    device = folder.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[2] == wanted:
-            return not _HUGE_OPTIONS.isdisjoint(fields[-1].split(","))
-    return False
-
-
 def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
     """Back the pages of `[offset, offset + nbytes)` with memory now, outside the interpreter lock.
 
@@ -61,8 +46,12 @@ def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
         return True
     page = mmap.PAGESIZE
     start = offset // page * page
-    length = offset + nbytes - start
-    if _libc.madvise(address_of(mapping) + start, length, MADV_POPULATE_WRITE) == 0:
+    return populate_at(address_of(mapping) + start, offset + nbytes - start)
+
+
+def populate_at(address: int, nbytes: int) -> bool:
+    """As `populate`, from the start of a page on."""
+    if _libc.madvise(address, nbytes, MADV_POPULATE_WRITE) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
@@ -72,21 +61,30 @@ def populate(mapping: mmap.mmap, offset: int, nbytes: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-def populate_gently(
-    mapping: mmap.mmap, nbytes: int, stop: threading.Event, taken: Callable[[int], None]
-) -> None:
-    """Populate the first `nbytes` until `stop` is set, resting most of the time.
+def populate_gently(mapping: mmap.mmap, nbytes: int, stop: threading.Event) -> None:
+    """Populate the first `nbytes` until `stop` is set, resting most of the time. Raises as `populate`."""
 
-    `taken` is told how many bytes are there. Raises OSError as `populate` does; ends early where the
-    kernel cannot populate. A thread of a low priority would not do: one that lost its processor while it
-    holds the interpreter's lock, or the kernel's of this memory, holds up the whole process.
+    def take(offset: int) -> int:
+        step = min(GENTLE_STEP_BYTES, nbytes - offset)
+        return step if populate(mapping, offset, step) else 0
+
+    take_gently(take, nbytes, stop)
+
+
+def take_gently(take: Callable[[int], int], nbytes: int, stop: threading.Event) -> None:
+    """Have `take(offset)` take memory from 0 on, resting most of the time.
+
+    It says how many bytes it took; this ends with 0, with `nbytes`, or with `stop`. A thread of a low
+    priority would not do: one that lost its processor while it holds the interpreter's lock, or the
+    kernel's of this memory, holds up the whole process.
     """
-    for offset in range(0, nbytes, _GENTLE_STEP_BYTES):
-        step = min(_GENTLE_STEP_BYTES, nbytes - offset)
+    offset = 0
+    while offset < nbytes and not stop.is_set():
         began_s = time.monotonic()
-        if stop.is_set() or not populate(mapping, offset, step):
+        took = take(offset)
+        if not took:
             return
-        taken(offset + step)
+        offset += took
         stop.wait(_REST * (time.monotonic() - began_s))
 
 

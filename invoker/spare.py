@@ -15,11 +15,13 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.memory import advise_huge, populate_gently
+from invoker.huge_pages import take_huge_pages
+from invoker.memory import GENTLE_STEP_BYTES, advise_huge, populate, take_gently
 from invoker.tier_folder import TierFolder, cut_and_remove
 
 LEAST_BYTES = 1 << 20  # less is not worth a file
 LARGEST_SHARE = 2  # an image of less than one part in so many takes fresh memory and leaves the spare
+_HUGE_STEP_BYTES = 16 << 20  # to make huge pages has a price a call, too
 _STOP_S = 0.02  # for the few pages that are being taken; the thread may not get the processor
 
 log = logging.getLogger("invoker.spare")
@@ -29,12 +31,14 @@ log = logging.getLogger("invoker.spare")
 class OpenPart:
     """The open, locked and mapped file of an image to be loaded; of `ready_bytes` the pages are there.
 
-    It `is_resumed` where a process that died had begun to load the same image into it.
+    These `are_huge` if all are huge pages. It `is_resumed` where a process that died had begun to load the
+    same image into it.
     """
 
     fd: int
     mapping: mmap.mmap
     ready_bytes: int
+    are_huge: bool = False
     is_resumed: bool = False
 
 
@@ -45,10 +49,14 @@ class Spare:
         """Begin to take the memory. Raises OSError, or RuntimeError where no thread can be had."""
         self.nbytes = nbytes
         self.ready_bytes = 0
+        self._are_huge = True
         self._path = folder.spare(secrets.token_hex(8))
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._take_pages, name="spare-prefault", daemon=True)
+        own = os.dup(self._fd)
+        self._thread = threading.Thread(
+            target=self._take_pages, args=(own,), name="spare-prefault", daemon=True
+        )
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.ftruncate(self._fd, nbytes)
@@ -56,6 +64,7 @@ class Spare:
             advise_huge(self._mapping)
             self._thread.start()
         except BaseException:
+            os.close(own)
             self._remove()
             raise
 
@@ -91,7 +100,7 @@ class Spare:
             self.discard()
             return None
         fd, self._fd = self._fd, -1
-        return OpenPart(fd, self._mapping, min(self.ready_bytes, nbytes))
+        return OpenPart(fd, self._mapping, min(self.ready_bytes, nbytes), self._are_huge)
 
     def discard(self) -> None:
         """Give its memory back. Idempotent, and without effect after `take`."""
@@ -108,12 +117,23 @@ class Spare:
         cut_and_remove(self._path, fd)
         os.close(fd)
 
-    def _take_pages(self) -> None:
-        def taken(nbytes: int) -> None:
-            self.ready_bytes = nbytes
+    def _take_pages(self, fd: int) -> None:
+        """Owns `fd`, since the spare's own may be closed at any time."""
+
+        def take(offset: int) -> int:
+            step = min(_HUGE_STEP_BYTES, self.nbytes - offset)
+            self._are_huge = self._are_huge and take_huge_pages(fd, offset, step)
+            if not self._are_huge:
+                step = min(GENTLE_STEP_BYTES, step)
+            if not populate(self._mapping, offset, step):
+                return 0
+            self.ready_bytes = offset + step
+            return step
 
         try:
-            populate_gently(self._mapping, self.nbytes, self._stop, taken)
+            take_gently(take, self.nbytes, self._stop)
         except OSError as error:
-            # Somebody needed the room, or there is less memory than there seemed to be.
+            # Somebody else needed the room, or there is less memory than there seemed to be.
             log.info("a spare of %d bytes ended at %d: %s", self.nbytes, self.ready_bytes, error)
+        finally:
+            os.close(fd)

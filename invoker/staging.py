@@ -1,8 +1,7 @@
 """Memory in huge pages that a disk writes to, and from which bytes are copied to their places.
 
-A disk's request is split where its memory is: a host tier in small pages, which lie anywhere after some
-days, costs a request a page on some machines (docs/OPERATIONS.md has what was measured). One copy costs less,
-since it is made while the disk reads on.
+For host tiers that cannot be in huge pages themselves: a disk's request is split where its memory is, on
+virtual machines into one a page. A copy costs less, since it is made while the disk reads on.
 """
 
 import mmap

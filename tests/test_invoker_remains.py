@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from invoker.fetch import CHUNK_BYTES
 from registry.images.manifest import UNIT_BYTES
 from registry.messages import WarmImage
 from tests.invoker_fixture import FakeCluster, make_image
 
-SIZE = CHUNK_BYTES + 3 * UNIT_BYTES + 5
+SIZE = 35 * UNIT_BYTES + 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
-"""What a disk reads comes to its place: where pages are small through a buffer, else by itself."""
+"""Memory in huge pages and not: what a disk reads comes to its place by itself, or by way of a buffer."""
 
 import asyncio
+import ctypes
+import os
+import random
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -10,9 +14,11 @@ import pytest
 
 from benchmarks.load_weights import forget
 from invoker.counters import Counters
-from invoker.fetch import CHUNK_BYTES, READS_IN_FLIGHT, Target, from_store
+from invoker.errors import HostTierFull
+from invoker.fetch import CHUNK_BYTES, Target, from_store
 from invoker.filling import Filling
 from invoker.host_tier import HostTier
+from invoker.huge_pages import HUGE_PAGE, take_huge_pages
 from invoker.staging import Staging
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
@@ -20,23 +26,57 @@ from registry.images.manifest import UNIT_BYTES
 from tests.invoker_fixture import make_image
 from tests.mount_fixture import file_system
 
-PAGES = {"small": "never", "huge": "advise"}
+PR_SET_THP_DISABLE = 41
 
 
-@pytest.fixture(params=PAGES)
-def pages(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=[False, True], ids=["small", "huge"])
+def huge(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether this process can have huge pages."""
+    libc = ctypes.CDLL(None)
+    if not request.param:
+        assert libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+    try:
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            file.truncate(HUGE_PAGE)
+            if take_huge_pages(file.fileno(), 0, HUGE_PAGE) != request.param:
+                pytest.skip(f"this kernel gives no {'huge' if request.param else 'small'} pages here")
+        yield request.param
+    finally:
+        assert libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0
 
 
 @pytest.fixture
-def memory(pages: str, tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory with pages of that kind."""
-    with file_system(tmp_path / "memory", "size=256m", f"huge={PAGES[pages]}") as folder:
-        yield folder
+def memory() -> Iterator[Path]:
+    folder = Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}"
+    yield folder
+    assert not folder.exists()
 
 
-def test_the_disk_is_read_whole_and_checked(memory: Path, pages: str, tmp_path: Path) -> None:
-    image = make_image("a", (READS_IN_FLIGHT + 1) * CHUNK_BYTES + UNIT_BYTES + 5)
+def test_memory_is_taken_in_huge_pages_and_keeps_what_is_there(memory: Path, huge: bool) -> None:
+    tier = HostTier(memory / "h0", 64 << 20)
+    filling = tier.begin("a" * 64, 3 * HUGE_PAGE + 5)
+    assert isinstance(filling, Filling)
+    filling.view[HUGE_PAGE + 7] = 7
+    assert filling.takes_huge(0, 5) == huge
+    filling.prepare(0, filling.nbytes)
+    assert filling.view[HUGE_PAGE + 7] == 7 and bytes(filling.view).count(0) == filling.nbytes - 1
+    filling.abandon()
+    tier.close()
+
+
+def test_memory_that_cannot_be_had_is_refused(tmp_path: Path, huge: bool) -> None:
+    with file_system(tmp_path / "small", "size=8m") as folder:
+        tier = HostTier(folder / "h0", 64 << 20)
+        filling = tier.begin("a" * 64, 32 << 20)
+        assert isinstance(filling, Filling)
+        with pytest.raises(HostTierFull, match="ran full"):
+            filling.prepare(0, 32 << 20)
+        filling.abandon()
+        tier.close()
+
+
+def test_the_disk_is_read_whole_and_checked(memory: Path, huge: bool, tmp_path: Path) -> None:
+    image = make_image("a", 2 * CHUNK_BYTES + UNIT_BYTES + 5)
     blob = tmp_path / "blobs" / image.digest
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -45,7 +85,8 @@ def test_the_disk_is_read_whole_and_checked(memory: Path, pages: str, tmp_path: 
     async def load(store: LocalStore, tier: HostTier) -> None:
         forget(blob)
         filling = tier.begin(image.digest, len(image.data))
-        assert isinstance(filling, Filling) and filling.is_scattered == (pages == "small")
+        assert isinstance(filling, Filling)
+        assert filling.takes_huge(0, 1) == huge
         target = Target(filling, image.manifest, lambda arrived: None)
         try:
             await from_store(store, target, Counters(), local=True)
