@@ -8,6 +8,7 @@ two nodes is slow by itself. Which one, the other pulls of both tell.
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from rdmacast.plan import CastShape
 from rdmacast.planners.own_part import Order, own_part
@@ -16,7 +17,10 @@ SLOW = 2.0  # under half of what is usual
 _LEAST_PULLS = 3
 _LEAST_TO_RATE = 2
 _LEAST_SHARE = 0.75
-_AFTER_RESTS = 2 / 3
+# Of a rest, so much counts as busy: what comes after it may have lain in a buffer, or be let through by a
+# shaper that the rest filled. Else a port that gives at once what comes to it now and then looks quick.
+_BURST_S = 0.01
+_TICK_S = 1e-3  # of the clocks that pulls are timed by
 _LEAST_NODES = 3  # of two nobody can say which is usual
 
 _Port = tuple[int, bool]  # a node, and whether it gives
@@ -33,8 +37,13 @@ class Pulled:
     open: bool = False
 
     @property
+    def until_s(self) -> float:
+        """When it ended, or a tick after it began."""
+        return max(self.ended_s, self.began_s + _TICK_S)
+
+    @property
     def seconds(self) -> float:
-        return max(self.ended_s - self.began_s, 1e-6)
+        return self.until_s - self.began_s
 
 
 def slow_nodes(pulls: Sequence[Pulled]) -> frozenset[int]:
@@ -72,17 +81,23 @@ def order_around(planner: str, shape: CastShape, slow: Collection[int], node: in
     return tuple((fast[source], block) for source, block in own_part(planner, inner, fast.index(node)))
 
 
+class _Pace(Enum):
+    SLOW = "slow"
+    BURST = "burst"  # quick after a rest, which tells nothing
+    QUICK = "quick"
+
+
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A pull, and whether its source gave and its target took quickly while it lasted."""
+    """A pull, and how quickly its source gave and its target took while it lasted."""
 
     pull: Pulled
-    gave: bool
-    took: bool
+    gave: "_Pace"
+    took: "_Pace"
 
     @property
     def slow(self) -> bool:
-        return not self.gave and not self.took
+        return self.gave is self.took is _Pace.SLOW
 
 
 def _by_port(pulls: Iterable[Pulled]) -> Mapping[_Port, list[Pulled]]:
@@ -105,35 +120,37 @@ def _usual(ended: Iterable[Pulled]) -> float | None:
 
 
 def _rate(pulls: Sequence[Pulled]) -> float:
-    """Of a port while it was busy; what comes after a rest may come in a burst, and counts for less."""
-    busy_s = _busy_s(pulls)
-    span_s = max(pull.ended_s for pull in pulls) - min(pull.began_s for pull in pulls)
-    return len(pulls) / busy_s * (_AFTER_RESTS if busy_s < span_s / 2 else 1.0)
+    """Of a port, in blocks a second, while it was busy."""
+    return len(pulls) / _busy_s(pulls)
 
 
-def _busy_s(pulls: Iterable[Pulled]) -> float:
-    """How long at least one of them was under way."""
-    busy_s, until_s = 0.0, float("-inf")
+def _busy_s(pulls: Sequence[Pulled]) -> float:
+    """How long at least one of them was under way, and the beginnings of the rests between them."""
+    busy_s, until_s = 0.0, min(pull.began_s for pull in pulls)
     for pull in sorted(pulls, key=lambda pull: pull.began_s):
-        busy_s += max(0.0, pull.ended_s - max(pull.began_s, until_s))
-        until_s = max(until_s, pull.ended_s)
-    return max(busy_s, 1e-6)
+        busy_s += min(_BURST_S, max(0.0, pull.began_s - until_s))
+        busy_s += max(0.0, pull.until_s - max(pull.began_s, until_s))
+        until_s = max(until_s, pull.until_s)
+    return busy_s
 
 
 def _judge(pull: Pulled, ports: Mapping[_Port, list[Pulled]], usual: float) -> _Judged:
-    gave = _carried(ports[pull.source, True], pull) * SLOW >= usual
-    took = _carried(ports[pull.target, False], pull) * SLOW >= usual
-    return _Judged(pull, gave, took)
+    gave = _pace(ports[pull.source, True], pull, usual)
+    return _Judged(pull, gave, _pace(ports[pull.target, False], pull, usual))
 
 
-def _carried(pulls: Iterable[Pulled], during: Pulled) -> float:
-    """Blocks a second of a port while a pull lasted; one under way counts as half of a block."""
-    blocks = 0.0
+def _pace(pulls: Iterable[Pulled], during: Pulled, usual: float) -> _Pace:
+    """Of a port while a pull lasted; one under way counts as half of a block."""
+    blocks, rested_s = 0.0, _BURST_S
     for pull in pulls:
-        both_s = min(pull.ended_s, during.ended_s) - max(pull.began_s, during.began_s)
+        both_s = min(pull.until_s, during.until_s) - max(pull.began_s, during.began_s)
         if both_s > 0:
             blocks += both_s / pull.seconds * (0.5 if pull.open else 1.0)
-    return blocks / during.seconds
+        if pull.began_s < during.began_s:
+            rested_s = min(rested_s, max(0.0, during.began_s - pull.until_s))
+    if blocks * SLOW < usual * during.seconds:
+        return _Pace.SLOW
+    return _Pace.BURST if blocks * SLOW < usual * (during.seconds + rested_s) else _Pace.QUICK
 
 
 def _most_blamed(judged: Iterable[_Judged]) -> int | None:
@@ -145,8 +162,8 @@ def _most_blamed(judged: Iterable[_Judged]) -> int | None:
             slow.update((giver, taker))
         elif not one.pull.open:
             # Quick of the port that was: the other one may have been waiting for it.
-            quick.update([giver] if one.gave else [])
-            quick.update([taker] if one.took else [])
+            quick.update([giver] if one.gave is _Pace.QUICK else [])
+            quick.update([taker] if one.took is _Pace.QUICK else [])
     suspects: defaultdict[int, list[_Port]] = defaultdict(list)
     for port, count in slow.items():
         if count >= _LEAST_PULLS and count >= _LEAST_SHARE * (count + quick[port]):

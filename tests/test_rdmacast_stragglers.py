@@ -56,6 +56,35 @@ def test_of_like_nodes_of_few_pulls_and_of_busy_ports_nobody_is_blamed() -> None
     assert slow_nodes([*chain(1.0, 1.0, 1.0, 1.0), *shared]) == frozenset()  # four at once, at a quarter each
 
 
+def bursts(source: int, took_ms: str, every_s: float) -> list[Pulled]:
+    """What the next node of a chain pulled; beginnings are as far apart, or as the pulls are long."""
+    pulls, at_s = list[Pulled](), 0.0
+    for seconds in (float(ms) / 1e3 for ms in took_ms.split()):
+        pulls.append(Pulled(source, source + 1, at_s, at_s + seconds))
+        at_s += max(every_s, seconds)
+    return pulls
+
+
+def test_who_gives_on_at_once_what_comes_to_it_now_and_then_sets_no_standard() -> None:
+    """As links of like rate showed: what lay in buffers, and what shapers let through after a rest."""
+    first = [*bursts(0, "10 12 11 11 11 10 10 12", 0), *bursts(1, "7 11 6 7 8 7 7 9", 0.0105)]
+    rest = ["6 6 0 0 5 6 7 6", "7 8 8 12 8 9 4 6", "3 3 3 0 0 3 8 2", "0 3 0 3 1 0 0 5", "1 2 4 3 3 3 0 1"]
+    others = [pull for node, took_ms in enumerate(rest, start=2) for pull in bursts(node, took_ms, 0.0105)]
+    assert slow_nodes([*first, *others]) == frozenset()
+
+
+def test_a_node_that_gives_in_bursts_what_it_is_slow_to_get_is_the_slow_one() -> None:
+    """Not the one before it, though that is slow in as many pulls."""
+    before = [*bursts(0, "6 6 4 5 5 4 6 6", 0), *bursts(1, "6 5 6 4 4 5 5 6", 0), *bursts(2, "5 " * 8, 0)]
+    given = [(0, 18), (39, 1), (45, 16), (80, 2), (87, 16), (126, 1), (127, 18), (166, 5)]  # ms: at, for
+    slow = [
+        *bursts(3, "21 22 22 21 23 21 30 19", 0),
+        *(Pulled(4, 5, at / 1e3, (at + took) / 1e3) for at, took in given),
+    ]
+    after = [*bursts(5, "1 " * 8, 0.021), *bursts(6, "1 " * 8, 0.021)]
+    assert slow_nodes([*before, *slow, *after]) == {4}
+
+
 def test_a_pull_that_never_ends_tells_too() -> None:
     stuck = [Pulled(source, 3, 0.0, 40.0, open=True) for source in (0, 1, 2)]
     assert slow_nodes([*chain(1.0, 1.0), *pulled(2, 4, 1.0, 6), *stuck]) == {3}
