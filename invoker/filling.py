@@ -16,7 +16,7 @@ import numpy as np
 
 from invoker.errors import HostTierFull
 from invoker.host_mapping import HostMapping, close_mapping, release
-from invoker.huge_pages import take_huge_pages
+from invoker.huge_pages import HUGE_PAGE, take_huge_pages
 from invoker.memory import populate
 from invoker.spare import OpenPart
 from invoker.tier_folder import TierFolder
@@ -59,6 +59,10 @@ class Filling:
         assert self._mapping is not None
         if 0 < self.nbytes != len(self._mapping):
             self._mapping.resize(self.nbytes)  # the file too
+            # A huge page that was cut is made small ones, and mapped no more.
+            last = self.nbytes // HUGE_PAGE * HUGE_PAGE
+            if self.is_ready(last, self.nbytes - last):
+                populate(self._mapping, last, self.nbytes - last)
         self._view = memoryview(self._mapping)[: self.nbytes]
 
     @property
