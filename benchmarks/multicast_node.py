@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from benchmarks.copies import COPIES, COPY_CHECKED, copy, damaged_units
+from benchmarks.copies import COPIES, copy_as, damaged_units
 from benchmarks.crew_member import Bytes, HeldImage
 from benchmarks.crew_messages import (
     Answer,
@@ -43,6 +43,7 @@ from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress
 from rdmacast.watching import RegionWatcher
+from registry.images.manifest import UNIT_BYTES
 
 SECRET = b"of a benchmark, for its own processes"
 _THREADS = 2  # check blocks; with shared memory they also copy
@@ -95,8 +96,7 @@ class CastNode:
         if self._rank < order.task.sources:
             return Done(began_s=began_s, ended_s=began_s)
         if order.task.planner in COPIES:
-            checked = order.units if order.task.planner == COPY_CHECKED else None
-            return copy(self._path_of(0), self._held.image, checked)
+            return copy_as(order.task.planner, self._path_of(0), self._held.image, order.units)
         spec = spec_of(order, order.task)
         arrived_s = [0.0] * spec.blocks
 
@@ -110,6 +110,7 @@ class CastNode:
             connector=self._connector,
             watcher=self._watcher,
             check=lambda offset, view: damaged_units(order.units, offset, view),
+            check_bytes=UNIT_BYTES,
             on_block=on_block,
             region=region,
             settings=SessionSettings(window=order.task.window),

@@ -139,6 +139,7 @@ class _Part:
             connector=gear.connector,
             watcher=gear.watcher,
             check=self._check,
+            check_bytes=UNIT_BYTES,
             prepare=target.filling.prepare,
             on_block=self._arrived,
             region=target.region,

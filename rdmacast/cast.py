@@ -19,12 +19,12 @@ from rdmacast.region import GrowingRegion
 from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionState
 from rdmacast.session_settings import SessionSettings
 from rdmacast.steering import Steering
+from rdmacast.transport import Began, Check, CheckingLink, Link
 from rdmacast.waiting import run_in_thread, wait_to_end
 from rdmacast.watching import Watch, Watcher
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[int, memoryview], Sequence[int]]
 OnBlock = Callable[[int, int], None]
 Prepare = Callable[[int, int], object]
 
@@ -45,8 +45,9 @@ class Cast:
     """One node's part in `spec`, filling `buffer`.
 
     `region` is what this node serves over that buffer: blocks are marked there as they come, and those
-    that watch it are told. `check(offset, view)` runs in a thread on each block and returns its damaged
-    units; `on_block(offset, nbytes)` then runs on the event loop, in the order of arrival. `held` are
+    that watch it are told. `check(offset, view)` runs in a thread on each block, or on one after the other
+    of its pieces of `check_bytes` where the transport gives these, and returns damaged units;
+    `on_block(offset, nbytes)` then runs on the event loop, in the order of arrival. `held` are
     blocks that are in the buffer already, and were checked. `prepare(offset, nbytes)` runs in a thread
     before a block is first written to; what it raises ends the cast. All methods belong to the event loop.
     """
@@ -60,6 +61,7 @@ class Cast:
         connector: Connector,
         watcher: Watcher,
         check: Check,
+        check_bytes: int | None = None,
         prepare: Prepare | None = None,
         on_block: OnBlock | None = None,
         region: GrowingRegion | None = None,
@@ -75,6 +77,7 @@ class Cast:
         self._connector = connector
         self._watcher = watcher
         self._check = check
+        self._check_bytes = check_bytes or spec.block_bytes
         self._prepare = prepare
         self._on_block = on_block
         self._region = region
@@ -335,28 +338,21 @@ class Cast:
         into, prepare = self._buffer[offset : offset + nbytes], self._prepare
         if prepare is not None:
             await run_in_thread(self._executor, lambda: prepare(offset, nbytes))
-        began = partial(self._began, pull)
-        transport = await self._read(pull.source, offset, into, began)
-        if nbytes <= _CHECKED_HERE_BYTES:
-            units = self._check(offset, into)
-        else:
-            units = await run_in_thread(self._executor, lambda: self._check(offset, into))
-        return _Came(transport, units)
+        return await self._read(pull.source, offset, into, partial(self._began, pull))
 
     def _began(self, pull: Pull) -> None:
         """The source begins to give the block: it waits for none any more, nor for its turn."""
         self._steering.log.began(pull.number, pull.source, asyncio.get_running_loop().time())
         self._step(lambda now_s: self._session.began(pull.number, now_s))
 
-    async def _read(self, source: int, offset: int, into: memoryview, began: Callable[[], None]) -> str:
-        """The transport that it came over."""
+    async def _read(self, source: int, offset: int, into: memoryview, began: Began) -> _Came:
         assert self._links is not None
         while True:
             link = None
             try:
                 link = await self._links.get(source)
-                await link.read_into(self._spec.region, offset, into, began)
-                return link.transport
+                units = await self._read_over(link, offset, into, began)
+                return _Came(link.transport, units)
             except NotShared as error:
                 if link is None:
                     raise
@@ -365,6 +361,16 @@ class Cast:
             except CastError:
                 self._links.forget(source, link)
                 raise
+
+    async def _read_over(self, link: Link, offset: int, into: memoryview, began: Began) -> Sequence[int]:
+        """The damaged units of what came."""
+        region, check = self._spec.region, self._check
+        if isinstance(link, CheckingLink):
+            return await link.read_checked(region, offset, into, check, self._check_bytes, began)
+        await link.read_into(region, offset, into, began)
+        if len(into) <= _CHECKED_HERE_BYTES:
+            return check(offset, into)
+        return await run_in_thread(self._executor, lambda: check(offset, into))
 
     def _pulled(self, pull: Pull, task: "asyncio.Task[_Came]") -> None:
         del self._pulls[pull.number]

@@ -8,7 +8,7 @@ against its contract it reads short instead of killing the process.
 import os
 import ssl
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,10 +17,12 @@ from rdmacast.client_link import ClientLink, open_link
 from rdmacast.errors import NotShared, ProtocolError
 from rdmacast.settings import LinkSettings
 from rdmacast.tcp import writable_bytes
-from rdmacast.transport import Began, Link, PeerAddress
+from rdmacast.transport import Began, Check, Link, PeerAddress
 from rdmacast.waiting import run_in_thread
 
-_INLINE_BYTES = 64 * 1024  # copied faster than a thread wakes up
+_Copy = Callable[[int, int, memoryview], None]  # from a file's offset on into memory
+
+_INLINE_BYTES = 256 << 10  # copied faster than a thread takes its turn
 _CALL_BYTES = 1 << 30  # Linux reads at most 2 GiB a call
 _LOCATE_TRIES = 3  # a file may be renamed between being told of and being opened
 
@@ -67,6 +69,31 @@ class ShmLink:
         return self._received_bytes
 
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+        await self._copied(region, offset, into, _copy, began)
+
+    async def read_checked(
+        self,
+        region: str,
+        offset: int,
+        into: memoryview,
+        check: Check,
+        piece_bytes: int,
+        began: Began | None = None,
+    ) -> Sequence[int]:
+        damaged: list[int] = []
+
+        def copy_checked(number: int, offset: int, into: memoryview) -> None:
+            for start in range(0, len(into), piece_bytes):
+                piece = into[start : start + piece_bytes]
+                _copy(number, offset + start, piece)
+                damaged.extend(check(offset + start, piece))
+
+        await self._copied(region, offset, into, copy_checked, began)
+        return damaged
+
+    async def _copied(
+        self, region: str, offset: int, into: memoryview, copy: _Copy, began: Began | None
+    ) -> None:
         into = writable_bytes(into)
         if not into:
             return
@@ -75,9 +102,9 @@ class ShmLink:
                 began()
             with await self._file(region, serial) as number:
                 if len(into) <= _INLINE_BYTES:
-                    _copy(number, offset, into)
+                    copy(number, offset, into)
                 else:
-                    await run_in_thread(self._executor, lambda: _copy(number, offset, into))
+                    await run_in_thread(self._executor, lambda: copy(number, offset, into))
         self._received_bytes += len(into)
 
     async def aclose(self) -> None:

@@ -1,11 +1,12 @@
 """The transport seam: how one node reads another node's memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Began = Callable[[], None]
+Check = Callable[[int, memoryview], Sequence[int]]  # bytes at an offset of a region; returns damaged units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,26 @@ class Link(Protocol):
 
     async def aclose(self) -> None:
         """Close; reads under way raise LinkClosed. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class CheckingLink(Protocol):
+    """A Link whose reads are copies by this processor."""
+
+    async def read_checked(
+        self,
+        region: str,
+        offset: int,
+        into: memoryview,
+        check: Check,
+        piece_bytes: int,
+        began: Began | None = None,
+    ) -> Sequence[int]:
+        """As `read_into`; each piece is checked, in a thread, while the processor's cache has it.
+
+        Returns the damaged units of all pieces. Raises what `check` raises, too.
+        """
         ...
 
 

@@ -186,6 +186,7 @@ class Rig:
             ),
             watcher=MemoryWatcher(self.network) if memory else RegionWatcher(SECRET, settings=LINK),
             check=check,
+            check_bytes=UNIT,
             on_block=on_block,
             region=node.region,
             held=held,

@@ -206,6 +206,6 @@ def test_casts_in_shared_memory_are_measured_beside_copies() -> None:
     args = multicast.parse(shlex.split(options))
     rows: list[dict[str, object]] = []
     multicast.measure(args, rows)
-    assert [row["name"] for row in rows] == ["chain", "copy", "copy-checked"]
+    assert [row["name"] for row in rows] == ["chain", "copy", "copy-checked", "read-checked"]
     assert set(rows[0]["transports"]) == {"shm"}
-    assert rows[2]["ratio_to_limit"] == 1.0
+    assert min(row["ratio_to_limit"] for row in rows[2:]) == 1.0

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from rdmacast.errors import CastError, NotShared
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
-from rdmacast.transport import PeerAddress
+from rdmacast.transport import CheckingLink, PeerAddress
 from tests.transport_fixture import CONTENT, NBYTES, SECRET
 
 
@@ -90,5 +93,59 @@ def test_a_shortened_file_reads_short_and_does_not_kill(tmp_path: Path) -> None:
                 os.truncate(path, 1000)
                 with pytest.raises(NotShared, match="ends at 1000"):
                     await link.read_into("image", 0, buffer)
+
+    asyncio.run(main())
+
+
+class _CountingExecutor(ThreadPoolExecutor):
+    turns = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        self.turns += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_path: Path) -> None:
+    path, piece_bytes = tmp_path / "image", 300_000
+    path.write_bytes(CONTENT)
+    buffer, offset = bytearray(NBYTES - 5000), 5000
+    pieces: list[tuple[int, int]] = []
+
+    def check(at: int, view: memoryview) -> list[int]:
+        pieces.append((at, len(view)))
+        assert view == CONTENT[at : at + len(view)]
+        assert not any(buffer[at - offset + len(view) :])  # what follows has not come yet
+        return [len(pieces)] if len(pieces) in (2, 3) else []
+
+    async def main() -> None:
+        with _CountingExecutor(1) as executor:
+            async with RegionServer(SECRET, host="a") as server:
+                server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+                async with ShmTransport(SECRET, executor=executor).connect(server.address) as link:
+                    assert isinstance(link, CheckingLink)
+                    damaged = await link.read_checked("image", offset, memoryview(buffer), check, piece_bytes)
+                    assert link.received_bytes == len(buffer)
+        assert damaged == [2, 3]
+        assert executor.turns == 1
+
+    asyncio.run(main())
+    assert buffer == CONTENT[offset:]
+    assert pieces == [(at, min(piece_bytes, NBYTES - at)) for at in range(offset, NBYTES, piece_bytes)]
+
+
+def test_what_a_check_raises_ends_the_read(tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(CONTENT)
+
+    def check(_at: int, _view: memoryview) -> list[int]:
+        raise ValueError("no such unit")
+
+    async def main() -> None:
+        async with RegionServer(SECRET, host="a") as server:
+            server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+            async with ShmTransport(SECRET).connect(server.address) as link:
+                assert isinstance(link, CheckingLink)
+                with pytest.raises(ValueError, match="no such unit"):
+                    await link.read_checked("image", 0, memoryview(bytearray(NBYTES)), check, 1000)
 
     asyncio.run(main())
