@@ -115,10 +115,22 @@ async def cluster_id(five: Platform) -> str:
         return (await state.cluster_config()).cluster_id
 
 
+def commands_show_it_under_way(five: Platform) -> None:
+    """`hypercast casts` and `hypercast casts ID`, unless the cast ends meanwhile."""
+    (shown, *_) = five.json("casts")
+    detail = five.json("casts", shown["cast_id"][:6])
+    table = five.run("casts", shown["cast_id"]).stdout
+    assert shown["cast_id"] == casts(five)[0].record.cast_id and (shown["targets"]) == NODES - 1
+    if any(one.state is CastState.RUNNING for one in told(five).values()):
+        assert (shown["state"], detail["state"]) == ("running", "running")
+        assert "running" in table and "%" in table and "tcp" in table
+
+
 def test_five_instances_are_one_cast(spread: Platform) -> None:
     size = spread.get(f"/admin/functions/{MODEL}")["current"]["image_bytes"]
     before, read = {status.record.cast_id for status in casts(spread)}, spread.counter("disk_read_bytes")
     begin(spread, NODES)
+    commands_show_it_under_way(spread)
     spread.until("all are ready", lambda: len(spread.instances(MODEL)) == NODES)
     spread.run("scale", MODEL, "--instances", str(NODES))
     (cast,) = [status for status in casts(spread) if status.record.cast_id not in before]
