@@ -20,6 +20,7 @@ from rdmacast.shares import Shares
 
 FILLING = 5.0  # so many times as long a node waits for its first block, which has the farthest to come
 STALE = 2.0  # so many times as long as a pull may take, nobody got a block: none is coming
+OVERSLEPT_S = 1.0  # who slept for longer is out of step with the others anyhow
 IN_TURN = 4.0  # so many slow pulls long a pull may wait for its turn at its source
 
 
@@ -254,6 +255,7 @@ class Session:
         """Time went by: what took too long is given up."""
         if self._state is not SessionState.RUNNING:
             return []
+        self._forgive(now_s)
         actions: list[Action] = []
         for number, under_way in list(self._under_way.items()):
             if under_way.is_coming and now_s >= self._limit_s(under_way):
@@ -323,6 +325,19 @@ class Session:
         if under_way.began_s is None:
             return min(limit_s, under_way.held_s + IN_TURN * slow_s)
         return min(limit_s, self._shares.reached_s(under_way.began + slow_s))
+
+    def _forgive(self, now_s: float) -> None:
+        """Who slept until long after a pull's time was up has yet to read what came meanwhile."""
+        coming = [pull for pull in self._under_way.values() if pull.is_coming]
+        late_s = now_s - min((self._limit_s(pull) for pull in coming), default=now_s)
+        if not self._settings.least_slow_s < late_s < OVERSLEPT_S:
+            return
+        for pull in coming:
+            assert pull.held_s is not None
+            pull.held_s += 2 * late_s
+            if pull.began_s is not None:
+                pull.began_s += 2 * late_s
+                pull.began += 2 * late_s
 
     def _stalled(self, number: int, under_way: _UnderWay, now_s: float) -> list[Action]:
         assert under_way.held_s is not None

@@ -344,6 +344,23 @@ def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> 
     assert pulls(session.arrived(8, 0.33)) == [(2, 5)]
 
 
+def test_who_slept_too_long_reads_what_came_before_it_drops_a_pull_as_late() -> None:
+    """A machine that stands still for a moment had all nodes of a cast pull from its source at once."""
+    order = [(1, block) for block in range(8)]
+    session = session_of(order, blocks=8, peers=2, window=1, least_slow_s=0.05)
+    for peer in (1, 2):
+        session.heard(peer, told(0b11111111, blocks=8), 0.0)
+    for number in range(1, 7):
+        session.began(number, 0.01 * (number - 1))
+        session.arrived(number, 0.01 * number)
+    session.began(7, 0.06)
+    assert session.deadline_s == pytest.approx(0.11)
+    assert session.passed(0.3) == []
+    deadline_s = session.deadline_s
+    assert deadline_s is not None and deadline_s == pytest.approx(0.11 + 2 * (0.3 - 0.11))
+    assert Drop(7, "no block after 0.05 s", late=True) in session.passed(deadline_s)
+
+
 def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
     order = [(1, block) for block in range(8)]
     limits = {"window": 1, "patience_s": 1.0, "least_slow_s": 0.05, "ask_timeout_s": 60.0}
