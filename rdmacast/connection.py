@@ -170,14 +170,20 @@ async def dial(
     try:
         await done
     except CastError as error:
-        transport.abort()
+        _abort(transport)
         if isinstance(error, AuthError):
             logger.warning("%s: gave up connecting to %s: %s", service.name, url, error)
         raise type(error)(f"{url}: {error}") from error
     except asyncio.CancelledError:
-        transport.abort()
+        _abort(transport)
         raise
     return made[0]
+
+
+def _abort(transport: asyncio.WriteTransport) -> None:
+    # Python 3.11's TLS transport forgets its protocol when the connection is lost, and then cannot abort.
+    if getattr(transport, "_ssl_protocol", transport) is not None:
+        transport.abort()
 
 
 class Listener:
