@@ -38,7 +38,7 @@ from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from rdmacast.session import SessionSettings
+from rdmacast.session_settings import SessionSettings
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress

@@ -16,7 +16,8 @@ from rdmacast.errors import BlocksLost, CastError, LinkClosed, NotShared
 from rdmacast.have_map import HaveMap
 from rdmacast.pull_report import Verdict
 from rdmacast.region import GrowingRegion
-from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionState
+from rdmacast.session import Session, SessionState
+from rdmacast.session_actions import Action, Ask, Drop, Publish, Pull
 from rdmacast.session_settings import SessionSettings
 from rdmacast.steering import Steering
 from rdmacast.transport import Began, Check, CheckingLink, Link

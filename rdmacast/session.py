@@ -7,14 +7,17 @@ from whoever can, the rarest block first. It never waits for a step of the other
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
 from operator import or_
 from types import MappingProxyType
 
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
+from rdmacast.pull_under_way import PullUnderWay
+from rdmacast.session_actions import Action, Drop, Publish, Pull
 from rdmacast.session_peers import Peers
+from rdmacast.session_plan import SessionPlan
+from rdmacast.session_questions import Questions
 from rdmacast.session_settings import SessionSettings
 from rdmacast.shares import Shares
 
@@ -29,65 +32,6 @@ class SessionState(Enum):
     COMPLETE = "complete"  # all blocks are here; goes on serving
     FAILED = "failed"  # `unreachable` names the blocks that nobody can give
     CANCELLED = "cancelled"  # nothing is pulled any more
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """Read the block from the source, which may not hold it yet, and check it. Tell `began` when the source
-    begins to give it, then `arrived`, `damaged` or `failed`."""
-
-    number: int
-    source: int
-    block: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """End the pull's read. Until one of the three is told of it, its block is not pulled again: a read
-    may still write into it. `late`: it took too long."""
-
-    number: int
-    reason: str
-    late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask the peer what it holds; its answer goes to `heard`, with the number of the question."""
-
-    peer: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Tell the peers what we hold: `have_map` has changed."""
-
-
-Action = Pull | Drop | Ask | Publish
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    number: int
-    asks: int  # of this peer without an answer
-    deadline_s: float
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """`held_s`: since when the source is known to hold the block; `began`: what our port had given to each of
-    the pulls that shared it when this one began."""
-
-    pull: Pull
-    held_s: float | None = None
-    began_s: float | None = None
-    began: float = 0.0
-    dropped: bool = False
-
-    @property
-    def is_coming(self) -> bool:
-        return not self.dropped and self.held_s is not None
 
 
 class Session:
@@ -119,11 +63,10 @@ class Session:
             max_failures=self._settings.max_failures,
             least_slow_s=self._settings.least_slow_s,
         )
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, PullUnderWay] = {}
         self._shares = Shares()
-        self._asked: dict[int, _Question] = {}  # by peer: the latest question, if it has no answer
+        self._questions = Questions(timeout_s=self._settings.ask_timeout_s, max_asks=self._settings.max_asks)
         self._given_up: dict[int, str] = {}
-        self._questions = 0
         self._patience_s = FILLING * self._settings.patience_s  # for now
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
         self._told: dict[int, int] = {}  # by peer: the blocks, as bits, that it ever told it holds
@@ -131,9 +74,8 @@ class Session:
         self._pulls = 0
         self._unreachable = 0
         self._state = SessionState.RUNNING
-        self._order: dict[int, int | None] = {}
-        self._planned_of: dict[int, int] = {}  # by source: the blocks planned from it, as bits
-        self._take(order)
+        self._planned = SessionPlan(blocks)
+        self._planned.take(order, self._held)
 
     def __repr__(self) -> str:
         return (
@@ -168,7 +110,7 @@ class Session:
         """When `passed` is to be called if nothing happens before; None if only events can help."""
         if self._state is not SessionState.RUNNING:
             return None
-        moments = [question.deadline_s for question in self._asked.values()]
+        moments = self._questions.deadlines_s
         moments += [self._limit_s(pull) for pull in self._under_way.values() if pull.is_coming]
         if self._idle_since_s is not None:
             moments.append(self._idle_since_s + self._patience_s)
@@ -185,12 +127,7 @@ class Session:
         """
         if told.blocks != self._blocks:
             return []
-        # An answer to a question from before somebody was lost may be from before that, too.
-        asked = self._asked.get(peer)
-        is_answer = asked is not None and asked.number == answers
-        if is_answer:
-            del self._asked[peer]
-        self._peers.heard(peer, told, is_answer=is_answer)
+        self._peers.heard(peer, told, is_answer=self._questions.answered(peer, answers))
         before = self._told.get(peer, 0)
         if told.held & ~before:
             self._told[peer], self._news_s = before | told.held, now_s
@@ -216,7 +153,7 @@ class Session:
             return []
         self._held |= 1 << under_way.pull.block
         self._news_s = now_s
-        self._order.pop(under_way.pull.block, None)
+        self._planned.came(under_way.pull.block)
         self._peers.succeeded(under_way.pull.source, took_s)
         self._patience_s = self._peers.patience_s(self._settings.patience_s)
         return [Publish(), *self._go_on(now_s)]
@@ -244,9 +181,9 @@ class Session:
             return []
         self._plan = number
         self._peers.forget_pulls()
-        self._take(order)
+        self._planned.take(order, self._held)
         moved = self._drop_waiting(
-            lambda pull: self._order.get(pull.block) != pull.source,
+            lambda pull: self._planned.source(pull.block) != pull.source,
             "its block is planned from another source",
         )
         return [*moved, *self._go_on(now_s)]
@@ -260,13 +197,13 @@ class Session:
         for number, under_way in list(self._under_way.items()):
             if under_way.is_coming and now_s >= self._limit_s(under_way):
                 actions += self._stalled(number, under_way, now_s)
-        late = [peer for peer, question in self._asked.items() if question.deadline_s <= now_s]
-        silent = [peer for peer in late if self._asked[peer].asks >= self._settings.max_asks]
+        late = self._questions.late(now_s)
+        silent = [peer for peer in late if self._questions.is_silent(peer)]
         # All silent ones at once: when one is given up, the others' unanswered questions count no more.
         for peer in silent:
             actions += self._give_up(peer, "its source does not answer")
         if not silent:
-            actions += [self._ask(peer, now_s) for peer in late]
+            actions += [self._questions.ask(peer, now_s) for peer in late]
         if self._idle_since_s is not None and now_s >= self._idle_since_s + self._patience_s:
             actions += self._lose_patience(now_s)
         return [*actions, *self._go_on(now_s)]
@@ -296,25 +233,13 @@ class Session:
                 under_way.held_s, changed = now_s, True
         return [Publish()] if changed else []
 
-    def _take(self, order: Sequence[tuple[int, int]]) -> None:
-        """The planned source of each missing block, in the order to pull; blocks without one come last."""
-        planned: dict[int, int | None] = {
-            block: source for source, block in order if 0 <= block < self._blocks
-        }
-        planned.update((block, None) for block in range(self._blocks) if block not in planned)
-        self._order = {block: source for block, source in planned.items() if not self._held >> block & 1}
-        self._planned_of = {}
-        for block, source in self._order.items():
-            if source is not None:
-                self._planned_of[source] = self._planned_of.get(source, 0) | 1 << block
-
-    def _ended(self, under_way: _UnderWay, now_s: float) -> float:
+    def _ended(self, under_way: PullUnderWay, now_s: float) -> float:
         """How long the pull took: what it had of our port."""
         if under_way.began_s is None:
             return now_s - under_way.held_s if under_way.held_s is not None else 0.0
         return self._shares.left(now_s) - under_way.began
 
-    def _limit_s(self, under_way: _UnderWay) -> float:
+    def _limit_s(self, under_way: PullUnderWay) -> float:
         """When a pull has taken too long: twice the usual where a quicker node could give the block."""
         pull, slow_s = under_way.pull, self._peers.slow_s
         assert under_way.held_s is not None
@@ -339,7 +264,7 @@ class Session:
                 pull.began_s += 2 * late_s
                 pull.began += 2 * late_s
 
-    def _stalled(self, number: int, under_way: _UnderWay, now_s: float) -> list[Action]:
+    def _stalled(self, number: int, under_way: PullUnderWay, now_s: float) -> list[Action]:
         assert under_way.held_s is not None
         pull, age_s = under_way.pull, now_s - under_way.held_s
         under_way.dropped = True
@@ -363,30 +288,23 @@ class Session:
     def _lose_patience(self, now_s: float) -> list[Action]:
         """Stop waiting for planned sources that do not get what they are to pass on; ask who has what."""
         for block in blocks_in(self._all & ~self._held):
-            source = self._order[block]
+            source = self._planned.source(block)
             if source is not None and not self._peers.gives(source, block):
                 self._peers.stuck(source)
         self._idle_since_s = now_s
         self._patience_s = min(2 * self._patience_s, self._settings.patience_s)
         dropped = self._drop_waiting(lambda _: True, "its source does not get it")
-        asked = [self._ask(peer, now_s) for peer in list(self._peers.alive) if peer not in self._asked]
-        return [*dropped, *asked]
+        return [*dropped, *self._ask(self._peers.alive, now_s)]
 
-    def _ask(self, peer: int, now_s: float) -> Ask:
-        before = self._asked.get(peer)
-        self._questions += 1
-        self._asked[peer] = _Question(
-            number=self._questions,
-            asks=1 if before is None else before.asks + 1,
-            deadline_s=now_s + self._settings.ask_timeout_s,
-        )
-        return Ask(peer, self._questions)
+    def _ask(self, peers: Iterable[int], now_s: float) -> list[Action]:
+        """Those of them that do not owe an answer already."""
+        return [self._questions.ask(peer, now_s) for peer in list(peers) if peer not in self._questions]
 
     def _give_up(self, peer: int, reason: str) -> list[Action]:
         """Nothing is expected of the peer any more."""
         self._peers.lost(peer)
         self._given_up[peer] = reason
-        self._asked.clear()  # all are asked anew, by those who call this
+        self._questions.clear()  # all are asked anew, by those who call this
         dropped: list[Action] = []
         for number, under_way in self._under_way.items():
             if under_way.pull.source == peer and not under_way.dropped:
@@ -417,20 +335,20 @@ class Session:
             return []
         if self._held == self._all:
             self._state = SessionState.COMPLETE
-            self._asked.clear()
+            self._questions.clear()
             return self._drop_all("the block is here")
         open_ = self._all & ~self._held & ~self._busy
-        lost = open_ & ~self._expected(open_) & ~self._peers.gifts()
+        lost = open_ & ~self._planned.expected(open_, self._peers) & ~self._peers.gifts()
         unheard = self._peers.unheard if lost else []
-        curious = unheard or self._planned_unheard(open_)
-        actions: list[Action] = [self._ask(peer, now_s) for peer in curious if peer not in self._asked]
+        curious = unheard or self._planned.unheard(open_, self._peers)
+        actions = self._ask(curious, now_s)
         reachable = self._peers.reachable(coming=not self._is_stale(now_s))
         lacking = 0 if unheard else lost & ~reachable
         if lacking:
             self._state = SessionState.FAILED
             missing = self._all & ~self._held & ~self._coming
             self._unreachable = missing & ~reachable  # also what nobody will get now
-            self._asked.clear()
+            self._questions.clear()
             return [*actions, *self._drop_all("the cast has failed"), Publish()]
         started = self._pull_more(now_s)
         if self._coming:
@@ -445,19 +363,6 @@ class Session:
             return False
         return now_s - self._news_s >= STALE * self._settings.pull_timeout_s
 
-    def _expected(self, blocks: int) -> int:
-        """Those of the blocks, as bits, for which their planned source is to be waited for."""
-        bits = 0
-        for source, planned in self._planned_of.items():
-            if planned & blocks:
-                bits |= self._peers.expected(source, planned & blocks)
-        return bits
-
-    def _planned_unheard(self, blocks: int) -> list[int]:
-        """Planned sources of these blocks that have not told what they hold."""
-        sources = [source for source, planned in self._planned_of.items() if planned & blocks]
-        return sorted(source for source in sources if self._peers.is_unheard(source))
-
     def _pull_more(self, now_s: float) -> list[Action]:
         under_way = [pull for pull in self._under_way.values() if not pull.dropped]
         room = self._settings.window - len(under_way)
@@ -468,7 +373,7 @@ class Session:
         for source, block, is_there in self._next_pulls(room, is_idle):
             self._pulls += 1
             pull = Pull(self._pulls, source, block)
-            self._under_way[pull.number] = _UnderWay(pull, held_s=now_s if is_there else None)
+            self._under_way[pull.number] = PullUnderWay(pull, held_s=now_s if is_there else None)
             started.append(pull)
         return [*started, Publish()] if started else []
 
@@ -478,10 +383,10 @@ class Session:
         Where all wait for their sources (`is_idle`), one more that need not wait.
         """
         open_ = self._all & ~self._held & ~self._busy
-        expected = self._expected(open_)
+        expected = self._planned.expected(open_, self._peers)
         others = open_ & ~expected & self._peers.gifts()
-        there = self._planned_there(open_ & expected)
-        for block, source in self._order.items():
+        there = self._planned.there(open_ & expected, self._peers)
+        for block, source in self._planned.pulls:
             if room <= 0 and not (is_idle and (there or others)):
                 return
             bit = 1 << block
@@ -498,14 +403,6 @@ class Session:
             is_there = bool((there | others) & bit)
             there, others, room, is_idle = there & ~bit, others & ~bit, room - 1, is_idle and not is_there
             yield source, block, is_there
-
-    def _planned_there(self, blocks: int) -> int:
-        """Those of the blocks, as bits, that their planned source holds and may be asked for."""
-        bits = 0
-        for source, planned in self._planned_of.items():
-            if planned & blocks:
-                bits |= planned & blocks & self._peers.gift(source)
-        return bits
 
     def _replanned(self, blocks: int) -> tuple[int, int]:
         """The rarest of these blocks that those can give who are best to be asked now, and who gives it."""

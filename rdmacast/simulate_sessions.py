@@ -19,7 +19,9 @@ from rdmacast.observer import LEAST_MEMBERS, Observer, report_every_s
 from rdmacast.plan import TransferPlan
 from rdmacast.pull_log import PullLog
 from rdmacast.pull_report import Verdict
-from rdmacast.session import Action, Ask, Drop, Pull, Session, SessionSettings, SessionState
+from rdmacast.session import Session, SessionState
+from rdmacast.session_actions import Action, Ask, Drop, Pull
+from rdmacast.session_settings import SessionSettings
 from rdmacast.stragglers import order_around
 
 

@@ -5,7 +5,9 @@ from random import Random
 
 from rdmacast.have_map import HaveMap
 from rdmacast.plan import TransferPlan
-from rdmacast.session import Action, Ask, Drop, Publish, Pull, Session, SessionSettings, SessionState
+from rdmacast.session import Session, SessionState
+from rdmacast.session_actions import Action, Ask, Drop, Publish, Pull
+from rdmacast.session_settings import SessionSettings
 
 
 @dataclass(frozen=True)

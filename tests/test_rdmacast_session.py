@@ -11,7 +11,9 @@ from rdmacast.errors import ProtocolError
 from rdmacast.have_map import MAX_BLOCKS, HaveMap, bits_of, blocks_in
 from rdmacast.plan import CastShape, TransferPlan
 from rdmacast.planners.catalog import PLANNERS
-from rdmacast.session import Ask, Drop, Publish, Pull, Session, SessionSettings, SessionState
+from rdmacast.session import Session, SessionState
+from rdmacast.session_actions import Ask, Drop, Publish, Pull
+from rdmacast.session_settings import SessionSettings
 from tests.session_network import Network
 
 

@@ -13,7 +13,7 @@ from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from rdmacast.session import SessionSettings
+from rdmacast.session_settings import SessionSettings
 from rdmacast.transport import PeerAddress
 from rdmacast.verbs import VerbsTransport
 from rdmacast.verbs_node import open_node
