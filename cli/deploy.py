@@ -9,20 +9,21 @@ import click
 from cli.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
 from cli.client import Client
 from cli.errors import AuthError, CliError, DeployError, TimeoutExceeded, UsageError
-from cli.options import DURATION, NAME, client_options, connect, output_option
+from cli.options import DURATION, LIVE, NAME, client_options, connect, output_option
 from cli.output import emit_record
 from cli.progress import byte_meter, human_bytes, note
 from cli.upload import MemorySource, Source, upload
 from registry.errors import ImageError, InvalidRecord
 from registry.function import Scaling
 from registry.function_yaml import DTYPES, FunctionSpec
-from registry.images.plan import PackPlan
+from registry.images.plan import ImagePlan
+from registry.live import Live
 
 
 class ImageSource(Source):
     """A model image, packed while it is sent."""
 
-    def __init__(self, plan: PackPlan) -> None:
+    def __init__(self, plan: ImagePlan) -> None:
         super().__init__(plan.nbytes)
         self._plan = plan
 
@@ -40,6 +41,8 @@ class ImageSource(Source):
     "--target-concurrency", type=int, help="Requests an instance before another starts (default 8)."
 )
 @click.option("--keep-alive", type=DURATION, help="Idle time before an instance stops (default 60s).")
+@click.option("--live", type=LIVE, help="Serve while the model arrives (default auto).")
+@click.option("--ttft-target", type=DURATION, help="First token that --live auto tries to keep (default 1s).")
 @click.option("--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights (default: as stored).")
 @click.option("--model", metavar="PATH|HUB_ID", help="The checkpoint of a function.yaml that names none.")
 @click.option("--description", help="For people.")
@@ -52,6 +55,8 @@ def deploy_command(
     max_instances: int | None,
     target_concurrency: int | None,
     keep_alive: float | None,
+    live: str | None,
+    ttft_target: float | None,
     dtype: str | None,
     model: str | None,
     description: str | None,
@@ -71,12 +76,15 @@ def deploy_command(
       hypercast deploy builtin:echo
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy some-org/some-model --name m --dtype bfloat16
+      hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
     given = {
         "min_instances": min_instances,
         "max_instances": max_instances,
         "target_concurrency": target_concurrency,
         "keep_alive_s": keep_alive,
+        "live": None if live is None else Live(live),
+        "ttft_target_s": ttft_target,
     }
     scaling: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     try:
@@ -129,6 +137,8 @@ def spec_scaling(spec: FunctionSpec) -> dict[str, Any]:
         "target_concurrency": spec.scaling.target_concurrency,
         "keep_alive_s": spec.scaling.keep_alive_s,
         "host_keep_alive_s": spec.scaling.host_keep_alive_s,
+        "live": spec.scaling.live,
+        "ttft_target_s": spec.scaling.ttft_target_s,
     }
 
 

@@ -13,6 +13,7 @@ from cli.settings import resolve
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.function import check_name
+from registry.live import Live
 from registry.moments import parse_moment
 from registry.sizes import parse_rate, parse_size
 
@@ -40,6 +41,7 @@ MOMENT = _Parsed("time", lambda text: parse_moment(text, time.time()))
 SIZE = _Parsed("size", parse_size)
 RATE = _Parsed("rate", parse_rate)
 NAME = _Parsed("name", check_name)
+LIVE = click.Choice([live.value for live in Live])
 
 
 def client_options(command: F) -> F:

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from cli.client import Client, raise_for, segment
-from cli.errors import CliError
-from cli.options import client_options, connect
+from cli.errors import CliError, UsageError
+from cli.options import DURATION, LIVE, client_options, connect
 from cli.progress import StageLine, note
 
 
@@ -29,22 +29,41 @@ def follow(client: Client, path: str, body: dict[str, Any]) -> None:
 
 @click.command("scale")
 @click.argument("name")
-@click.option("--instances", type=click.IntRange(0, 4096), required=True, help="How many (0: asleep).")
+@click.option("--instances", type=click.IntRange(0, 4096), help="How many (0: asleep).")
 @click.option("--on", "on", multiple=True, metavar="NODE", help="On this node (may be repeated).")
 @click.option("--wait/--no-wait", default=True, help="Return when reached (default) or at once.")
+@click.option("--live", type=LIVE, help="From now on: serve while the model arrives?")
+@click.option("--ttft-target", type=DURATION, help="From now on: first token that --live auto tries to keep.")
 @client_options
 def scale_command(
-    name: str, instances: int, on: tuple[str, ...], wait: bool, url: str | None, api_key: str | None
+    name: str,
+    instances: int | None,
+    on: tuple[str, ...],
+    wait: bool,
+    live: str | None,
+    ttft_target: float | None,
+    url: str | None,
+    api_key: str | None,
 ) -> None:
-    """Set the number of instances once; the autoscaler goes on from there.
+    """Set the number of instances once; the autoscaler goes on from there. Or how it serves while it loads.
 
     \b
     Examples:
       hypercast scale tiny-coder --instances 3
       hypercast scale tiny-coder --instances 1 --on node-2
       hypercast scale tiny-coder --instances 0
+      hypercast scale tiny-coder --live pipeline
     """
+    changes = {"live": live, "ttft_target_s": ttft_target}
+    settings = {key: value for key, value in changes.items() if value is not None}
+    if instances is None and not settings:
+        raise UsageError("give --instances, --live or --ttft-target")
     with connect(url, api_key) as client:
+        if settings:
+            client.request("PATCH", f"/admin/functions/{segment(name)}", json={"scaling": settings})
+            note(f"{name}: {', '.join(f'{key} {value}' for key, value in settings.items())}")
+        if instances is None:
+            return
         client.request(
             "POST",
             f"/admin/functions/{segment(name)}/scale",

@@ -4,14 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-
-class Live(StrEnum):
-    """A function's setting `live`. The way that is decided on is any but AUTO."""
-
-    PIPELINE = "pipeline"  # nodes that load form pipelines
-    ZIGZAG = "zigzag"  # an overloaded instance shares its requests with a node that loads
-    AUTO = "auto"  # the better of the two, where waiting for a whole instance would miss the TTFT target
-    OFF = "off"  # nobody serves before it holds everything
+from registry.live import Live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

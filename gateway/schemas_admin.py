@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from registry.api_key import ApiKey, SpendPeriod
 from registry.function import Scaling, Task
+from registry.live import Live
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -31,6 +32,8 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     target_concurrency: Annotated[int, Meta(ge=1, le=4096)] | msgspec.UnsetType = msgspec.UNSET
     keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
+    live: Live | msgspec.UnsetType = msgspec.UNSET
+    ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
 
     def applied(self, scaling: Scaling) -> Scaling:
         """`scaling` with the changes. Raises InvalidRecord."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from registry.errors import InvalidRecord
+from registry.live import Live
 
 # Handlers that a node brings itself; `builtin:NAME` is the architecture of their functions.
 BUILTINS = frozenset({"echo"})
@@ -26,13 +27,19 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Scaling settings; may change without a new version. `max_instances=None` means all nodes."""
+    """Scaling settings; may change without a new version. `max_instances=None` means all nodes.
+
+    `live` says whether calls are served while the model is arriving, and `ttft_target_s` what `auto` tries to
+    keep: a time to the first token.
+    """
 
     min_instances: int = 0
     max_instances: int | None = None
     target_concurrency: int = 8
     keep_alive_s: float = 60.0  # idle time after which an instance leaves the accelerator
     host_keep_alive_s: float = 3600.0  # idle time after which a surplus host copy may go
+    live: Live = Live.AUTO
+    ttft_target_s: float = 1.0
 
     def __post_init__(self) -> None:
         if self.min_instances < 0:
@@ -47,6 +54,10 @@ class Scaling:
             raise InvalidRecord(f"keep_alive must be 0 s to 30 days, not {self.keep_alive_s} s")
         if self.host_keep_alive_s < 0:
             raise InvalidRecord(f"host_keep_alive must be 0 s or more, not {self.host_keep_alive_s} s")
+        if self.live is Live.ZIGZAG:
+            raise InvalidRecord("live: zigzag is not there yet; use auto, pipeline or off")
+        if not 0 <= self.ttft_target_s <= 86400:
+            raise InvalidRecord(f"ttft_target must be 0 s to 1 day, not {self.ttft_target_s} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

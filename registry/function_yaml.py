@@ -8,7 +8,8 @@ dtype: float32
 handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
 env: {GREETING: hello}
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4}
-scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h}
+scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
+          live: auto, ttft_target: 1s}
 """
 
 import re
@@ -22,6 +23,7 @@ import yaml
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.function import BUILTIN_PREFIX, BUILTINS, Scaling, Task, check_name
+from registry.live import Live
 from registry.sizes import parse_size
 
 FILE_NAME = "function.yaml"
@@ -288,6 +290,8 @@ def _scaling(value: object) -> Scaling:
         "target_concurrency": ("target_concurrency", _whole),
         "keep_alive": ("keep_alive_s", _duration_s),
         "host_keep_alive": ("host_keep_alive_s", _duration_s),
+        "live": ("live", _live),
+        "ttft_target": ("ttft_target_s", _duration_s),
     }
     try:
         return Scaling(**_parse_all(_mapping(value, "scaling", set(parsers)), "scaling", parsers))
@@ -313,6 +317,15 @@ def _whole(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRecord(f"{where}: must be a whole number, not {_shown(value)}")
     return value
+
+
+def _live(value: object, where: str) -> Live:
+    if value is False:  # YAML 1.1 reads a plain `off` so
+        return Live.OFF
+    known = {live.value: live for live in Live}
+    if not isinstance(value, str) or value not in known:
+        raise InvalidRecord(f"{where}: {_shown(value)} is not one of {', '.join(known)}")
+    return known[value]
 
 
 def _duration_s(value: object, where: str) -> float:

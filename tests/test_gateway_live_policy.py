@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.live_policy import KvCosts, KvWay, Live, LiveDecision, Outlook, decide_kv, decide_live
+from gateway.live_policy import KvCosts, KvWay, LiveDecision, Outlook, decide_kv, decide_live
+from registry.live import Live
 
 SECONDS = st.one_of(st.floats(0.0, 100.0), st.just(inf))
 OUTLOOKS = st.builds(

@@ -13,6 +13,7 @@ from registry.function_yaml import (
     load_function_yaml,
     parse_function_yaml,
 )
+from registry.live import Live
 
 FUNCTIONS = Path(__file__).parents[1] / "functions"
 
@@ -22,7 +23,8 @@ description: What it does.
 handler: code/handler.py:handle
 env: {GREETING: hello, COUNT: 3}
 limits: {memory: 512MiB, cpu: 90s, timeout: 2m, output: 1MiB, file_size: 0, open_files: 64, threads: 2}
-scaling: {min_instances: 1, max_instances: 4, target_concurrency: 2, keep_alive: 90s, host_keep_alive: 1h}
+scaling: {min_instances: 1, max_instances: 4, target_concurrency: 2, keep_alive: 90s, host_keep_alive: 1h,
+          live: pipeline, ttft_target: 2s}
 """
 
 
@@ -51,6 +53,8 @@ def test_every_setting_is_read() -> None:
             target_concurrency=2,
             keep_alive_s=90,
             host_keep_alive_s=3600,
+            live=Live.PIPELINE,
+            ttft_target_s=2,
         ),
     )
 
@@ -100,6 +104,9 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("handler: h.py:f\nlimits: {threads: 1.5}", r"limits\.threads: must be a whole number"),
         ("model: x\nscaling: {max_instances: 0}", "scaling: max_instances"),
         ("model: x\nscaling: [1]", "scaling: must be a mapping"),
+        ("model: x\nscaling: {live: zigzag}", "scaling: live: zigzag is not there yet"),
+        ("model: x\nscaling: {live: on}", "scaling.live: True is not one of"),
+        ("model: x\nscaling: {ttft_target: 2d}", "scaling: ttft_target must be"),
         ("model: !!python/object/apply:os.system [true]", "not valid YAML"),
         ("model: x\ndescription: " + "y" * 70_000, "too large"),
     ],
@@ -130,3 +137,8 @@ def test_the_repositorys_functions_are_valid(name: str) -> None:
     spec = load_function_yaml(FUNCTIONS / name)
     assert spec.name == name and spec.description
     assert (spec.task is Task.HANDLER) == (name == "echo")
+
+
+@pytest.mark.parametrize("text", ["off", "'off'"])
+def test_live_may_be_off_without_quotes(text: str) -> None:
+    assert parse_function_yaml(f"model: x\nscaling: {{live: {text}}}").scaling.live is Live.OFF
