@@ -3,6 +3,8 @@
 InvokerError
 ├── SettingsError       a flag or the environment is wrong
 ├── NoSuchInstance      no_such_instance: it is not here, or no longer
+├── NoSuchPipeline      no_such_pipeline: it is not run here, or no longer
+├── PipelineLost        pipeline_lost: a stage is gone, and the pipeline with it
 ├── BadWork             bad_request: the work does not fit the instance
 ├── Draining            draining: the node (or instance) takes nothing new
 ├── StartFailed         start_failed: an instance could not be made ready
@@ -29,6 +31,18 @@ class NoSuchInstance(InvokerError):
     """The instance is not on this node."""
 
     code = "no_such_instance"
+
+
+class NoSuchPipeline(InvokerError):
+    """The node does not run this pipeline, or this stage."""
+
+    code = "no_such_pipeline"
+
+
+class PipelineLost(InvokerError):
+    """A stage is gone. The calls go on elsewhere from their tokens so far."""
+
+    code = "pipeline_lost"
 
 
 class BadWork(InvokerError):

@@ -11,7 +11,7 @@ from invoker.calls import Calls, keep_metering
 from invoker.counters import Counters
 from invoker.device import DeviceFacts
 from invoker.engine.contract import EngineError
-from invoker.errors import Draining, InvokerError, StartFailed, StartStopped
+from invoker.errors import Draining, InvokerError, NoSuchPipeline, StartFailed, StartStopped
 from invoker.handlers.errors import HandlerError
 from invoker.host_tier import HostTier
 from invoker.instances import Instances
@@ -27,6 +27,7 @@ from rdmacast.errors import CastError
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
 from registry.instance import InstanceState
+from registry.live_messages import LeaveCalls, LinkStage, OpenPipeline, OpenStage
 from registry.messages import (
     CallsUsed,
     Compute,
@@ -179,6 +180,8 @@ class Node:
                 return self._end_calls(request)
             case SettleCalls():
                 return self._settle_calls(request)
+            case OpenPipeline() | LeaveCalls() | OpenStage() | LinkStage():
+                raise NoSuchPipeline(f"node {parts.settings.node_id} runs no pipelines yet")
 
     async def _start(self, request: StartInstance) -> AsyncGenerator[Reply, None]:
         instance = self._parts.instances.start(request)

@@ -16,23 +16,32 @@ Token ids are plain ints; times are in the unit that the name says.
 | GetStatus | NodeStatus |
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
+| OpenPipeline | PipelineOpened, and no end |
+| LeaveCalls, LinkStage | Done |
+| OpenStage | StageOpened, and no end |
 
 Error codes a node may answer with (RemoteError.code): `no_such_instance`, `start_failed`,
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
-`internal`.
+`no_such_pipeline`, `pipeline_lost` (a stage is gone: the call goes on elsewhere), `internal`.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
+from registry.live_messages import (
+    MAX_HELD_BYTES,
+    LeaveCalls,
+    LinkStage,
+    OpenPipeline,
+    OpenStage,
+    PipelineOpened,
+    StageOpened,
+)
+from registry.message import Message
 from registry.node import NodeRecord
 
 MAX_CAST_MEMBERS = 4096
-
-
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    pass
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +89,11 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     cast: CastRef | None = None
 
 
-class StartInstance(_Message, frozen=True, kw_only=True):
+class StartInstance(Message, frozen=True, kw_only=True):
     """Start an instance. Repeating it with the same `instance_id` joins the start under way.
 
-    `assets` carries the small files by name (config.json; for a handler all of its files).
+    `assets` carries the small files by name (config.json; for a handler all of its files). With `live` the
+    progress tells which layers can run, so that the node can serve as a stage meanwhile.
     """
 
     instance_id: str
@@ -97,16 +107,17 @@ class StartInstance(_Message, frozen=True, kw_only=True):
     assets: dict[str, bytes]
     image: ImageRef | None = None
     controller_epoch: int = 0
+    live: bool = False
 
 
-class StopInstance(_Message, frozen=True, kw_only=True):
+class StopInstance(Message, frozen=True, kw_only=True):
     """Drain and stop: requests in flight finish (at most `grace_s`), then the region is freed."""
 
     instance_id: str
     grace_s: float = 30.0
 
 
-class WarmImage(_Message, frozen=True, kw_only=True):
+class WarmImage(Message, frozen=True, kw_only=True):
     """Bring an image into the node's host tier.
 
     With `keep` the copy is the one that the cluster keeps: its host evicts it only as a last resort,
@@ -120,13 +131,13 @@ class WarmImage(_Message, frozen=True, kw_only=True):
     yielding: bool = False
 
 
-class UnkeepImage(_Message, frozen=True, kw_only=True):
+class UnkeepImage(Message, frozen=True, kw_only=True):
     """The host's copy of the image is no longer the one that the cluster keeps; it stays, as any other."""
 
     image: str
 
 
-class DropImage(_Message, frozen=True, kw_only=True):
+class DropImage(Message, frozen=True, kw_only=True):
     """Drop an idle image from a tier: `gpu` or `host`."""
 
     image: str
@@ -148,9 +159,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class Generate(_Message, frozen=True, kw_only=True):
+class Generate(Message, frozen=True, kw_only=True):
     """Continue `prompt_ids + generated_ids`. `generated_ids` are tokens that this request produced
-    before (on another node); they count against `max_tokens` and are not sent again."""
+    before (on another node); they count against `max_tokens` and are not sent again. With a `pipeline`
+    (`id.epoch`) this runs it, rather than the instance alone."""
 
     request_id: str
     instance_id: str
@@ -158,6 +170,7 @@ class Generate(_Message, frozen=True, kw_only=True):
     sampling: Sampling
     generated_ids: tuple[int, ...] = ()
     flow: str = ""  # whose it is: a node shares its prefill between flows, not between requests
+    pipeline: Annotated[str, msgspec.Meta(max_length=160)] = ""
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +181,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Compute(_Message, frozen=True, kw_only=True):
+class Compute(Message, frozen=True, kw_only=True):
     """One forward of an encoder: `kind` and its inputs.
 
     | kind | inputs | output arrays |
@@ -187,7 +200,7 @@ class Compute(_Message, frozen=True, kw_only=True):
     normalize: bool = True
 
 
-class InvokeHandler(_Message, frozen=True, kw_only=True):
+class InvokeHandler(Message, frozen=True, kw_only=True):
     """Call a custom handler with a JSON body (UTF-8 bytes)."""
 
     request_id: str
@@ -196,7 +209,7 @@ class InvokeHandler(_Message, frozen=True, kw_only=True):
     timeout_s: float = 300.0
 
 
-class TailLogs(_Message, frozen=True, kw_only=True):
+class TailLogs(Message, frozen=True, kw_only=True):
     """Log lines of a function on this node; with `follow`, new ones until the call is cancelled."""
 
     function: str
@@ -204,11 +217,11 @@ class TailLogs(_Message, frozen=True, kw_only=True):
     follow: bool = False
 
 
-class GetStatus(_Message, frozen=True, kw_only=True):
+class GetStatus(Message, frozen=True, kw_only=True):
     """The node's own record, fresh."""
 
 
-class EndCalls(_Message, frozen=True, kw_only=True):
+class EndCalls(Message, frozen=True, kw_only=True):
     """End these calls if they run still, and tell what each used in all: asked for a call that was cut
     short, so that its bill is exact. Of a handler that does not stop within some 2 s it is what it used so
     far. `request_ids` are those of Generate, Compute and InvokeHandler."""
@@ -216,7 +229,7 @@ class EndCalls(_Message, frozen=True, kw_only=True):
     request_ids: tuple[str, ...]
 
 
-class SettleCalls(_Message, frozen=True, kw_only=True):
+class SettleCalls(Message, frozen=True, kw_only=True):
     """These calls are in the ledger. Until this comes a node remembers what a call used, and writes it
     to the ledger itself (`LostCall`) if the gateway's channel breaks."""
 
@@ -236,17 +249,26 @@ Request = (
     | GetStatus
     | EndCalls
     | SettleCalls
+    | OpenPipeline
+    | LeaveCalls
+    | OpenStage
+    | LinkStage
 )
 
 
-class InstanceProgress(_Message, frozen=True, kw_only=True):
-    """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1."""
+class InstanceProgress(Message, frozen=True, kw_only=True):
+    """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1.
+
+    `held`, of a start that is `live`: the layers that can run here, bit i (little-endian) for layer i. The
+    embedding goes with the first and the head with the last; a tied head goes with the embedding.
+    """
 
     stage: str
     fraction: float
+    held: Annotated[bytes, msgspec.Meta(max_length=MAX_HELD_BYTES)] = b""
 
 
-class InstanceStarted(_Message, frozen=True, kw_only=True):
+class InstanceStarted(Message, frozen=True, kw_only=True):
     """The instance is ready. `start_kind` says from which tier; `phases_ms` as in InstanceRecord."""
 
     instance_id: str
@@ -254,7 +276,7 @@ class InstanceStarted(_Message, frozen=True, kw_only=True):
     phases_ms: dict[str, float]
 
 
-class Done(_Message, frozen=True, kw_only=True):
+class Done(Message, frozen=True, kw_only=True):
     """The request was carried out. `detail` is for people."""
 
     detail: str = ""
@@ -267,8 +289,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Tokens(_Message, frozen=True, kw_only=True):
-    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only.
+class Tokens(Message, frozen=True, kw_only=True):
+    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only; with
+    `moved` (possibly without ids) the call is to go on elsewhere, and a Usage of it follows none the less.
 
     `gpu_us` is the request's accelerator time so far (0: not told): what a request that is cut short,
     and so never gets its Usage, is billed.
@@ -280,7 +303,7 @@ class Tokens(_Message, frozen=True, kw_only=True):
     gpu_us: int = 0
 
 
-class Usage(_Message, frozen=True, kw_only=True):
+class Usage(Message, frozen=True, kw_only=True):
     """What the request used. `gpu_us`: its share of accelerator time, in microseconds; requests that
     run in one step share that step's time by their tokens. `queue_us`: waiting inside the node."""
 
@@ -291,33 +314,33 @@ class Usage(_Message, frozen=True, kw_only=True):
     exec_us: int
 
 
-class Arrays(_Message, frozen=True, kw_only=True):
+class Arrays(Message, frozen=True, kw_only=True):
     """Named output arrays of a Compute."""
 
     arrays: dict[str, Array]
     token_counts: tuple[int, ...] = ()
 
 
-class HandlerChunk(_Message, frozen=True, kw_only=True):
+class HandlerChunk(Message, frozen=True, kw_only=True):
     """A JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
 
     data: bytes
     stream: bool = False
 
 
-class LogLines(_Message, frozen=True, kw_only=True):
+class LogLines(Message, frozen=True, kw_only=True):
     """Log lines, oldest first."""
 
     lines: tuple[str, ...]
 
 
-class CallsUsed(_Message, frozen=True, kw_only=True):
+class CallsUsed(Message, frozen=True, kw_only=True):
     """Accelerator time in microseconds by request id; one that the node does not know is left out."""
 
     gpu_us: dict[str, int]
 
 
-class NodeStatus(_Message, frozen=True, kw_only=True):
+class NodeStatus(Message, frozen=True, kw_only=True):
     """The node's record as of now."""
 
     record: NodeRecord
@@ -334,4 +357,6 @@ Reply = (
     | LogLines
     | NodeStatus
     | CallsUsed
+    | PipelineOpened
+    | StageOpened
 )
