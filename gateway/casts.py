@@ -180,7 +180,8 @@ def plan_delivery(
                 return Delivery(cast=joined, members=members, behind=behind)
     sources = _sources(scene, needy)
     sources = sources[: max(MAX_CAST_MEMBERS // 2, MAX_CAST_MEMBERS - len(needy))]
-    needy = [node for node in needy if node.id not in {source.id for source in sources}]
+    giving = {source.id for source in sources}
+    needy = [node for node in needy if node.id not in giving]
     needy = needy[: MAX_CAST_MEMBERS - len(sources)]  # the others ask the holders
     if not sources or not needy or version.image_bytes <= 0:
         return Delivery(cast=None, behind=behind)

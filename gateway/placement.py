@@ -8,6 +8,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from random import Random
 
 from registry.function import FunctionVersion
 from registry.instance import InstanceRecord
@@ -18,6 +20,9 @@ _NEAREST = {Tier.GPU: 0, Tier.HOST: 1, Tier.DISK: 3, Tier.NONE: 4}
 _LOADING_RANK = 2  # the image is arriving on this host already
 _MAX_HOLDERS = 8
 
+
+_Likeness = tuple[int, bool, bool, str]  # rank, tight, crowded, host
+_Offer = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _Likeness]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
@@ -133,19 +138,36 @@ def image_need(version: FunctionVersion, node: NodeRecord) -> int:
 def choose_starts(count: int, candidates: Iterable[Site]) -> list[Site]:
     """Up to `count` places: nearest tier first, then where the arena has ample room, then where no kept
     copy must go, then the host with fewest of these, then the emptiest."""
-    left = [site for site in candidates if site.fits]
+    alike: dict[_Likeness, list[Site]] = {}
+    for site in candidates:
+        if site.fits:
+            alike.setdefault((site.rank, site.tight, site.crowded, site.host), []).append(site)
+    for sites_alike in alike.values():
+        sites_alike.sort(key=_emptiness, reverse=True)
     chosen: list[Site] = []
     on_host: Counter[str] = Counter()
-    while left and len(chosen) < count:
-        best = min(left, key=lambda s: _preference(s, on_host[s.host]))
-        left.remove(best)
-        chosen.append(best)
-        on_host[best.host] += 1
+    # The best of each group; what it says of the host's starts may be out of date, and is then too good.
+    heap = [_offer(likeness, sites_alike[-1], 0) for likeness, sites_alike in alike.items()]
+    heapify(heap)
+    while heap and len(chosen) < count:
+        _, started, _, likeness = heap[0]
+        host = likeness[-1]
+        if started == on_host[host]:
+            chosen.append(alike[likeness].pop())
+            on_host[host] += 1
+        if alike[likeness]:
+            heapreplace(heap, _offer(likeness, alike[likeness][-1], on_host[host]))
+        else:
+            heappop(heap)
     return chosen
 
 
-def _preference(site: Site, on_host: int) -> tuple[object, ...]:
-    return (site.rank, site.tight, site.crowded, on_host, site.instances, -site.free_bytes, site.id)
+def _offer(likeness: _Likeness, site: Site, on_host: int) -> _Offer:
+    return likeness[:3], on_host, _emptiness(site), likeness
+
+
+def _emptiness(site: Site) -> tuple[int, int, str]:
+    return site.instances, -site.free_bytes, site.id
 
 
 def choose_stops(
@@ -166,35 +188,69 @@ def choose_stops(
     return [instance for _, instance in sorted(rows, key=lambda row: row[0])[:count]]
 
 
-def holder_list(
-    target: NodeRecord, image: str, nodes: Iterable[NodeRecord], loading: Sequence[NodeRecord]
-) -> tuple[Holder, ...]:
-    """Who can give `image` to `target`: its own host first, complete copies before arriving ones.
+class Givers:
+    """Who can give an image: nodes that hold it complete, and those to which it is coming, oldest first."""
 
-    Equals are ordered by a hash of the pair, so that many targets do not all ask one source.
-    """
-    rows = []
-    for node in nodes:
-        tier = tier_of(node, image)
-        if node.id != target.id and tier in (Tier.GPU, Tier.HOST):
-            # A reader prefers registered host memory; the accelerator's copy serves where it is the only one.
-            tier = Tier.HOST if _holds(node, image, Tier.HOST) else tier
-            rows.append(((node.host != target.host, tier is Tier.GPU, _mix(node.id, target.id)), node, tier))
-    rows.sort(key=lambda row: row[0])
-    holders = [_holder(node, tier) for _, node, tier in rows]
-    known = {holder.node for holder in holders}
-    holders += [_holder(n, Tier.HOST) for n in loading if n.id != target.id and n.id not in known]
-    return tuple(holders[:_MAX_HOLDERS])
+    def __init__(self, image: str, nodes: Iterable[NodeRecord], loading: Sequence[NodeRecord]) -> None:
+        self._image = image
+        self._loading = loading
+        # A reader prefers registered host memory; the accelerator's copy serves where it is the only one.
+        self._everywhere: dict[Tier, list[NodeRecord]] = {Tier.HOST: [], Tier.GPU: []}
+        self._by_host: dict[tuple[str, Tier], list[NodeRecord]] = {}
+        for node in nodes:
+            tier = Tier.HOST if _holds(node, image, Tier.HOST) else tier_of(node, image)
+            if tier in self._everywhere:
+                self._everywhere[tier].append(node)
+                self._by_host.setdefault((node.host, tier), []).append(node)
+
+    def __repr__(self) -> str:
+        held = {tier.value: len(nodes) for tier, nodes in self._everywhere.items()}
+        return f"<Givers {held}, {len(self._loading)} loading>"
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._by_host or self._loading)
+
+    def for_(self, target: NodeRecord) -> tuple[Holder, ...]:
+        """Whom `target` is to ask: its own host first, complete copies before arriving ones.
+
+        Of equals it is others for each target, so that many do not all ask one source; as many are
+        looked at as are named, however many there are.
+        """
+        draw = Random(f"{self._image}\0{target.id}")
+        found: dict[str, Holder] = {}
+        for tier in (Tier.HOST, Tier.GPU):
+            self._add(self._by_host.get((target.host, tier), ()), tier, target, found, draw)
+        for tier, group in self._everywhere.items():
+            self._add(group, tier, target, found, draw)
+        for node in self._loading:
+            if len(found) >= _MAX_HOLDERS:
+                break
+            if node.id != target.id:
+                found.setdefault(node.id, _holder(node, Tier.HOST))
+        return tuple(found.values())
+
+    def _add(
+        self,
+        group: Sequence[NodeRecord],
+        tier: Tier,
+        target: NodeRecord,
+        found: dict[str, Holder],
+        draw: Random,
+    ) -> None:
+        # Enough to fill the list though some of them are in it, or are the target itself.
+        for node in draw.sample(group, min(len(group), _MAX_HOLDERS + len(found) + 1)):
+            if len(found) < _MAX_HOLDERS and node.id != target.id:
+                found.setdefault(node.id, _holder(node, tier))
 
 
 def choose_sources(
     image: str, targets: Sequence[NodeRecord], nodes: Sequence[NodeRecord], loading: Sequence[NodeRecord]
 ) -> Sources:
     """Decide who gives `image` to each target; `loading` are nodes on which it is arriving, oldest first."""
-    holders = {target.id: holder_list(target, image, nodes, loading) for target in targets}
-    held = any(tier_of(n, image) in (Tier.GPU, Tier.HOST) for n in nodes)
-    if held or loading:
-        return Sources(holders=holders)
+    givers = Givers(image, nodes, loading)
+    if givers:
+        return Sources(holders={target.id: givers.for_(target) for target in targets})
     loader = choose_loader(image, targets) or choose_loader(image, nodes)
     if loader is None:
         return Sources(holders={}, error="no node holds the image and none can read the store")
@@ -229,11 +285,10 @@ def choose_warm(image: str, nbytes: int, count: int, nodes: Iterable[NodeRecord]
             _mix(image, n.id),
         )
     )
-    chosen: list[NodeRecord] = []
+    first_of_host: dict[str, NodeRecord] = {}
     for node in able:
-        if len(chosen) < count and all(node.host != other.host for other in chosen):
-            chosen.append(node)
-    return chosen
+        first_of_host.setdefault(node.host, node)
+    return list(first_of_host.values())[: max(0, count)]
 
 
 def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:

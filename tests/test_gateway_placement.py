@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.placement import (
+    Givers,
     Site,
     choose_sources,
     choose_starts,
     choose_stops,
     choose_warm,
-    holder_list,
     impossible,
     sites,
 )
@@ -121,7 +121,7 @@ def test_holders_on_the_targets_host_come_first_and_memory_before_the_accelerato
         make_node("far", holdings=(make_holding("image-1", Tier.HOST, Tier.GPU),)),
         make_node("near", host="h1", holdings=(make_holding("image-1", Tier.HOST),)),
     ]
-    holders = holder_list(target, IMAGE, nodes, [make_node("late")])
+    holders = Givers(IMAGE, nodes, [make_node("late")]).for_(target)
     assert [(h.node, h.tier) for h in holders] == [
         ("near", "host"),
         ("far", "host"),
