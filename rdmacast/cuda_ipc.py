@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 
-from rdmacast.client_link import ClientLink, open_link
+from rdmacast.client_link import ClientLink
+from rdmacast.controlled import ControlledLink, ControlledTransport
 from rdmacast.cuda_ipc_driver import IpcDriver
 from rdmacast.cuda_ipc_memory import LentMemory
+from rdmacast.destination import writable_parts
 from rdmacast.errors import DeviceError, NotShared, ProtocolError
 from rdmacast.settings import LinkSettings
-from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_memory import address_of
 from rdmacast.waiting import run_in_thread
@@ -53,36 +54,25 @@ class OpenedAllocations:
                 self._driver.close(base)
 
 
-class CudaIpcLink:
+class CudaIpcLink(ControlledLink):
     """A Link that copies from a GPU, controlled over TCP."""
+
+    transport = "cuda_ipc"
 
     def __init__(
         self, link: ClientLink, driver: IpcDriver, opened: OpenedAllocations, executor: Executor | None
     ) -> None:
-        self._link = link
+        super().__init__(link)
         self._driver = driver
         self._opened = opened
         self._executor = executor
-        self._received_bytes = 0
 
     def __repr__(self) -> str:
         return f"CudaIpcLink({self._opened!r}, {self._link!r})"
 
-    @property
-    def transport(self) -> str:
-        return "cuda_ipc"
-
-    @property
-    def received_bytes(self) -> int:
-        return self._received_bytes
-
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
-        into = writable_bytes(into)
-        for start in range(0, len(into), MAX_READ_BYTES):
-            await self._read(region, offset + start, into[start : start + MAX_READ_BYTES], began)
-
-    async def aclose(self) -> None:
-        await self._link.aclose()
+        for start, part in writable_parts(into, MAX_READ_BYTES):
+            await self._read(region, offset + start, part, began)
 
     async def _read(self, region: str, offset: int, into: memoryview, began: Began | None) -> None:
         async with self._link.lent(region, offset, len(into)) as lent:
@@ -101,8 +91,10 @@ class CudaIpcLink:
             self._driver.copy(address_of(into), base + lent.offset, len(into))
 
 
-class CudaIpcTransport:
+class CudaIpcTransport(ControlledTransport):
     """Makes CudaIpcLinks for a process that can use a GPU by `driver`."""
+
+    name = "cuda_ipc"
 
     def __init__(
         self,
@@ -113,24 +105,15 @@ class CudaIpcTransport:
         executor: Executor | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
-        self._secret = secret
+        super().__init__(secret, tls, settings)
         self._driver = driver
-        self._tls = tls
         self._executor = executor
-        self._settings = settings or LinkSettings()
         self._opened = OpenedAllocations(driver)
 
     def __repr__(self) -> str:
         return f"CudaIpcTransport({self._opened!r})"
 
-    @property
-    def name(self) -> str:
-        return "cuda_ipc"
-
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
-            host = (await link.hello()).host
-            if host != peer.host:
-                raise ProtocolError(f"{peer.url} is on host {host!r}, not on {peer.host!r}")
+        async with self._control_on_host(peer) as link:
             yield CudaIpcLink(link, self._driver, self._opened, self._executor)

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from rdmacast.destination import writable_bytes
 from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
 from rdmacast.have_source import HaveSource, WholeSource
 from rdmacast.observer import Observers
 from rdmacast.pull_report import PullReport
-from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Began, Link, PeerAddress, RegionSource
 from rdmacast.watching import Heard, Steered, Watch
 

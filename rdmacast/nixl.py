@@ -10,12 +10,14 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rdmacast.client_link import ClientLink, open_link
+from rdmacast.client_link import ClientLink
+from rdmacast.controlled import ControlledTransport
+from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
 from rdmacast.nixl_node import NixlNode
 from rdmacast.nixl_reader import NixlReader
+from rdmacast.queued_link import QueuedLink
 from rdmacast.settings import LinkSettings
-from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_reads import MESSAGE_BYTES, ReadQueue
@@ -24,30 +26,17 @@ from rdmacast.wire import MAX_READ_BYTES
 _DEPTH = 8  # reads under way: each poll makes progress on all of them, on the event loop
 
 
-class NixlLink:
-    """A Link by one agent, controlled over TCP. Either's end is that of both."""
+class NixlLink(QueuedLink):
+    """A Link by one agent, controlled over TCP."""
+
+    transport = "nixl"
 
     def __init__(self, link: ClientLink, reader: NixlReader, reads: ReadQueue) -> None:
-        self._link = link
+        super().__init__(link, reads)
         self._reader = reader
-        self._reads = reads
-        self._before = reads.received_bytes  # the test's
-
-    def __repr__(self) -> str:
-        return f"NixlLink({self._reads!r}, {self._link!r})"
-
-    @property
-    def transport(self) -> str:
-        return "nixl"
-
-    @property
-    def received_bytes(self) -> int:
-        return self._reads.received_bytes - self._before
 
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
-        into = writable_bytes(into)
-        for start in range(0, len(into), MAX_READ_BYTES):
-            part = into[start : start + MAX_READ_BYTES]
+        for start, part in writable_parts(into, MAX_READ_BYTES):
             async with self._link.shown(region, offset + start, len(part)) as shown:
                 if began is not None:
                     began()
@@ -58,13 +47,11 @@ class NixlLink:
                 except DeviceError as error:
                     raise NotShared(f"NIXL cannot read this: {error}") from error
 
-    async def aclose(self) -> None:
-        self._reads.close(LinkClosed("the link was closed"))
-        await self._link.aclose()
 
-
-class NixlTransport:
+class NixlTransport(ControlledTransport):
     """Makes NixlLinks from `node`, which must outlive them."""
+
+    name = "nixl"
 
     def __init__(
         self,
@@ -74,22 +61,16 @@ class NixlTransport:
         tls: ssl.SSLContext | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
-        self._secret = secret
+        super().__init__(secret, tls, settings)
         self._node = node
-        self._tls = tls
-        self._settings = settings or LinkSettings()
 
     def __repr__(self) -> str:
         return f"NixlTransport({self._node!r})"
 
-    @property
-    def name(self) -> str:
-        return "nixl"
-
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
         """Raises NoTransport, too, where the peer offers no NIXL or no path leads to it."""
-        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
+        async with self._control(peer) as link:
             try:
                 reader = await self._node.reader()
             except DeviceError as error:

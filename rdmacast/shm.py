@@ -13,10 +13,11 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rdmacast.client_link import ClientLink, open_link
-from rdmacast.errors import NotShared, ProtocolError
+from rdmacast.client_link import ClientLink
+from rdmacast.controlled import ControlledLink, ControlledTransport
+from rdmacast.destination import writable_bytes
+from rdmacast.errors import NotShared
 from rdmacast.settings import LinkSettings
-from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Began, Check, Link, PeerAddress
 from rdmacast.waiting import run_in_thread
 
@@ -47,26 +48,19 @@ class _File:
             os.close(self.number)
 
 
-class ShmLink:
+class ShmLink(ControlledLink):
     """A Link that copies from files, controlled over TCP."""
 
+    transport = "shm"
+
     def __init__(self, link: ClientLink, root: Path | None, executor: Executor | None) -> None:
-        self._link = link
+        super().__init__(link)
         self._root = root
         self._executor = executor
         self._files: dict[str, tuple[int, _File]] = {}  # by region, with the publication's serial
-        self._received_bytes = 0
 
     def __repr__(self) -> str:
         return f"ShmLink({len(self._files)} files, {self._link!r})"
-
-    @property
-    def transport(self) -> str:
-        return "shm"
-
-    @property
-    def received_bytes(self) -> int:
-        return self._received_bytes
 
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
         await self._copied(region, offset, into, _copy, began)
@@ -108,7 +102,7 @@ class ShmLink:
         self._received_bytes += len(into)
 
     async def aclose(self) -> None:
-        await self._link.aclose()
+        await super().aclose()
         files, self._files = self._files, {}
         for _, file in files.values():
             file.release()
@@ -139,8 +133,10 @@ class ShmLink:
         raise NotShared(f"the file of region {region} is not on this host")
 
 
-class ShmTransport:
+class ShmTransport(ControlledTransport):
     """Makes ShmLinks. With `root`, only files directly or deeper below that folder are opened."""
+
+    name = "shm"
 
     def __init__(
         self,
@@ -151,25 +147,16 @@ class ShmTransport:
         tls: ssl.SSLContext | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
-        self._secret = secret
-        self._tls = tls
+        super().__init__(secret, tls, settings)
         self._root = Path(root).resolve() if root is not None else None
         self._executor = executor
-        self._settings = settings or LinkSettings()
 
     def __repr__(self) -> str:
         return f"ShmTransport(below {self._root or 'any folder'})"
 
-    @property
-    def name(self) -> str:
-        return "shm"
-
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
-            host = (await link.hello()).host
-            if host != peer.host:
-                raise ProtocolError(f"{peer.url} is on host {host!r}, not on {peer.host!r}")
+        async with self._control_on_host(peer) as link:
             shared = ShmLink(link, self._root, self._executor)
             try:
                 yield shared

@@ -5,49 +5,35 @@ keeps their memory until it is told that the read has ended.
 """
 
 import asyncio
-import logging
 import mmap
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
-from rdmacast.client_link import ClientLink, open_link
+from rdmacast.client_link import ClientLink
+from rdmacast.controlled import ControlledTransport
+from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
+from rdmacast.queued_link import QueuedLink
 from rdmacast.settings import LinkSettings
-from rdmacast.tcp import writable_bytes
 from rdmacast.transport import Began, Link, PeerAddress
 from rdmacast.verbs_address import Answering
 from rdmacast.verbs_node import VerbsNode
 from rdmacast.verbs_reads import ReadQueue
 from rdmacast.wire import MAX_READ_BYTES
 
-logger = logging.getLogger(__name__)
 
+class VerbsLink(QueuedLink):
+    """A Link over one queue pair, controlled over TCP."""
 
-class VerbsLink:
-    """A Link over one queue pair, controlled over TCP. Either's end is that of both."""
+    transport = "verbs"
 
     def __init__(self, link: ClientLink, node: VerbsNode, reads: ReadQueue) -> None:
-        self._link = link
+        super().__init__(link, reads)
         self._node = node
-        self._reads = reads
-        self._before = reads.received_bytes  # the test's
-
-    def __repr__(self) -> str:
-        return f"VerbsLink({self._reads!r}, {self._link!r})"
-
-    @property
-    def transport(self) -> str:
-        return "verbs"
-
-    @property
-    def received_bytes(self) -> int:
-        return self._reads.received_bytes - self._before
 
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
-        into = writable_bytes(into)
-        for start in range(0, len(into), MAX_READ_BYTES):
-            part = into[start : start + MAX_READ_BYTES]
+        for start, part in writable_parts(into, MAX_READ_BYTES):
             async with self._link.exposed(region, offset + start, len(part)) as remote:
                 if began is not None:
                     began()
@@ -57,13 +43,11 @@ class VerbsLink:
                 except DeviceError as error:
                     raise NotShared(f"our own memory is not for RDMA: {error}") from error
 
-    async def aclose(self) -> None:
-        self._reads.close(LinkClosed("the link was closed"))
-        await self._link.aclose()
 
-
-class VerbsTransport:
+class VerbsTransport(ControlledTransport):
     """Makes VerbsLinks from `node`, which must outlive them."""
+
+    name = "verbs"
 
     def __init__(
         self,
@@ -73,22 +57,16 @@ class VerbsTransport:
         tls: ssl.SSLContext | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
-        self._secret = secret
+        super().__init__(secret, tls, settings)
         self._node = node
-        self._tls = tls
-        self._settings = settings or LinkSettings()
 
     def __repr__(self) -> str:
         return f"VerbsTransport({self._node!r})"
 
-    @property
-    def name(self) -> str:
-        return "verbs"
-
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
         """Raises NoTransport, too, where the peer has no RDMA or no path leads to it."""
-        async with open_link(peer.url, self._secret, self._settings, tls=self._tls) as link:
+        async with self._control(peer) as link:
             reads, answering = await self._pair(link)
             try:
                 await self._probe(link, reads, answering, peer)
