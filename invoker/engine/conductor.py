@@ -180,7 +180,8 @@ class Conductor:
     def _opening(self, name: str) -> Opening:
         request_id = self._requests[name]
         sampling = self._book[request_id].request.sampling
-        return Opening(sequence=name, most=self._book.most_tokens(request_id), sampling=sampling)
+        most = self._book.most_tokens(request_id)
+        return Opening(sequence=name, most=most, sampling=sampling, call=request_id)
 
     def _ids(self, chunks: Sequence[Chunk]) -> list[int]:
         tokens = [self._book[self._requests[chunk.request_id]].tokens for chunk in chunks]

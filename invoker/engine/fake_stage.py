@@ -8,6 +8,7 @@ from invoker.engine.kv_slices import KvSlice
 from invoker.engine.sampling import Choice
 from invoker.engine.stage_contract import (
     OutOfStep,
+    StageFacts,
     StageFailed,
     StageInput,
     StageOutput,
@@ -36,6 +37,7 @@ class FakeStage:
         self.layers = (first, last)
         self.pages = pages
         self.has_head = first == 0 if tied else last == layers
+        self.facts = StageFacts(row_dtype=torch.float64, row_items=1, vocabulary=vocabulary, longest=1 << 20)
         self.closed = False
         self.most_pages = 0
         self._ends = last == layers

@@ -29,11 +29,12 @@ class StageFailed(EngineError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """A sequence that a stage has not seen, or was told to forget. `sequence` is unique in its pipeline; it
-    may grow to `most` tokens; where the head is its tokens are drawn by `sampling`."""
+    may grow to `most` tokens; where the head is its tokens are drawn by `sampling`. It is run for `call`."""
 
     sequence: str
     most: int
     sampling: Sampling
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,26 @@ class StageOutput:
     tokens: tuple[StageToken, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFacts:
+    """The model that a stage is part of. A row between stages is `row_items` items of `row_dtype`; token ids
+    are below `vocabulary`, sequences have at most `longest` tokens."""
+
+    row_dtype: torch.dtype
+    row_items: int
+    vocabulary: int
+    longest: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_items * self.row_dtype.itemsize
+
+
 class Stage(Protocol):
     """One stage. All methods are called by one thread."""
+
+    @property
+    def facts(self) -> StageFacts: ...
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -136,8 +155,8 @@ class Stage(Protocol):
 
 
 def rows_as_bytes(rows: torch.Tensor) -> memoryview:
-    """Rows in host memory as the bytes that they are, for a socket to send: a view."""
-    return rows.view(torch.uint8).numpy().reshape(-1).data
+    """Rows as the bytes that they are, for a socket to send: a view, unless they are on an accelerator."""
+    return rows.cpu().view(torch.uint8).numpy().reshape(-1).data
 
 
 def rows_of_bytes(received: memoryview, dtype: torch.dtype, width: int) -> torch.Tensor:

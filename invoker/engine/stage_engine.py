@@ -21,6 +21,7 @@ from invoker.engine.stage_contract import (
     Opening,
     OutOfStep,
     StageChunk,
+    StageFacts,
     StageFailed,
     StageInput,
     StageOutput,
@@ -61,6 +62,12 @@ class StageEngine:
         self.geometry: Geometry = bound.geometry
         self.layers = (bound.first, bound.last)
         self.has_head = bound.head is not None
+        self.facts = StageFacts(
+            row_dtype=bound.dtype,
+            row_items=bound.geometry.hidden,
+            vocabulary=bound.geometry.vocabulary,
+            longest=bound.geometry.longest,
+        )
         shape = KvShape(
             layers=bound.last - bound.first,
             heads=bound.geometry.kv_heads,
