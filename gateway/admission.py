@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gateway.contract import Call, DispatchError, Stage
 from gateway.directory import VersionKey
 from gateway.fairness import FairLine, Tally
+from gateway.servers import Server
 from registry.function import Task
-from registry.instance import InstanceRecord
 from registry.messages import Compute, Generate
 
 
@@ -35,6 +35,7 @@ class Ticket:
         "cost",
         "error",
         "failure_serial",
+        "goes_to",
         "hot",
         "instance",
         "key",
@@ -53,7 +54,8 @@ class Ticket:
         self.failure_serial = failure_serial  # start failures after this one concern this call
         self.hot = hot  # a ready instance existed when it came
         self.ready_s: float | None = arrived_s if hot else None  # when the first ready one was seen
-        self.instance: InstanceRecord | None = None
+        self.instance: Server | None = None
+        self.goes_to = ""  # the instance that it moves to from a pipeline, wherever that can be
         self.error: DispatchError | None = None
         self.wake = asyncio.Event()
 
@@ -155,7 +157,7 @@ class Admission:
         ticket.instance = None
         ticket.wake.clear()
 
-    def assign(self, ticket: Ticket, instance: InstanceRecord) -> None:
+    def assign(self, ticket: Ticket, instance: Server) -> None:
         """Take a waiting call out of its lane and onto an instance."""
         lane = self._lanes[ticket.key]
         lane.held.take(ticket)

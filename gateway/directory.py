@@ -14,6 +14,8 @@ from typing import NamedTuple
 from gateway.cast_ends import CastEnds
 from gateway.directory_entries import NodeEntry, RemoteDemand, StartFailure, Wish
 from gateway.known_casts import KnownCasts
+from gateway.known_live import KnownLive
+from gateway.servers import Server
 from registry.change import (
     CastChanged,
     CastPartEnded,
@@ -23,6 +25,7 @@ from registry.change import (
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
+    LiveChanged,
     NodeGone,
     NodeUp,
     ScaleAsked,
@@ -61,6 +64,7 @@ class Directory:
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
         self.casts = KnownCasts()
         self.cast_ends = CastEnds()
+        self.live = KnownLive()
         self.failure_serial = 0
         self._versions: dict[VersionKey, FunctionVersion] = {}
         self._nodes: dict[str, NodeEntry] = {}
@@ -120,6 +124,7 @@ class Directory:
         for demand in snapshot.demands:
             self._put_demand(demand, now)
         self.casts = KnownCasts(snapshot.casts)
+        self.live.load(snapshot.live, now, GRACE_S)
 
     def apply(self, change: Change, now: float) -> None:
         match change:
@@ -146,6 +151,8 @@ class Directory:
                 self.cast_ends.changed(record, now)
             case CastPartEnded(progress=progress):
                 self.cast_ends.ended(progress, now)
+            case LiveChanged():
+                self.live.put(change, now)
 
     def expire(self, now: float) -> bool:
         """Drop nodes and demands whose time is up. Returns whether anything was."""
@@ -156,18 +163,20 @@ class Directory:
         gateways = [g for g, demand in self._demands.items() if demand.deadline_s <= now]
         for gateway in gateways:
             del self._demands[gateway]
-        return bool(nodes or gateways)
+        live = self.live.expire(now)
+        return bool(nodes or gateways or live)
 
     def postpone(self, until: float) -> None:
         """Let no node's lease end before `until`: nobody has listened to heartbeats for a while."""
         for id_, entry in self._nodes.items():
             self._nodes[id_] = replace(entry, deadline_s=max(entry.deadline_s, until))
+        self.live.postpone(until)
 
     def next_expiry(self) -> float | None:
         """When `expire` next has something to do, None if never."""
         deadlines = [entry.deadline_s for entry in self._nodes.values()]
         deadlines += [demand.deadline_s for demand in self._demands.values()]
-        return min(deadlines, default=None)
+        return min(deadlines + self.live.deadlines, default=None)
 
     def reach(self, node: str, epoch: int) -> None:
         """A channel to this epoch of the node is up."""
@@ -249,6 +258,10 @@ class Directory:
             and self._usable(instance.node)
         ]
 
+    def servers(self, key: VersionKey) -> "list[Server]":
+        """All that calls may be sent to: ready instances, and pipelines of those that are loading."""
+        return [*self.ready(key), *self.live.servers(key.function, key.version, self._usable)]
+
     def coming(self, key: VersionKey) -> list[InstanceRecord]:
         """The instances that are starting on usable nodes."""
         return [
@@ -288,6 +301,7 @@ class Directory:
                 for gateway, remote in self._demands.items()
             ),
             casts=tuple(self.casts),
+            live=tuple(LiveChanged(record=record, ttl_s=0.0) for record in self.live),
         )
 
     # --- inside

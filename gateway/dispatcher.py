@@ -9,10 +9,12 @@ from gateway.admission import Admission, Lane, Ticket
 from gateway.contract import Call, DispatchError, OpenCall, Stage
 from gateway.demand import DemandPublisher
 from gateway.directory import Directory, VersionKey
+from gateway.live_calls import LiveCalls
 from gateway.node_client import Links, NodeClient
 from gateway.placement import impossible
 from gateway.progress import StartProgress
-from gateway.router import Slots, slots_of
+from gateway.router import Choice, Slots, slots_of
+from gateway.servers import PipelineServer, Server
 from gateway.serving import Outcome, Serving
 from gateway.wakeup import Wakeup
 from registry.change import InstanceChanged
@@ -43,6 +45,7 @@ class DispatchCounts:
 
     failovers: int = 0  # calls that went on elsewhere after their node was lost
     rerouted: int = 0  # calls that an instance refused before it began
+    moved: int = 0  # calls that went on elsewhere from a pipeline, as they were asked to
 
 
 class CallDispatcher:
@@ -64,6 +67,7 @@ class CallDispatcher:
     ) -> None:
         self.slots = Slots()
         self.counts = DispatchCounts()
+        self.live_calls = LiveCalls()
         self._directory = directory
         self._changes = changes
         self.links = links
@@ -110,20 +114,25 @@ class CallDispatcher:
         """Put a call back into its lane, in its place, and learn from what its instance said."""
         instance = ticket.instance
         assert instance is not None
-        self.slots.free(instance.instance_id)
+        self.slots.free(instance.instance_id, ticket.cost)
         match outcome:
+            case Outcome.MOVED | Outcome.STAGE_LOST | Outcome.GONE if isinstance(instance, PipelineServer):
+                if not ticket.goes_to:  # nobody here asked for it: the pipeline is over
+                    self._directory.live.close(instance.instance_id)
             case Outcome.LOST:
                 self.links.lost(instance.node)
             case Outcome.DRAINING:  # its record will say so any moment
                 until = self.clock.monotonic_s() + self._settings.draining_s
                 self.slots.refuse_until(instance.instance_id, until)
-            case Outcome.GONE:
+            case Outcome.GONE if isinstance(instance, InstanceRecord):
                 self._directory.apply(InstanceChanged(record=_stopped(instance)), self.clock.monotonic_s())
             case Outcome.FULL:
                 until = self.clock.monotonic_s() + self._settings.refused_s
                 self.slots.refuse_until(instance.instance_id, until)
         if failover:
             self.counts.failovers += 1
+        elif outcome is Outcome.MOVED:
+            self.counts.moved += 1
         else:
             self.counts.rerouted += 1
         self._admission.hold_again(ticket)
@@ -141,7 +150,7 @@ class CallDispatcher:
         first = lane is None or not lane.held
         lane = self._admission.hold(ticket)
         self._idle.clear()
-        self._assign_ready(lane, ready)
+        self._assign_ready(lane, self._directory.servers(key))
         starts_to_wait = ticket.instance is None and first
         self._demand.changed(urgent=starts_to_wait)
         if starts_to_wait:
@@ -154,7 +163,7 @@ class CallDispatcher:
 
     def leave(self, ticket: Ticket) -> None:
         if ticket.instance is not None:
-            self.slots.free(ticket.instance.instance_id)
+            self.slots.free(ticket.instance.instance_id, ticket.cost)
         self._admission.leave(ticket)
         self._demand.changed()
         lane = self._admission.find(ticket.key)
@@ -175,9 +184,9 @@ class CallDispatcher:
 
     def _assign_held(self, lane: Lane) -> None:
         if lane.held:
-            self._assign_ready(lane, self._directory.ready(lane.key))
+            self._assign_ready(lane, self._directory.servers(lane.key))
 
-    def _assign_ready(self, lane: Lane, ready: Sequence[InstanceRecord]) -> None:
+    def _assign_ready(self, lane: Lane, ready: Sequence[Server]) -> None:
         now = self.clock.monotonic_s()
         if ready and lane.unready:
             lane.unready = False
@@ -187,13 +196,24 @@ class CallDispatcher:
         while (following := lane.held.first()) is not None:
             # If this one is not owed a slot nobody is: its tenant has the fewest.
             owed = following.batches and lane.held.is_owed(following.tenant, slots)
-            choice = self.slots.choose(ready, self._rng, now, owed=owed)
+            choice = self._destination(following, ready) or self.slots.choose(
+                ready, self._rng, now, owed=owed, cost=following.cost
+            )
             if choice.instance is None:
                 if choice.next_at is not None:
                     self._assign_at(lane.key, choice.next_at - now)
                 return
-            self.slots.take(choice.instance.instance_id)
+            self.slots.take(choice.instance.instance_id, following.cost)
             self._admission.assign(following, choice.instance)
+            following.goes_to = ""
+
+    def _destination(self, ticket: Ticket, ready: Sequence[Server]) -> Choice | None:
+        """Where a call goes that moves from a pipeline to a certain instance, if that has room: it has waited
+        for its slot already."""
+        for server in ready if ticket.goes_to else ():
+            if server.instance_id == ticket.goes_to and self.slots.room(server, owed=True) > 0:
+                return Choice(instance=server)
+        return None
 
     def _assign_at(self, key: VersionKey, delay_s: float) -> None:
         if key not in self._timers:

@@ -1,27 +1,29 @@
-"""Which ready instance takes a call: least loaded, within each instance's own limit. Pure."""
+"""Which server takes a call: of instances the least loaded, within each one's own limit; where pipelines are
+among them, the one that is done with it first. Pure."""
 
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from registry.instance import InstanceRecord
+from gateway.live_spread import Place, choose_place
+from gateway.servers import PipelineServer, Server, rates_of
 
-DEFAULT_CONCURRENCY = 8  # of an instance that does not tell its limit
+DEFAULT_CONCURRENCY = 8  # of a server that does not tell its limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The instance that takes the call, or None; `next_at` is when a refusing one may be asked again."""
+    """The server that takes the call, or None; `next_at` is when a refusing one may be asked again."""
 
-    instance: InstanceRecord | None
+    instance: Server | None
     next_at: float | None = None
 
 
-def slots_of(instance: InstanceRecord) -> int:
+def slots_of(server: Server) -> int:
     """How many calls it takes at once."""
-    return instance.max_concurrency or DEFAULT_CONCURRENCY
+    return server.max_concurrency or DEFAULT_CONCURRENCY
 
 
 def spare_of(slots: int) -> int:
@@ -31,10 +33,14 @@ def spare_of(slots: int) -> int:
 
 
 class Slots:
-    """This gateway's calls in flight by instance, and instances that said they have no room."""
+    """This gateway's calls in flight by server, and servers that said they have no room.
+
+    `work` is roughly what the calls on each take, in tokens.
+    """
 
     def __init__(self) -> None:
         self._in_flight: Counter[str] = Counter()
+        self._work: Counter[str] = Counter()
         self._full_until: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -44,39 +50,61 @@ class Slots:
     def in_flight(self) -> Counter[str]:
         return self._in_flight
 
-    def take(self, instance_id: str) -> None:
+    def take(self, instance_id: str, cost: int = 1) -> None:
         self._in_flight[instance_id] += 1
+        self._work[instance_id] += cost
 
-    def free(self, instance_id: str) -> None:
+    def free(self, instance_id: str, cost: int = 1) -> None:
         assert self._in_flight[instance_id] > 0, instance_id
         self._in_flight[instance_id] -= 1
+        self._work[instance_id] -= cost
         if not self._in_flight[instance_id]:
-            del self._in_flight[instance_id]
+            del self._in_flight[instance_id], self._work[instance_id]
 
     def refuse_until(self, instance_id: str, until: float) -> None:
-        """The instance is full with other gateways' calls: leave it alone until then."""
+        """The server is full with other gateways' calls: leave it alone until then."""
         self._full_until[instance_id] = until
 
+    def room(self, server: Server, *, owed: bool = False) -> int:
+        """How many more calls it takes."""
+        slots = slots_of(server)
+        return slots + (spare_of(slots) if owed else 0) - self._in_flight[server.instance_id]
+
     def choose(
-        self, ready: Iterable[InstanceRecord], rng: random.Random, now: float, *, owed: bool = False
+        self, ready: Iterable[Server], rng: random.Random, now: float, *, owed: bool = False, cost: int = 1
     ) -> Choice:
-        """The least loaded instance with a free slot, ties by `rng`; a call that is `owed` one gets it even
-        where all are taken, within reason."""
+        """A server with a free slot; a call that is `owed` one gets it even where all are taken, within
+        reason. `cost` is what the call takes, in tokens; ties by `rng`."""
         if self._full_until:
             self._full_until = {id_: until for id_, until in self._full_until.items() if until > now}
-        best: list[InstanceRecord] = []
-        best_load, next_at = math.inf, None
-        for instance in ready:
-            until = self._full_until.get(instance.instance_id)
+        able: list[Server] = []
+        next_at = None
+        for server in ready:
+            until = self._full_until.get(server.instance_id)
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
-                continue
-            slots, taken = slots_of(instance), self._in_flight[instance.instance_id]
-            if taken >= slots + (spare_of(slots) if owed else 0):
-                continue
-            load = taken / slots
+            elif self.room(server, owed=owed) > 0:
+                able.append(server)
+        if any(isinstance(server, PipelineServer) for server in able):
+            return Choice(instance=self._soonest(able, cost), next_at=next_at)
+        return Choice(instance=self._least_loaded(able, rng), next_at=next_at)
+
+    def _least_loaded(self, able: Sequence[Server], rng: random.Random) -> Server | None:
+        best: list[Server] = []
+        best_load = math.inf
+        for server in able:
+            load = self._in_flight[server.instance_id] / slots_of(server)
             if load < best_load:
-                best, best_load = [instance], load
-            elif best and load == best_load:
-                best.append(instance)
-        return Choice(instance=rng.choice(best) if best else None, next_at=next_at)
+                best, best_load = [server], load
+            elif load == best_load:
+                best.append(server)
+        return rng.choice(best) if best else None
+
+    def _soonest(self, able: Sequence[Server], cost: int) -> Server | None:
+        by_id = {server.instance_id: server for server in able}
+        places = [
+            Place(name=server.instance_id, rate=rate, work_tokens=self._work[server.instance_id])
+            for server, rate in zip(able, rates_of(able), strict=True)
+        ]
+        chosen = choose_place(places, cost)
+        return None if chosen is None else by_id[chosen.name]

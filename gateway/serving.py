@@ -16,11 +16,14 @@ from gateway.admission import Ticket
 from gateway.attempts import Attempt, ask_used
 from gateway.contract import Assigned, Call, CallUse, DispatchError, Event, Stage
 from gateway.directory import VersionKey
+from gateway.live_calls import LiveCalls, unfinished
+from gateway.live_spread import Unfinished
 from gateway.node_client import NodeClient
 from gateway.outlast import outlast
+from gateway.servers import PipelineServer, Server
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
-from registry.instance import InstanceRecord
+from registry.live_messages import MOVED
 from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Reply, Tokens, Usage
 
 
@@ -31,13 +34,18 @@ class Outcome(Enum):
     DRAINING = "draining"  # takes nothing new any more
     GONE = "gone"  # no such instance
     FULL = "full"  # no room now
+    STAGE_LOST = "stage lost"  # of a pipeline, though not the node that the call was sent to
+    MOVED = "moved"  # by a pipeline, as it was asked to, or since it ends
 
 
 _REFUSALS = {
     "draining": Outcome.DRAINING,
     "no_such_instance": Outcome.GONE,
     "overloaded": Outcome.FULL,
+    "no_such_pipeline": Outcome.GONE,
+    "pipeline_lost": Outcome.STAGE_LOST,
 }
+_BEGUN = frozenset({Outcome.DRAINING, Outcome.STAGE_LOST})  # the instance may have worked on it
 _ERRORS = {
     "start_failed": ("start_failed", 503),
     "out_of_memory": ("bad_request", 400),
@@ -61,6 +69,9 @@ class Desk(Protocol):
     @property
     def max_tries(self) -> int: ...
 
+    @property
+    def live_calls(self) -> LiveCalls: ...
+
     def again(self, ticket: Ticket, outcome: Outcome, *, failover: bool) -> None: ...
 
 
@@ -76,13 +87,17 @@ class Serving:
         self._outputs = 0
         self._finished = False  # the last output came; only Usage is missing
         self._failed_over = False
-        self._attempts: list[Attempt] = []
+        self._attempts: list[Attempt] = []  # of a pipeline one a member, the head's first
+        self._tries = 0
+        self._current = 0  # index of the first attempt of this try
+        self._moving = False  # a pipeline has let go of it: it goes on elsewhere once its use is told
         self._began_s: float | None = None  # when an instance first took it
         self._tries_left = desk.max_tries
         self._shown: Stage | None = None
         self._announced = False  # whether the reader was told of the ticket's instance
         self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # at a node
         self._replies: AsyncIterator[Reply] | None = None
+        self._pipeline = ""  # the name of the one that runs it now
         self._outputs_before = 0  # this attempt
         self._over = False
 
@@ -111,11 +126,27 @@ class Serving:
                 self._again(error)
                 continue
             except StopAsyncIteration:
-                node = self._attempts[-1].node
+                if self._moving:
+                    await self._close()
+                    self._move()
+                    continue
+                node = self._attempts[self._current].node
                 raise DispatchError(
                     "internal", f"{node} ended the call without its usage", status=500
                 ) from None
-            event = self._account(self._attempts[-1], reply)
+            attempt = self._attempts[self._current]
+            if isinstance(reply, Tokens) and reply.finish_reason == MOVED:
+                self._moving = True
+                if not reply.ids:
+                    attempt.gpu_us = max(attempt.gpu_us, reply.gpu_us)
+                    continue
+                reply = msgspec.structs.replace(reply, finish_reason="")
+            elif self._moving and isinstance(reply, Usage):
+                attempt.gpu_us, attempt.exact = reply.gpu_us, True
+                await self._close()
+                self._move()
+                continue
+            event = self._account(attempt, reply)
             self._over = isinstance(event, Usage)
             return event
         raise StopAsyncIteration
@@ -136,13 +167,35 @@ class Serving:
         return [
             attempt
             for attempt in self._attempts
-            if not attempt.exact and self._desk.client(attempt.node) is attempt.client
+            if not attempt.exact and self._client_of(attempt) is not None
         ]
 
     async def learn_used(self) -> None:
         """After `aclose`: ask the nodes that did not come to say it what they spent on the call."""
-        if unheard := self.unheard:
-            await outlast(ask_used(unheard))
+        found = [(attempt, self._client_of(attempt)) for attempt in self._attempts if not attempt.exact]
+        asked = {attempt.node: client for attempt, client in found if client is not None}
+        if asked:
+            await outlast(ask_used([attempt for attempt, client in found if client is not None], asked))
+
+    def _client_of(self, attempt: Attempt) -> NodeClient | None:
+        """The channel by which the attempt's node can still be asked, if there is one."""
+        client = self._desk.client(attempt.node)
+        return client if attempt.client in (None, client) else None
+
+    # --- for LiveCalls
+
+    @property
+    def call_id(self) -> str:
+        return self._attempts[self._current].call_id
+
+    @property
+    def unfinished(self) -> Unfinished:
+        work = self._call.work
+        assert isinstance(work, Generate)
+        return unfinished(self.call_id, work, len(self._ids))
+
+    def go_to(self, instance_id: str) -> None:
+        self._ticket.goes_to = instance_id
 
     async def _placed(self) -> Stage | Assigned | None:
         """Wait for an instance or a change of the stage; what to tell of it, if anything."""
@@ -168,14 +221,27 @@ class Serving:
             raise ChannelClosed(f"no channel to {instance.node}")
         attempt = self._attempt(instance, client)
         self._outputs_before = self._outputs
-        opened = client.call(self._work(attempt))
+        opened = client.call(self._work(attempt, instance))
         self._replies = await opened.__aenter__()
         self._opened = opened
+        if isinstance(instance, PipelineServer):
+            self._pipeline = instance.instance_id
+            self._desk.live_calls.begin(instance.instance_id, self)
 
     async def _close(self) -> None:
         opened, self._opened, self._replies = self._opened, None, None
+        if self._pipeline:
+            self._desk.live_calls.end(self._pipeline, self.call_id)
+            self._pipeline = ""
         if opened is not None:
             await opened.__aexit__(None, None, None)
+
+    def _move(self) -> None:
+        """Go on where another server takes it: nothing went wrong."""
+        self._moving = False
+        self._failed_over = self._failed_over or self._outputs > 0
+        self._announced, self._shown = False, None
+        self._desk.again(self._ticket, Outcome.MOVED, failover=False)
 
     def _again(self, error: ChannelClosed | RemoteError) -> None:
         """Give the call back to its lane, to go on elsewhere. Raises DispatchError where it cannot."""
@@ -190,19 +256,21 @@ class Serving:
             if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
                 raise self._translated(error) from error
             outcome = refusal
-            if outcome is not Outcome.DRAINING and self._outputs == self._outputs_before:
-                self._attempts.pop()  # refused before it began
+            if outcome not in _BEGUN and self._outputs == self._outputs_before:
+                del self._attempts[self._current :]  # refused before it began
+                self._tries -= 1
         # A full instance is no failure: the call waits on, under its own limits.
         self._tries_left -= outcome is not Outcome.FULL
         if not self._tries_left:
             raise self._given_up(error) from error
         self._failed_over = self._failed_over or self._outputs > 0
         self._announced, self._shown = False, None
-        self._desk.again(ticket, outcome, failover=outcome is Outcome.LOST)
+        self._moving = False
+        self._desk.again(ticket, outcome, failover=outcome in (Outcome.LOST, Outcome.STAGE_LOST))
         if outcome is not Outcome.FULL:
             ticket.lost_instance()
 
-    def _assigned(self, instance: InstanceRecord) -> Assigned:
+    def _assigned(self, instance: Server) -> Assigned:
         """Waiting counts as load until a first instance was ready, and as queueing after."""
         ticket, now = self._ticket, self._clock.monotonic_s()
         ready_s = (
@@ -214,25 +282,36 @@ class Serving:
             node=instance.node,
             gpu_type=gpu_type,
             gpu_count=gpu_count,
-            start_kind="hot" if ticket.hot else instance.start_kind.value,
+            start_kind=(
+                "hot"
+                if ticket.hot and not isinstance(instance, PipelineServer)
+                else instance.start_kind.value
+            ),
             queue_ms=(now - ready_s) * 1000,
             load_ms=(ready_s - ticket.arrived_s) * 1000,
             phases_ms={} if ticket.hot else instance.phases_ms,
         )
 
-    def _attempt(self, instance: InstanceRecord, client: NodeClient) -> Attempt:
+    def _attempt(self, instance: Server, client: NodeClient) -> Attempt:
         if self._began_s is None:
             self._began_s = self._clock.monotonic_s()
-        number = len(self._attempts)
+        number, self._current = self._tries, len(self._attempts)
         call_id = f"{self._call.request_id}+{number}" if number else self._call.request_id
-        attempt = Attempt(call_id, instance.instance_id, instance.node, client)
-        self._attempts.append(attempt)
+        if isinstance(instance, PipelineServer):
+            attempt = Attempt(call_id, instance.head.instance_id, instance.node, client)
+            others = [Attempt(call_id, one.instance_id, one.node, None) for one in instance.others]
+        else:
+            attempt, others = Attempt(call_id, instance.instance_id, instance.node, client), []
+        self._attempts += [attempt, *others]
+        self._tries += 1
         return attempt
 
-    def _work(self, attempt: Attempt) -> Generate | Compute | InvokeHandler:
+    def _work(self, attempt: Attempt, server: Server) -> Generate | Compute | InvokeHandler:
         work = msgspec.structs.replace(
             self._call.work, request_id=attempt.call_id, instance_id=attempt.instance_id
         )
+        if isinstance(work, Generate) and isinstance(server, PipelineServer):
+            work = msgspec.structs.replace(work, pipeline=server.instance_id)
         if isinstance(work, Generate) and self._ids:
             return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._ids))
         return work
@@ -295,7 +374,7 @@ class Serving:
         now = self._clock.monotonic_s()
         return round((now - (now if self._began_s is None else self._began_s)) * 1e6)
 
-    def _check_repeatable(self, instance: InstanceRecord, error: ChannelClosed) -> None:
+    def _check_repeatable(self, instance: Server, error: ChannelClosed) -> None:
         if self._outputs and not self._finished and not isinstance(self._call.work, Generate):
             raise DispatchError(
                 "internal", f"node {instance.node} was lost in the middle of its answer", status=500

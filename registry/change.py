@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from registry.cast import CastProgress, CastRecord
 from registry.function import Function, FunctionVersion
 from registry.instance import InstanceRecord
+from registry.live import LiveRecord
 from registry.node import NodeRecord
 
 
@@ -91,6 +92,14 @@ class CastPartEnded:
     progress: CastProgress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveChanged:
+    """How a function version serves while it loads, valid for `ttl_s`: all of its pipelines."""
+
+    record: LiveRecord
+    ttl_s: float
+
+
 Change = (
     NodeUp
     | NodeGone
@@ -101,6 +110,7 @@ Change = (
     | ScaleAsked
     | CastChanged
     | CastPartEnded
+    | LiveChanged
 )
 
 
@@ -115,3 +125,4 @@ class Snapshot:
     instances: tuple[InstanceRecord, ...]
     demands: tuple[DemandChanged, ...]
     casts: tuple[CastRecord, ...] = ()
+    live: tuple[LiveChanged, ...] = ()

@@ -12,6 +12,7 @@ from registry.change import (
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
+    LiveChanged,
     NodeGone,
     NodeUp,
     ScaleAsked,
@@ -33,6 +34,7 @@ _CHANGES: dict[bytes, type[Change]] = {
         ScaleAsked,
         CastChanged,
         CastPartEnded,
+        LiveChanged,
     )
 }
 

@@ -16,6 +16,8 @@
 | `hc:scale:<token>` | string | a wish that is in the feed already |
 | `hc:casts` | set | ids that may have a cast |
 | `hc:cast:<id>` | hash | `epoch`, `record`; `node <id>` -> CastProgress, `at <id>` -> its time; expires |
+| `hc:lives` | set | function versions that may have a live record |
+| `hc:live:<name>:<version>` | hash | `epoch`, `serial`, `record`, `ttl` of a LiveRecord; expires |
 | `hc:lease:<name>` | hash | `holder`, and `beat`, new with each renewal; expires |
 | `hc:lease-epochs` | hash | lease name -> latest epoch, and `name beats` -> beats so far |
 | `hc:keys` | hash | key id -> ApiKey |
@@ -48,6 +50,8 @@ DEMAND_PREFIX = "hc:demand:"
 SCALE_PREFIX = "hc:scale:"
 CASTS = "hc:casts"
 CAST_PREFIX = "hc:cast:"
+LIVES = "hc:lives"
+LIVE_PREFIX = "hc:live:"
 LEASE_PREFIX = "hc:lease:"
 LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
@@ -96,6 +100,10 @@ def scale(token: str) -> str:
 
 def cast(cast_id: str) -> str:
     return CAST_PREFIX + cast_id
+
+
+def live(function: str, number: int) -> str:
+    return LIVE_PREFIX + version(function, number)
 
 
 def lease(name: str) -> str:

@@ -17,6 +17,7 @@ from registry.change import (
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
+    LiveChanged,
     NodeGone,
     NodeUp,
     ScaleAsked,
@@ -29,6 +30,7 @@ from registry.function import Function, FunctionVersion, Scaling
 from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
 from registry.instance import TRANSITIONS, InstanceRecord
 from registry.keys import FEED_LENGTH
+from registry.live import LiveRecord
 from registry.memory_casts import MemoryCasts
 from registry.memory_ledger import MemoryLedger
 from registry.memory_quota import MemoryQuotas
@@ -114,6 +116,7 @@ class MemoryState(MemoryLedger, State):
         self._keys: dict[str, ApiKey] = {}
         self._quotas = MemoryQuotas(self._clock)
         self._casts = MemoryCasts(self._clock)
+        self._lives: dict[tuple[str, int], tuple[LiveChanged, float]] = {}
 
     def __repr__(self) -> str:
         return f"<MemoryState at {self._feed.cursor}>"
@@ -237,6 +240,15 @@ class MemoryState(MemoryLedger, State):
     async def casts(self, beginning: str = "") -> list[CastStatus]:
         return [one for one in self._casts.all() if one.record.cast_id.startswith(beginning)]
 
+    async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
+        key, now = (record.function, record.version), self._clock.monotonic_s()
+        known, expires_at = self._lives.get(key, (None, now))
+        if known is not None and expires_at > now and record.order < known.record.order:
+            return
+        change = LiveChanged(record=record, ttl_s=ttl_s)
+        self._lives[key] = change, now + ttl_s
+        self._feed.publish(change)
+
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
         now = self._clock.monotonic_s()
         lease = self._leases.get(name, _Lease("", 0, 0.0))
@@ -276,6 +288,11 @@ class MemoryState(MemoryLedger, State):
                 if expires_at > now
             ),
             casts=tuple(self._casts.records()),
+            live=tuple(
+                replace(change, ttl_s=expires_at - now)
+                for _, (change, expires_at) in sorted(self._lives.items())
+                if expires_at > now
+            ),
         )
 
     def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:

@@ -8,6 +8,7 @@ from registry.change import (
     Demand,
     DemandChanged,
     InstanceChanged,
+    LiveChanged,
     NodeUp,
     ScaleAsked,
     ScaleTarget,
@@ -17,6 +18,7 @@ from registry.codec import decode, encode
 from registry.errors import StaleEpoch
 from registry.function import Function, FunctionVersion
 from registry.instance import TRANSITIONS, InstanceRecord
+from registry.live import LiveRecord
 from registry.node import NodeRecord
 from registry.redis_connections import Script
 from registry.redis_store import PUBLISH, RedisStore, milliseconds, published
@@ -113,11 +115,11 @@ return 1
 """
 )
 
-# Everything at one point of the feed. Names of expired nodes and gateways are dropped on the way.
+# Everything at one point of the feed. Names of what has expired are dropped on the way.
 # No time to live is longer than it was at first, even if the clock of Redis was set back since.
 # An empty feed gets a first entry, of a kind that no watcher knows: a cursor must name an entry.
-# KEYS feed functions versions nodes gateways casts
-# ARGV node-prefix instances-prefix demand-prefix cast-prefix
+# KEYS feed functions versions nodes gateways casts lives
+# ARGV node-prefix instances-prefix demand-prefix cast-prefix live-prefix
 _SNAPSHOT = Script(
     """
 local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
@@ -150,8 +152,17 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
     redis.call('SREM', KEYS[5], id)
   end
 end
+local lives = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[7])) do
+  local row = redis.call('HMGET', ARGV[5] .. id, 'record', 'ttl')
+  if row[1] then
+    lives[#lives + 1] = {row[1], bounded(redis.call('PTTL', ARGV[5] .. id), row[2])}
+  else
+    redis.call('SREM', KEYS[7], id)
+  end
+end
 local heads, versions = redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3])
-return {cursor, heads, versions, nodes, instances, demands, casts}
+return {cursor, heads, versions, nodes, instances, demands, casts, lives}
 """
 )
 
@@ -225,10 +236,16 @@ class RedisNodes(RedisStore):
         )
 
     async def snapshot(self) -> Snapshot:
-        cursor, heads, versions, nodes, instances, demands, casts = await self._redis.script(
+        cursor, heads, versions, nodes, instances, demands, casts, lives = await self._redis.script(
             _SNAPSHOT,
-            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS],
-            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.DEMAND_PREFIX, keys.CAST_PREFIX],
+            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS, keys.LIVES],
+            [
+                keys.NODE_PREFIX,
+                keys.INSTANCES_PREFIX,
+                keys.DEMAND_PREFIX,
+                keys.CAST_PREFIX,
+                keys.LIVE_PREFIX,
+            ],
         )
         return Snapshot(
             cursor=cursor.decode(),
@@ -250,6 +267,12 @@ class RedisNodes(RedisStore):
             ),
             demands=tuple(sorted((_demand(raw, ttl) for raw, ttl in demands), key=lambda d: d.gateway)),
             casts=tuple(in_order(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
+            live=tuple(
+                sorted(
+                    (_live(raw, ttl) for raw, ttl in lives),
+                    key=lambda change: (change.record.function, change.record.version),
+                )
+            ),
         )
 
 
@@ -261,6 +284,10 @@ def _demand(raw: bytes, ttl_ms: int) -> DemandChanged:
     change = decode(DemandChanged, raw, keys.DEMAND_PREFIX)
     left_s = min(ttl_ms / 1000, change.ttl_s)
     return DemandChanged(gateway=change.gateway, demands=change.demands, ttl_s=left_s)
+
+
+def _live(raw: bytes, ttl_ms: int) -> LiveChanged:
+    return LiveChanged(record=decode(LiveRecord, raw, keys.LIVE_PREFIX), ttl_s=ttl_ms / 1000)
 
 
 def _gone_without_epoch(node: str) -> bytes:

@@ -17,6 +17,7 @@ from registry.redis_feed import RedisFeed
 from registry.redis_functions import RedisFunctions
 from registry.redis_lease import RedisLeases
 from registry.redis_ledger import RedisLedger
+from registry.redis_live import RedisLive
 from registry.redis_nodes import RedisNodes
 from registry.redis_quota import RedisQuotas
 from registry.state import ClusterConfig, State
@@ -37,7 +38,15 @@ return 1
 
 
 class RedisState(
-    RedisFunctions, RedisNodes, RedisCasts, RedisFeed, RedisLeases, RedisQuotas, RedisLedger, State
+    RedisFunctions,
+    RedisNodes,
+    RedisCasts,
+    RedisLive,
+    RedisFeed,
+    RedisLeases,
+    RedisQuotas,
+    RedisLedger,
+    State,
 ):
     """All of the shared state over one bounded set of connections; use as `async with`, or `aclose()`."""
 

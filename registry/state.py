@@ -15,6 +15,7 @@ from registry.cast import CastProgress, CastRecord, CastStatus
 from registry.change import Change, Demand, ScaleTarget, Snapshot
 from registry.function import Function, FunctionVersion, Scaling
 from registry.instance import InstanceRecord
+from registry.live import LiveRecord
 from registry.node import NodeRecord
 from registry.quota import Place, Standing
 from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
@@ -52,7 +53,7 @@ class UsageRow:
 
 
 class ClusterState(Protocol):
-    """Functions, nodes, instances, demand, casts, leases and the feed of their changes."""
+    """Functions, nodes, instances, demand, casts, live pipelines, leases and the feed of their changes."""
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
         """The cluster's configuration; `default` becomes it if there is none. Raises NotFound."""
@@ -120,6 +121,11 @@ class ClusterState(Protocol):
 
     async def casts(self, beginning: str = "") -> list[CastStatus]:
         """Those that are kept and whose ids begin so, the latest first."""
+        ...
+
+    async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
+        """Tell how a function version serves while it loads, for `ttl_s`. One that is older than what is
+        known (LiveRecord.order) changes nothing; told again it holds for longer."""
         ...
 
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
