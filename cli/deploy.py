@@ -13,10 +13,12 @@ from cli.options import DURATION, LIVE, NAME, client_options, connect, output_op
 from cli.output import emit_record
 from cli.progress import byte_meter, human_bytes, note
 from cli.upload import MemorySource, Source, upload
+from registry.emulation import is_emulated
 from registry.errors import ImageError, InvalidRecord
 from registry.function import Scaling
 from registry.function_yaml import DTYPES, FunctionSpec
 from registry.images.plan import ImagePlan
+from registry.images.source import local_folder
 from registry.live import Live
 
 
@@ -91,6 +93,8 @@ def deploy_command(
         spec = read_spec(source)
         chosen = name or (spec.name if spec else None)
         if chosen is None:
+            if not is_emulated(source):
+                local_folder(source)  # a name would not help where there is none
             raise UsageError("give the function a name with --name")
         if spec is not None:
             scaling = {**spec_scaling(spec), **scaling}

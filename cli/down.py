@@ -8,6 +8,7 @@ import psutil
 
 from cli import run_file
 from cli.errors import MissingError, TimeoutExceeded
+from cli.options import SECONDS
 from cli.progress import note
 from cli.up_settings import default_data_dir
 
@@ -16,7 +17,7 @@ from cli.up_settings import default_data_dir
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), default=default_data_dir, help="As given to `up`."
 )
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds to wait.")
 def down_command(data_dir: Path, timeout: float) -> None:
     """Stop Redis, gateway and nodes. Functions, keys, images and bills are there again after `up`.
 

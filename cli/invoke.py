@@ -11,7 +11,7 @@ import httpx2
 
 from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
-from cli.options import client_options, connect
+from cli.options import SECONDS, client_options, connect
 from cli.progress import StageLine, note
 
 
@@ -26,7 +26,7 @@ from cli.progress import StageLine, note
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stream", is_flag=True, help="Print text as it comes.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the response's start kind and timing.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds without an answer.")
+@click.option("--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds without an answer.")
 @client_options
 def invoke_command(
     name: str,
@@ -57,7 +57,7 @@ def invoke_command(
         raise UsageError("give exactly one of --prompt, --input, --image and --data")
     body: dict[str, Any]
     if prompt is not None:
-        body = {"prompt": sys.stdin.read() if prompt == "-" else prompt, "stream": stream}
+        body = {"prompt": read_stdin() if prompt == "-" else prompt, "stream": stream}
     elif text is not None:
         body = {"input": text}
     elif image is not None:
@@ -72,6 +72,7 @@ def invoke_command(
     for key, value in (("max_tokens", max_tokens), ("temperature", temperature), ("seed", seed)):
         if value is not None:
             body[key] = value
+    refuse_unsendable(body)
     with connect(url, api_key, timeout) as client:
         if body.get("stream"):
             print_stream(client, f"/functions/{segment(name)}/invoke", body, verbose)
@@ -82,10 +83,10 @@ def invoke_command(
 def parse_body(data: str) -> dict[str, Any]:
     """The JSON object of `--data`: itself, `@FILE` or `-`."""
     if data == "-":
-        data = sys.stdin.read()
+        data = read_stdin()
     elif data.startswith("@"):
         try:
-            data = Path(data[1:]).read_text()
+            data = decoded(data[1:], Path(data[1:]).read_bytes())
         except OSError as exc:
             raise MissingError(f"cannot read {data[1:]}: {exc.strerror}") from exc
     try:
@@ -95,6 +96,27 @@ def parse_body(data: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("--data must be a JSON object")
     return body
+
+
+def read_stdin() -> str:
+    return decoded("stdin", sys.stdin.buffer.read())
+
+
+def decoded(where: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{where} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
+
+
+def refuse_unsendable(body: dict[str, Any]) -> None:
+    """Of what a shell can give, JSON has no NaN, no infinity and no bytes that are not UTF-8."""
+    try:
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError("what is to be sent is not UTF-8 text") from exc
+    except ValueError as exc:
+        raise UsageError("NaN and infinity cannot be sent: JSON has no such numbers") from exc
 
 
 def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool, *, raw: bool) -> None:

@@ -17,6 +17,8 @@ from registry.live import Live
 from registry.moments import parse_moment
 from registry.sizes import parse_rate, parse_size
 
+_MOST_SECONDS = 2e6  # a socket takes no timeout of 25 days
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -36,11 +38,22 @@ class _Parsed(click.ParamType):
             self.fail(str(exc), param, ctx)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise InvalidRecord(f"bad number of seconds {text!r}: use one above 0, as 30 or 0.5")
+    return seconds
+
+
 DURATION = _Parsed("duration", parse_duration)
 MOMENT = _Parsed("time", lambda text: parse_moment(text, time.time()))
 SIZE = _Parsed("size", parse_size)
 RATE = _Parsed("rate", parse_rate)
 NAME = _Parsed("name", check_name)
+SECONDS = _Parsed("seconds", _seconds)
 LIVE = click.Choice([live.value for live in Live])
 
 

@@ -53,7 +53,8 @@ def resolve(url: str | None, api_key: str | None, environ: Mapping[str, str] = o
     chosen = url or environ.get("HYPERCAST_URL") or config.get("url") or DEFAULT_URL
     if "://" not in chosen:
         chosen = f"http://{chosen}"
-    return ClientSettings(
-        url=chosen.rstrip("/"),
-        api_key=api_key or environ.get("HYPERCAST_API_KEY") or config.get("api_key"),
-    )
+    key = api_key or environ.get("HYPERCAST_API_KEY") or config.get("api_key")
+    # As one from a file with Windows' line ends; a header cannot carry it, and who says so shows it.
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise UsageError("the API key has a character that no key has: see its end for a line break")
+    return ClientSettings(url=chosen.rstrip("/"), api_key=key)

@@ -12,16 +12,24 @@ HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
-def checkpoint_from(path_or_hub_id: str | Path) -> Path:
-    """The folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
-    folder = Path(path_or_hub_id).expanduser()
-    if folder.is_dir():
+def local_folder(name: str) -> Path | None:
+    """The folder of that name; None for a hub id. Raises CheckpointError for what can be neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir() and name:
         return folder
-    name = str(path_or_hub_id)
-    if folder.exists():
+    if folder.exists() and name:
         raise CheckpointError(f"{name} is a file; give the checkpoint's folder")
     if not _HUB_ID.fullmatch(name):
-        raise CheckpointError(f"no such checkpoint folder: {name}")
+        raise CheckpointError(f"no such checkpoint folder: {name!r}")
+    return None
+
+
+def checkpoint_from(path_or_hub_id: str | Path) -> Path:
+    """The folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
+    name = str(path_or_hub_id)
+    folder = local_folder(name)
+    if folder is not None:
+        return folder
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
