@@ -14,7 +14,7 @@ from rdmacast.stragglers import Pulled, slow_nodes
 LEAST_MEMBERS = 4  # with fewer nobody can say who is slow
 _MOST_CASTS = 64
 _MOST_TELLERS = 4096
-_LOOKS = 3  # one after the other that find a node slow
+_LOOKS = 4  # one after the other that find a node slow
 _EVERY_S = 0.05
 # Of time between reports, a node of the cast: a look takes 0.35 ms of it, and the observer has other work.
 _NODE_S = 0.0125

@@ -24,7 +24,9 @@ from rdmacast.shares import Shares
 FILLING = 5.0  # so many times as long a node waits for its first block, which has the farthest to come
 STALE = 2.0  # so many times as long as a pull may take, nobody got a block: none is coming
 OVERSLEPT_S = 1.0  # who slept for longer is out of step with the others anyhow
-IN_TURN = 4.0  # so many slow pulls long a pull may wait for its turn at its source
+# So many slow pulls long one may take, or wait for its turn at its source, where a quicker node could give
+# the block: a single one is slow for many reasons, and planning around slow nodes is the observer's.
+LATE = 4.0
 
 
 class SessionState(Enum):
@@ -240,7 +242,7 @@ class Session:
         return self._shares.left(now_s) - under_way.began
 
     def _limit_s(self, under_way: PullUnderWay) -> float:
-        """When a pull has taken too long: twice the usual where a quicker node could give the block."""
+        """When a pull has taken too long: sooner where a quicker node could give the block."""
         pull, slow_s = under_way.pull, self._peers.slow_s
         assert under_way.held_s is not None
         since_s = under_way.held_s if under_way.began_s is None else under_way.began_s
@@ -248,8 +250,8 @@ class Session:
         if slow_s is None or not self._peers.has_quick_giver(pull.block, pull.source):
             return limit_s
         if under_way.began_s is None:
-            return min(limit_s, under_way.held_s + IN_TURN * slow_s)
-        return min(limit_s, self._shares.reached_s(under_way.began + slow_s))
+            return min(limit_s, under_way.held_s + LATE * slow_s)
+        return min(limit_s, self._shares.reached_s(under_way.began + LATE * slow_s))
 
     def _forgive(self, now_s: float) -> None:
         """Who slept until long after a pull's time was up has yet to read what came meanwhile."""

@@ -20,6 +20,7 @@ _LEAST_SHARE = 0.75
 # Of a rest, so much counts as busy: what comes after it may have lain in a buffer, or be let through by a
 # shaper that the rest filled. Else a port that gives at once what comes to it now and then looks quick.
 _BURST_S = 0.01
+_LONG_REST_S = 1.0  # what comes after a rest tells of the rest as well: only the rate of both is the port's
 _TICK_S = 1e-3  # of the clocks that pulls are timed by
 _LEAST_NODES = 3  # of two nobody can say which is usual
 
@@ -111,12 +112,34 @@ def _by_port(pulls: Iterable[Pulled]) -> Mapping[_Port, list[Pulled]]:
 def _usual(ended: Iterable[Pulled]) -> float | None:
     """The median node's rate, in blocks a second, at the better one of its ports; None if few tell."""
     rates: dict[int, float] = {}
-    for (node, _), pulls in _by_port(ended).items():
+    ports = _by_port(ended)
+    for (node, _), pulls in ports.items():
         if len(pulls) >= _LEAST_TO_RATE:
             rates[node] = max(rates.get(node, 0.0), _rate(pulls))
     if len(rates) < _LEAST_NODES:
         return None
-    return sorted(rates.values())[len(rates) // 2]
+    usual = sorted(rates.values())[len(rates) // 2]
+    lasting = _lasting(ports)
+    return usual if lasting is None else min(usual, lasting)
+
+
+def _lasting(ports: Mapping[_Port, Sequence[Pulled]]) -> float | None:
+    """The best rate of a port that did not rest, which no buffer makes look better than it is; None if all
+    such have a node in common, which may be slow itself."""
+    rates: list[tuple[float, set[int]]] = []
+    for pulls in ports.values():
+        run: list[Pulled] = []
+        for pull in sorted(pulls, key=lambda pull: pull.began_s):
+            if run and pull.began_s > max(one.until_s for one in run) + _TICK_S:
+                run = []
+            run.append(pull)
+            first, last = run[0].until_s, max(one.until_s for one in run)
+            if len(run) >= _LEAST_PULLS and last > first:
+                nodes = {node for one in run for node in (one.source, one.target)}
+                rates.append(((len(run) - 1) / (last - first), nodes))
+    if not rates or set.intersection(*(nodes for _, nodes in rates)):
+        return None
+    return max(rate for rate, _ in rates)
 
 
 def _rate(pulls: Sequence[Pulled]) -> float:
@@ -141,7 +164,7 @@ def _judge(pull: Pulled, ports: Mapping[_Port, list[Pulled]], usual: float) -> _
 
 def _pace(pulls: Iterable[Pulled], during: Pulled, usual: float) -> _Pace:
     """Of a port while a pull lasted; one under way counts as half of a block."""
-    blocks, rested_s = 0.0, _BURST_S
+    blocks, rested_s = 0.0, _LONG_REST_S
     for pull in pulls:
         both_s = min(pull.until_s, during.until_s) - max(pull.began_s, during.began_s)
         if both_s > 0:

@@ -235,13 +235,13 @@ def test_a_source_under_half_of_the_median_rate_is_planned_around() -> None:
         number += 1
     assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 8.0  # it may wait for its turn
     session.began(number, now_s)
-    assert session.deadline_s == now_s + 2.0
-    assert session.passed(now_s + 1.9) == []
-    dropped = session.passed(now_s + 2.0)
+    assert session.deadline_s == now_s + 8.0
+    assert session.passed(now_s + 7.9) == []
+    dropped = session.passed(now_s + 8.0)
     # Its block is left alone until the read has ended; the next is the plan's from the other source.
-    assert dropped[0] == Drop(number, "no block after 2 s", late=True) and pulls(dropped) == [(2, 7)]
-    session.arrived(number + 1, now_s + 3.0)
-    again = session.failed(number, now_s + 3.0)
+    assert dropped[0] == Drop(number, "no block after 8 s", late=True) and pulls(dropped) == [(2, 7)]
+    session.arrived(number + 1, now_s + 9.0)
+    again = session.failed(number, now_s + 9.0)
     sources = {source for source, _ in pulls(again)}
     assert 1 not in sources
     assert session.have_map.coming.bit_count() == 1
@@ -356,11 +356,11 @@ def test_who_slept_too_long_reads_what_came_before_it_drops_a_pull_as_late() -> 
         session.began(number, 0.01 * (number - 1))
         session.arrived(number, 0.01 * number)
     session.began(7, 0.06)
-    assert session.deadline_s == pytest.approx(0.11)
-    assert session.passed(0.3) == []
+    assert session.deadline_s == pytest.approx(0.26)
+    assert session.passed(0.5) == []
     deadline_s = session.deadline_s
-    assert deadline_s is not None and deadline_s == pytest.approx(0.11 + 2 * (0.3 - 0.11))
-    assert Drop(7, "no block after 0.05 s", late=True) in session.passed(deadline_s)
+    assert deadline_s is not None and deadline_s == pytest.approx(0.26 + 2 * (0.5 - 0.26))
+    assert Drop(7, "no block after 0.2 s", late=True) in session.passed(deadline_s)
 
 
 def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
