@@ -14,7 +14,8 @@ class StartOn:
     """Start `instance_id` of `version` on `node`, its bytes by `cast`, where that does not bring them from
     `holders` (none: from disk or store).
 
-    `room_bytes` is how much of the arena it was thought to have.
+    `room_bytes` is how much of the arena it was thought to have. One that is `live` may be a stage of a
+    pipeline while it loads.
     """
 
     instance_id: str
@@ -24,6 +25,7 @@ class StartOn:
     max_concurrency: int
     room_bytes: int = 0
     cast: CastRecord | None = None
+    live: bool = False
 
     @property
     def key(self) -> VersionKey:

@@ -19,6 +19,9 @@ from gateway.directory import Directory, VersionKey
 from gateway.dispatcher import CallDispatcher, DispatchSettings
 from gateway.leadership import TTL_S as LEASE_TTL_S
 from gateway.leadership import Leadership
+from gateway.live import LiveServing
+from gateway.live_board import LiveBoard
+from gateway.live_moves import LiveMoves
 from gateway.node_calls import NodeCalls
 from gateway.node_client import Dial
 from gateway.nodes import NodeLinks
@@ -56,6 +59,8 @@ class ControlStats:
     in_flight: int
     failovers: int
     rerouted: int
+    moved: int
+    live_pipelines: Mapping[str, int]
     desired: Mapping[str, int]
     instances: Mapping[str, int]
 
@@ -92,6 +97,12 @@ class Control:
             in_flight=self._admission.calls - self._admission.held,
             failovers=counts.failovers,
             rerouted=counts.rerouted,
+            moved=counts.moved,
+            live_pipelines={
+                f"{one.function}:{one.version}": len(one.pipelines)
+                for one in self.directory.live
+                if one.pipelines
+            },
             desired={str(key): desired for key, desired in self._controller.desired.items()},
             instances=Counter(instance.state.value for instance in self.directory.instances()),
         )
@@ -121,7 +132,8 @@ async def make_control(
     sync = DirectorySync(state, directory, changes, clock)
     demand = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     planner = Planner(policy or ConcurrencyTarget(), _instance_id, settings.planner)
-    calls = NodeCalls(links, directory, StartAssets(blobs), CastRecords(state))
+    assets = StartAssets(blobs)
+    calls = NodeCalls(links, directory, assets, CastRecords(state))
     casts = Casts()
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
     dispatcher = CallDispatcher(
@@ -136,6 +148,9 @@ async def make_control(
         rng=rng,
         settings=settings.dispatch,
     )
+    board = LiveBoard(state, directory, changes, clock, lambda: leadership.epoch)
+    live = LiveServing(directory, links, assets, board)
+    moves = LiveMoves(directory, changes, links, dispatcher.live_calls, dispatcher.slots)
     controller = Controller(
         state,
         directory,
@@ -146,6 +161,7 @@ async def make_control(
         planner,
         Replicator(planner),
         casts,
+        live,
         calls,
         LocalDemand(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots),
         progress,
@@ -154,7 +170,7 @@ async def make_control(
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}")
-            for part in (sync, links, demand, leadership, controller, settlement)
+            for part in (sync, links, demand, leadership, live, moves, controller, settlement)
         ]
         try:
             yield Control(

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.actions import Action, DropFrom, FetchVersion, GiveUp, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
 from gateway.casts import Casts
 from gateway.directory import Directory, VersionKey
 from gateway.leadership import Leadership
+from gateway.live import LiveServing
 from gateway.node_calls import NodeCalls, SourceGone
 from gateway.plan import KeyDemand, Plan
 from gateway.planner import Planner
@@ -53,6 +54,7 @@ class Controller:
         planner: Planner,
         replicator: Replicator,
         casts: Casts,
+        live: LiveServing,
         calls: NodeCalls,
         local: LocalDemand,
         progress: StartProgress,
@@ -67,6 +69,7 @@ class Controller:
         self._planner = planner
         self._replicator = replicator
         self._casts = casts
+        self._live = live
         self._calls = calls
         self._local = local
         self._progress = progress
@@ -101,9 +104,11 @@ class Controller:
             self.desired = {}
             return Plan()
         now = self._clock.monotonic_s()
-        plan = self._planner.plan(self._directory, self._demand(), self._local.slots.in_flight, now)
+        demand = self._demand()
+        plan = self._planner.plan(self._directory, demand, self._local.slots.in_flight, now)
         self._replicator.plan(self._directory, plan, now, self._clock.wall_s())
         self._casts.plan(self._directory, plan, self._planner.loading, self._clock.wall_s())
+        self._live.plan(plan, demand, self._epoch)
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
@@ -150,16 +155,21 @@ class Controller:
         self._starts.add(instance_id)
         log.info("starting %s of %s on %s", instance_id, key, action.node)
         try:
+            action = replace(action, live=await self._live.begin(action))
             async for step in self._calls.start(action, epoch or 0):
                 stage = step.stage
                 self._progress.note(key, instance_id, stage, step.fraction)
+                self._live.heard(action, step.held)
                 self._changes.notify_soon()
+            self._live.ready(action)
             self._planner.started(instance_id, self._clock.monotonic_s())
             await self._calls.refresh(action.node)
         except SourceGone as error:
+            self._live.gone(action, str(error))
             log.info("start of %s of %s on %s put off: %s", instance_id, key, action.node, error)
             self._planner.put_off(instance_id)
         except RegistryError as error:
+            self._live.gone(action, str(error))
             if instance_id in self._stops:  # it failed because it was stopped
                 self._planner.put_off(instance_id)
                 return

@@ -10,9 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from gateway.fake_channel import FakeChannel, FakeNet, Gate, Send
+from gateway.fake_pipelines import FakeLayers, FakePipelines
 from gateway.wakeup import Wakeup
 from registry.errors import RemoteError
 from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.live_messages import LeaveCalls, OpenPipeline
 from registry.messages import (
     Array,
     Arrays,
@@ -92,6 +94,7 @@ class FakeNode:
         self.channels: set[FakeChannel] = set()
         self.instances: dict[str, FakeInstance] = {}
         self.loading = Gate()  # before the bytes of an image arrive
+        self.layers = FakeLayers()
         self.token = Gate()  # before each token
         self.start_error: RemoteError | None = None
         self.call_errors: list[RemoteError] = []  # one for each of the next calls
@@ -104,6 +107,7 @@ class FakeNode:
         self._net = net
         self._ended = Wakeup()
         self._ttl_s = ttl_s
+        self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
         self._record = NodeRecord(
             id=id_,
@@ -153,6 +157,8 @@ class FakeNode:
     async def kill(self) -> None:
         """Die without a word: channels break, the records stay until their lease runs out."""
         self.alive = False
+        for fellow in self._fellows().values():
+            fellow.pipelines.lose(self.id)
         self.instances.clear()
         self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
@@ -208,6 +214,14 @@ class FakeNode:
             case DropImage(image=image, tier=tier):
                 await self._drop(image, Tier(tier))
                 await send(Done())
+            case OpenPipeline():
+                await self.pipelines.hold_open(request, send)
+            case LeaveCalls():
+                self.pipelines.leave(request)
+                await send(Done())
+            case Generate(pipeline=pipeline) if pipeline:
+                self.asked.append(request)
+                await self.pipelines.serve(request, send)
             case Generate() | Compute() | InvokeHandler():
                 await self._serve(request, send)
             case TailLogs(function=function):
@@ -245,7 +259,12 @@ class FakeNode:
         await self._publish(instance, InstanceState.LOADING)
         await send(InstanceProgress(stage="reserve", fraction=0.0))
         if image is not None:
-            await self._fetch(image, send)
+            telling = asyncio.create_task(self.layers.tell(send)) if request.live else None
+            try:
+                await self._fetch(image, send)
+            finally:
+                if telling is not None:
+                    telling.cancel()
             await self._hold(image.image, Tier.HOST, image.nbytes)
             await self._hold(image.image, Tier.GPU, image.nbytes)
         await self._publish(instance, InstanceState.READY)
@@ -391,6 +410,19 @@ class FakeNode:
             await asyncio.Event().wait()  # nothing of a dead node is heard
 
     def _use(self, work: Generate | Compute | InvokeHandler) -> int:
-        book = self.lost_us if work.request_id in self.lost_us else self.used_us
-        book[work.request_id] = used_us = book.get(work.request_id, 0) + OUTPUT_US
+        return self.use(work.request_id)
+
+    # --- for pipelines
+
+    def runs(self, instance_id: str) -> bool:
+        """Whether the instance can be a stage."""
+        return instance_id in self.instances
+
+    def use(self, call_id: str) -> int:
+        """Count an output of the call; what it used so far."""
+        book = self.lost_us if call_id in self.lost_us else self.used_us
+        book[call_id] = used_us = book.get(call_id, 0) + OUTPUT_US
         return used_us
+
+    def _fellows(self) -> "dict[str, FakeNode]":
+        return {node.id: node for node in self._net.nodes.values() if isinstance(node, FakeNode)}

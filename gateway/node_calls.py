@@ -73,6 +73,7 @@ class NodeCalls:
             assets=await self._assets.files(version),
             image=await self._assets.image_ref(version, action.holders, action.cast),
             controller_epoch=controller_epoch,
+            live=action.live,
         )
         with self._arriving(version.image, action.node) as arrival:
             async with self._casts.part(action.cast, action.node):

@@ -12,6 +12,9 @@ from gateway.fake_channel import FakeNet
 from gateway.fake_node import FakeNode
 from gateway.policy import ScalerPolicy
 from registry.function import FunctionVersion, Scaling, Task
+from registry.images.codec import encode_manifest
+from registry.images.manifest import UNIT_BYTES, LayerSpan, Manifest
+from registry.images.verify import CHECKSUM_BYTES
 from registry.instance import InstanceRecord, InstanceState, StartKind
 from registry.memory_state import MemoryState
 from registry.messages import Generate, Sampling, Tokens, Usage
@@ -98,17 +101,46 @@ def make_instance(
     return replace(record, **changes)  # type: ignore[arg-type]
 
 
+LAYERS = 6
+ALL_LAYERS = (1 << LAYERS) - 1
+
+
+def layered_manifest(nbytes: int = MIB) -> bytes:
+    """Of an image of six layers of like size, the first with the embedding and the last with the head."""
+    edges = [nbytes * place // (LAYERS + 2) for place in range(LAYERS + 3)]
+    kinds = [("embed", 0), *(("layer", index) for index in range(LAYERS)), ("head", 0)]
+    spans = (
+        LayerSpan(kind=kind, index=index, tower="", start=edges[place], end=edges[place + 1])
+        for place, (kind, index) in enumerate(kinds)
+    )
+    return encode_manifest(
+        Manifest(
+            format=1,
+            architecture="LlamaForCausalLM",
+            model_type="llama",
+            tied_head=False,
+            num_layers=LAYERS,
+            nbytes=nbytes,
+            sha256="0" * 64,
+            tensors=(),
+            layers=tuple(spans),
+            units=bytes(CHECKSUM_BYTES * -(-nbytes // UNIT_BYTES)),
+        )
+    )
+
+
 class AnyBlobs:
-    """The part of `Blobs` that starts use: every digest is there."""
+    """The part of `Blobs` that starts use: every digest is there, and is a manifest."""
 
     url = "memory://"
 
     def __init__(self) -> None:
         self.reads: list[str] = []
+        self._manifest = layered_manifest()
 
     async def read(self, digest: str, *, limit: int) -> bytes:
         self.reads.append(digest)
-        return b"{}"
+        return self._manifest
 
 
 @dataclass(slots=True)

@@ -1,0 +1,299 @@
+"""Serving while a model loads: what the starts tell goes into decisions, and these are carried out.
+
+The controller's; every gateway then sends calls to the pipelines that it tells of (gateway/live_board.py).
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gateway.actions import StartOn
+from gateway.directory import Directory, VersionKey
+from gateway.live_adopted import todos
+from gateway.live_board import LiveBoard
+from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, Todo
+from gateway.live_outlook import arriving, outlook
+from gateway.live_policy import LiveDecision, decide_live
+from gateway.model_layers import ModelLayers, NotLayered, layers_of
+from gateway.node_client import Links
+from gateway.plan import KeyDemand, Plan
+from gateway.start_assets import StartAssets
+from registry.errors import ChannelClosed, ChannelError, ImageError, NotFound, RemoteError
+from registry.function import FunctionVersion, Task
+from registry.images.codec import decode_manifest
+from registry.images.manifest import UNIT_BYTES
+from registry.live import Live, LivePipeline
+from registry.live_messages import OpenPipeline, PipelineOpened, StageOf, held_of_bytes
+
+log = logging.getLogger(__name__)
+
+_OPEN_S = 15.0  # until all stages answer
+_Place = tuple[str, int]  # a pipeline's id and epoch
+
+
+class PipelineFailed(Exception):
+    """The pipeline could not be opened, or ended by itself; `node` failed it."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+class LiveServing:
+    """`run` owns the pipelines that are open. All else is called by the controller, in its turn.
+
+    When this gateway goes, its pipelines are not closed: their nodes keep them for a while, until another
+    controller takes them over.
+    """
+
+    def __init__(self, directory: Directory, links: Links, assets: StartAssets, board: LiveBoard) -> None:
+        self._directory = directory
+        self._links = links
+        self._assets = assets
+        self._board = board
+        self._epoch: int | None = None
+        self._groups: dict[VersionKey, LiveGroup] = {}
+        self._order: dict[str, int] = {}  # instance -> the block order in which its image comes
+        self._open: dict[_Place, asyncio.Task[None]] = {}
+        self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._is_over = False
+
+    def __repr__(self) -> str:
+        return f"<LiveServing {self._groups!r} open={list(self._open)}>"
+
+    async def run(self) -> None:
+        """Keep pipelines open until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._tasks = group
+            try:
+                await self._board.run()
+            finally:
+                self._is_over = True
+
+    # --- what the controller tells
+
+    def plan(self, plan: Plan, demand: dict[VersionKey, KeyDemand], epoch: int) -> None:
+        """Say of each start in the plan whether it is live; look after what an earlier controller left."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._adopt(epoch)
+        self._follow_adopted()
+        starts: dict[VersionKey, list[StartOn]] = {}
+        for action in plan.actions:
+            if isinstance(action, StartOn):
+                starts.setdefault(action.key, []).append(action)
+        live: set[str] = set()
+        for key, made in starts.items():
+            decision = self._decide(key, made, demand.get(key, KeyDemand()))
+            self._board.decided(key, decision)
+            if decision.way is Live.PIPELINE:
+                live |= {start.instance_id for start in made}
+                self._order |= {one.start.instance_id: one.group for one in arriving(made)}
+        plan.actions[:] = [
+            replace(action, live=True)
+            if isinstance(action, StartOn) and action.instance_id in live
+            else action
+            for action in plan.actions
+        ]
+
+    async def begin(self, start: StartOn) -> bool:
+        """The start is about to be made; says whether it is live."""
+        if not start.live:
+            return False
+        order = self._order.pop(start.instance_id, 0)
+        group = self._groups.get(start.key)
+        if group is None:
+            try:
+                layers, head_first = await self._layers(start.version)
+            except (NotLayered, NotFound, ImageError) as error:
+                self._board.decided(start.key, LiveDecision(way=Live.OFF, reason=f"cannot go live: {error}"))
+                return False
+            settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
+            group = self._groups.setdefault(start.key, LiveGroup(layers, settings, _pipeline_id))
+        self._carry_out(start.key, group.begin(start.node, start.instance_id, order))
+        return True
+
+    def heard(self, start: StartOn, held: bytes) -> None:
+        """The start tells which layers can run."""
+        group = self._groups.get(start.key)
+        if held and group is not None:
+            self._carry_out(start.key, group.holds(start.node, start.instance_id, held_of_bytes(held)))
+
+    def ready(self, start: StartOn) -> None:
+        if (group := self._groups.get(start.key)) is not None:
+            self._carry_out(start.key, group.ready(start.node, start.instance_id))
+            self._tidy(start.key)
+
+    def gone(self, start: StartOn, reason: str) -> None:
+        """The start failed, or was stopped."""
+        self._order.pop(start.instance_id, None)
+        if (group := self._groups.get(start.key)) is not None:
+            self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
+            self._tidy(start.key)
+
+    # --- deciding
+
+    def _decide(self, key: VersionKey, starts: list[StartOn], demand: KeyDemand) -> LiveDecision:
+        version, head = starts[0].version, self._directory.functions.get(key.function)
+        if version.task is not Task.GENERATE or version.manifest is None or head is None:
+            return LiveDecision(way=Live.OFF, reason=f"a {version.task} function cannot go live")
+        nodes = {node.id: node for node in self._directory.usable_nodes()}
+        prospect = outlook(
+            starts,
+            nodes,
+            loading=len(self._directory.coming(key)),
+            ready=len(self._directory.ready(key)),
+            held=demand.held,
+        )
+        return decide_live(head.scaling.live, prospect, head.scaling.ttft_target_s)
+
+    async def _layers(self, version: FunctionVersion) -> tuple[ModelLayers, bool]:
+        """A bit a layer, and whether the head is with the first one. Raises NotLayered."""
+        image = await self._assets.image_ref(version, ())
+        if image is None:
+            raise NotLayered(f"{version.function} has no image")
+        manifest = decode_manifest(image.manifest_bytes)
+        costs = layers_of(manifest, UNIT_BYTES).costs
+        needs = tuple(1 << layer for layer in range(len(costs)))
+        return ModelLayers(needs=needs, costs=costs), manifest.tied_head
+
+    # --- carrying out
+
+    def _carry_out(self, key: VersionKey, todo: Iterable[Todo]) -> None:
+        for one in todo:
+            match one:
+                case Open(pipeline=pipeline, before=before, reason=reason):
+                    log.info("%s: pipeline %s is to serve: %s", key, pipeline, reason)
+                    self._hold(key, pipeline, before)
+                case Switch(pipeline_id=id_, switch=switch, reason=reason):
+                    log.info("%s: %s of pipeline %s serves alone: %s", key, switch.instance_id, id_, reason)
+                    self._board.switched(key, id_, switch)
+                case Close(pipeline_id=id_, reason=reason):
+                    log.info("%s: pipeline %s ends: %s", key, id_, reason)
+                    self._close(key, id_)
+
+    def _hold(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+        if self._tasks is not None:
+            place = pipeline.pipeline_id, pipeline.epoch
+            task = self._tasks.create_task(
+                self._serve(key, pipeline, before), name=f"pipeline {pipeline.name}"
+            )
+            self._open[place] = task
+            task.add_done_callback(lambda _: self._open.pop(place, None))
+
+    def _close(self, key: VersionKey, pipeline_id: str) -> None:
+        self._board.drop(key, pipeline_id)
+        self._adopted.pop(pipeline_id, None)
+        for place, task in list(self._open.items()):
+            if place[0] == pipeline_id:
+                task.cancel()
+
+    async def _serve(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+        """Have the pipeline opened, and keep it so until cancelled, or until it ends by itself."""
+        try:
+            await self._keep_open(key, pipeline, before)
+        except PipelineFailed as failure:
+            log.warning("%s: pipeline %s is lost: %s", key, pipeline.name, failure)
+            self._open.pop((pipeline.pipeline_id, pipeline.epoch), None)
+            known = self._board.pipeline(key, pipeline.pipeline_id)
+            if known is not None and known.epoch == pipeline.epoch:
+                self._board.drop(key, pipeline.pipeline_id)
+            self._adopted.pop(pipeline.pipeline_id, None)
+            if (group := self._groups.get(key)) is not None:
+                todo = group.lost(pipeline.pipeline_id, pipeline.epoch, failure.node, str(failure))
+                self._carry_out(key, todo)
+                self._tidy(key)
+
+    async def _keep_open(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+        """Raises PipelineFailed."""
+        head = pipeline.stages[pipeline.head].node
+        client = self._links.client(head)
+        if client is None:
+            raise PipelineFailed(head, f"no channel to {head}")
+        opened = client.call(self._request(pipeline))
+        try:
+            replies = await opened.__aenter__()
+            try:
+                async with asyncio.timeout(_OPEN_S):
+                    reply = await anext(aiter(replies), None)
+                if isinstance(reply, PipelineOpened):
+                    self._opened(key, pipeline, before)
+                    async for _ in replies:
+                        pass
+            finally:
+                if not self._is_over:
+                    await opened.__aexit__(None, None, None)
+        except TimeoutError:
+            raise PipelineFailed(head, f"its stages did not answer within {_OPEN_S:g} s") from None
+        except RemoteError as error:
+            raise PipelineFailed(_named(pipeline, error.message) or head, error.message) from error
+        except (ChannelClosed, ChannelError) as error:
+            raise PipelineFailed(head, str(error)) from error
+        raise PipelineFailed(head, f"{head} ended it without a word")
+
+    def _request(self, pipeline: LivePipeline) -> OpenPipeline:
+        """Raises PipelineFailed if a member is not known any more."""
+        stages = []
+        for stage in pipeline.stages:
+            entry = self._directory.node(stage.node)
+            if entry is None:
+                raise PipelineFailed(stage.node, f"{stage.node} is gone")
+            stages.append(
+                StageOf(
+                    node=stage.node,
+                    address=entry.record.channel,
+                    instance=stage.instance_id,
+                    first=stage.first,
+                    last=stage.last,
+                )
+            )
+        return OpenPipeline(pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, stages=tuple(stages))
+
+    def _opened(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+        log.info("%s: pipeline %s takes calls", key, pipeline.name)
+        known = self._board.pipeline(key, pipeline.pipeline_id)
+        if known is None or known.epoch < pipeline.epoch:  # else it was adopted
+            self._board.put(key, pipeline)
+        if before is not None and (task := self._open.get((before.pipeline_id, before.epoch))) is not None:
+            task.cancel()
+
+    # --- what an earlier controller left
+
+    def _adopt(self, epoch: int) -> None:
+        for record in self._directory.live:
+            key = VersionKey(record.function, record.version)
+            strange = [one for one in record.pipelines if (one.pipeline_id, one.epoch) not in self._open]
+            if record.controller_epoch >= epoch or not strange:
+                continue
+            log.info("%s: %d pipelines of an earlier controller go on", key, len(strange))
+            self._board.adopt(record)
+            for pipeline in strange:
+                self._adopted[pipeline.pipeline_id] = key, pipeline
+                self._hold(key, pipeline, None)
+
+    def _follow_adopted(self) -> None:
+        for pipeline_id, (key, _) in list(self._adopted.items()):
+            pipeline = self._board.pipeline(key, pipeline_id)
+            if pipeline is None:
+                del self._adopted[pipeline_id]
+            else:
+                self._carry_out(key, todos(pipeline, self._directory))
+
+    def _tidy(self, key: VersionKey) -> None:
+        group = self._groups.get(key)
+        if group is not None and group.is_over:
+            del self._groups[key]
+
+
+def _named(pipeline: LivePipeline, message: str) -> str:
+    """The member that the message names, "" if none."""
+    words = set(re.findall(r"[\w.-]+", message))
+    return next((stage.node for stage in pipeline.stages if stage.node in words), "")
+
+
+def _pipeline_id() -> str:
+    return secrets.token_hex(8)

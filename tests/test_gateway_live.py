@@ -1,0 +1,214 @@
+"""Serving while a model loads, as gateways do it: over fake nodes, which count what each call used."""
+
+import asyncio
+
+from control_fixture import LAYERS, make_call
+from live_fixture import HIGH, LOW, LiveCluster, loading_cluster
+
+from gateway.callrun import CallRun
+from gateway.contract import Assigned
+from gateway.fake_node import OUTPUT_US, tokens_after
+from registry.live import Live
+from registry.messages import Tokens
+
+PROMPT = (1, 2, 3)
+
+
+class Asking:
+    """A call under way in a task of its own."""
+
+    def __init__(self, cluster: LiveCluster, request_id: str, tokens: int, gateway: int = 0) -> None:
+        control = cluster.cluster.gateways[gateway]
+        call = make_call(cluster.version, request_id=request_id, prompt=PROMPT, tokens=tokens)
+        self.run = CallRun(control.dispatcher, call)
+        self.ids: list[int] = []
+        self.assigned: list[Assigned] = []
+        self._some = asyncio.Event()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async with self.run as events:
+            async for event in events:
+                if isinstance(event, Assigned):
+                    self.assigned.append(event)
+                if isinstance(event, Tokens):
+                    self.ids += event.ids
+                    self._some.set()
+
+    async def begun(self) -> None:
+        await self._some.wait()
+
+    async def ends(self) -> list[int]:
+        await self.task
+        return self.ids
+
+    def used(self) -> dict[tuple[str, str], tuple[int, bool]]:
+        """What it used by call id and node, and whether that is exact."""
+        return {(one.gpu.call_id, one.gpu.node): (one.gpu.gpu_us, one.exact) for one in self.run.used}
+
+
+def test_calls_are_served_while_the_model_loads() -> None:
+    async def main() -> None:
+        async with loading_cluster() as cluster:
+            asked = Asking(cluster, "r", 20)
+            cluster.hold(n0=LOW)
+            assert cluster.pipelines() == ()
+            cluster.hold(n1=HIGH)
+            (pipeline,) = await cluster.until_pipelines(1)
+            assert [(one.node, one.first, one.last) for one in pipeline.stages] == [
+                ("n0", 0, 3),
+                ("n1", 3, 6),
+            ]
+            assert pipeline.stages[pipeline.head].node == "n1" and pipeline.slots >= 8
+            assert await asked.ends() == tokens_after(PROMPT, 20)
+            assert [(one.start_kind, one.node) for one in asked.assigned] == [("live", "n1")]
+            assert asked.used() == {("r", "n0"): (20 * OUTPUT_US, True), ("r", "n1"): (20 * OUTPUT_US, True)}
+            assert {use.gpu.instance_id for use in asked.run.used} == {s.instance_id for s in pipeline.stages}
+            cluster.control.settlement.note(asked.run.used)
+            for node in cluster.cluster.nodes.values():
+                await node.settles()
+                assert node.settled == [("r",)]
+            assert cluster.control.stats().live_pipelines == {"f:1": 1}
+
+    asyncio.run(main())
+
+
+def test_members_that_are_whole_take_their_share_and_then_all() -> None:
+    async def main() -> None:
+        async with loading_cluster() as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            await cluster.until_pipelines(1)
+            head = cluster.cluster.nodes["n1"]
+            asked = [Asking(cluster, f"r{number}", 50) for number in range(4)]
+            await asyncio.gather(*(one.begun() for one in asked))
+            head.token.close()
+            await head.token.arrived()
+            await cluster.finish("n0")
+            await cluster.control.changes.wait_for(lambda: cluster.control.stats().moved == 2)
+            (left,) = head.pipelines.left
+            assert len(left.request_ids) == 2 and cluster.pipelines()[0].switched[0].sharers == 2
+            head.token.open()
+            await cluster.finish("n1")
+            await cluster.until_pipelines(0)
+            assert [await one.ends() for one in asked] == [tokens_after(PROMPT, 50)] * 4
+            for one in asked:
+                used = one.used()
+                assert all(exact for _, exact in used.values())
+                members = [us for (call, _), (us, _) in used.items() if "+" not in call]
+                alone = [us for (call, _), (us, _) in used.items() if "+" in call]
+                assert len(members) == 2 and members[0] == members[1]
+                assert members[0] + sum(alone) == 50 * OUTPUT_US
+                assert len(one.assigned) == 1  # nobody noticed
+            assert cluster.control.stats().failovers == 0
+
+    asyncio.run(main())
+
+
+def test_a_lost_stage_costs_no_token() -> None:
+    async def main() -> None:
+        async with loading_cluster(3) as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            await cluster.until_pipelines(1)
+            head = cluster.cluster.nodes["n1"]
+            asked = [Asking(cluster, f"r{number}", 30) for number in range(3)]
+            await asyncio.gather(*(one.begun() for one in asked))
+            head.token.close()
+            await head.token.arrived()
+            await cluster.cluster.nodes["n0"].kill()
+            await cluster.until_pipelines(0)
+            cluster.hold(n2=LOW)
+            head.token.open()
+            (pipeline,) = await cluster.until_pipelines(1)
+            assert {stage.node for stage in pipeline.stages} == {"n1", "n2"}
+            assert [await one.ends() for one in asked] == [tokens_after(PROMPT, 30)] * 3
+            for one in asked:
+                used = one.used()
+                lost_us, exact = used[one.run.call.work.request_id, "n0"]
+                assert not exact and lost_us == 0  # what it used is its own to tell
+                assert sum(us for (_, node), (us, _) in used.items() if node == "n1") == 30 * OUTPUT_US
+            assert cluster.control.stats().failovers == 3
+
+    asyncio.run(main())
+
+
+def test_a_lost_head_costs_no_token() -> None:
+    async def main() -> None:
+        async with loading_cluster() as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            await cluster.until_pipelines(1)
+            head = cluster.cluster.nodes["n1"]
+            asked = Asking(cluster, "r", 30)
+            await asked.begun()
+            head.token.close()
+            await head.token.arrived()
+            await head.kill()
+            await cluster.until_pipelines(0)
+            cluster.cluster.nodes["n0"].loading.open()
+            assert await asked.ends() == tokens_after(PROMPT, 30)
+            assert len(asked.assigned) == 1
+
+    asyncio.run(main())
+
+
+def test_every_gateway_uses_a_pipeline() -> None:
+    async def main() -> None:
+        async with loading_cluster(gateways=2) as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            for gateway in range(2):
+                await cluster.until_pipelines(1, gateway)
+            asked = [Asking(cluster, f"r{gateway}", 12, gateway) for gateway in range(2)]
+            assert [await one.ends() for one in asked] == [tokens_after(PROMPT, 12)] * 2
+            assert [one.assigned[0].start_kind for one in asked] == ["live", "live"]
+
+    asyncio.run(main())
+
+
+def test_calls_of_other_gateways_move_too() -> None:
+    async def main() -> None:
+        async with loading_cluster(gateways=2) as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            await cluster.until_pipelines(1, 1)
+            asked = [Asking(cluster, f"r{number}", 40, gateway=1) for number in range(2)]
+            await asyncio.gather(*(one.begun() for one in asked))
+            head = cluster.cluster.nodes["n1"]
+            head.token.close()
+            await head.token.arrived()
+            await cluster.finish("n0")
+            other = cluster.cluster.gateways[1]
+            await other.changes.wait_for(lambda: other.stats().moved == 1)
+            await cluster.finish("n1")
+            await cluster.until_pipelines(0, 1)
+            head.token.open()
+            assert [await one.ends() for one in asked] == [tokens_after(PROMPT, 40)] * 2
+
+    asyncio.run(main())
+
+
+def test_who_does_not_want_it_is_not_served_live() -> None:
+    async def main() -> None:
+        for live, words in ((Live.OFF, "live is off"), (Live.AUTO, "auto: waiting takes ")):
+            async with loading_cluster(live=live) as cluster:
+                cluster.hold(n0=LOW, n1=HIGH)
+                record = cluster.record()
+                assert record is not None and record.way is Live.OFF
+                assert record.reason.startswith(words)
+                asked = Asking(cluster, "r", 5)
+                await cluster.finish("n0", "n1")
+                assert await asked.ends() == tokens_after(PROMPT, 5)
+                assert asked.assigned[0].start_kind == "cold"
+                assert cluster.cluster.nodes["n1"].pipelines.opened == []
+
+    asyncio.run(main())
+
+
+def test_a_single_node_forms_no_pipeline() -> None:
+    async def main() -> None:
+        async with loading_cluster(2, instances=1) as cluster:
+            record = cluster.record()
+            assert record is not None and record.way is Live.OFF
+            assert (
+                record.reason == "live is pipeline, but no nodes that load will hold all layers between them"
+            )
+            assert LAYERS == 6
+
+    asyncio.run(main())
