@@ -8,13 +8,15 @@ from pathlib import Path
 
 from cli.errors import DeployError, UsageError
 from cli.progress import byte_meter
+from invoker.emulated.image import EmulatedPlan
+from registry.emulation import is_emulated, parse_model
 from registry.function import BUILTIN_PREFIX, Task
 from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml, parse_function_yaml
 from registry.images.architectures import context_length_of, task_of
 from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest, manifest_digest
 from registry.images.pack import hash_image
-from registry.images.plan import PackPlan, plan_checkpoint
+from registry.images.plan import ImagePlan, plan_checkpoint
 from registry.images.source import checkpoint_from
 
 MAX_HANDLER_BYTES = 64 << 20
@@ -34,7 +36,7 @@ class Bundle:
     image_bytes: int
     assets: dict[str, str]
     description: str
-    plan: PackPlan | None = None
+    plan: ImagePlan | None = None
     blobs: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -72,21 +74,42 @@ def model_source(source: str, spec: FunctionSpec | None) -> str:
 
 def bundle_model(source: str, dtype: str, description: str, task: Task | None) -> Bundle:
     """Plan and hash a checkpoint. Raises ImageError (what is wrong with it, and where)."""
+    if is_emulated(source):
+        return bundle_emulated(source, dtype, description, task)
     folder = checkpoint_from(source)
     plan = plan_checkpoint(folder, dtype)
     found = task_of(plan.config)
     if task is not None and task is not found:
         raise DeployError(f"function.yaml says task {task}, but {plan.architecture} is for {found}")
+    return bundle_image(
+        plan, found, plan.dtype, context_length_of(plan.config), collect_assets(folder), description
+    )
+
+
+def bundle_emulated(source: str, dtype: str, description: str, task: Task | None) -> Bundle:
+    """A model of which only bytes are there. Raises InvalidRecord for one that nobody knows."""
+    plan = EmulatedPlan(parse_model(source))
+    if task not in (None, Task.GENERATE):
+        raise DeployError(f"function.yaml says task {task}, but {source} is for {Task.GENERATE}")
+    if dtype not in ("auto", plan.dtype):
+        raise DeployError(f"{source} is {plan.dtype}: it has no weights that could be {dtype}")
+    return bundle_image(plan, Task.GENERATE, plan.dtype, plan.context_length, plan.assets, description)
+
+
+def bundle_image(
+    plan: ImagePlan, task: Task, dtype: str, context_length: int, files: dict[str, bytes], description: str
+) -> Bundle:
+    """Hash an image, and put it together with the small files that go with it."""
     with byte_meter("hashing", plan.nbytes) as meter:
         manifest = hash_image(plan, meter.reach)
     encoded = encode_manifest(manifest)
     digest = manifest_digest(encoded)
-    assets, blobs = named_blobs(collect_assets(folder))
+    assets, blobs = named_blobs(files)
     return Bundle(
-        task=found,
+        task=task,
         architecture=plan.architecture,
-        dtype=plan.dtype,
-        context_length=context_length_of(plan.config),
+        dtype=dtype,
+        context_length=context_length,
         image=manifest.sha256,
         manifest=digest,
         image_bytes=manifest.nbytes,

@@ -30,7 +30,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), default=default_data_dir, help="Where everything lives."
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, or emulated:GPU.")
 @click.option("--redis-url", help="Use this Redis instead of an embedded one.")
 @click.option("--link-rate", help="Cap each node's model transfers, e.g. 1mbit (experiments only).")
 @click.option("--gpu-memory", help="Accelerator arena a node, e.g. 2GiB.")
@@ -87,6 +87,7 @@ def up_command(
     Examples:
       hypercast up
       hypercast up --nodes 3 --hosts 3 --data-dir ./data --detach
+      hypercast up --nodes 8 --device emulated:h800/1000/10
     """
     checked = ((link_rate, RATE), (gpu_memory, SIZE), (host_memory, SIZE), (meter_interval, DURATION))
     for value, kind in checked:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from cli.errors import UsageError
 from cli.leftovers import SHM
+from invoker.emulated.profiles import known_device
 from rdmacast.tls import TlsFiles
 from registry.embedded_redis import Durability
+from registry.emulation import is_emulated, parse_device
+from registry.errors import InvalidRecord
 
 MAX_NODES = 256
 MAX_GATEWAYS = 16
@@ -93,8 +96,10 @@ def settle(
     """Fill in defaults and refuse what cannot work. Raises UsageError."""
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device {device!r}: use auto, cpu or cuda")
+    if is_emulated(device):
+        link_rate = link_rate or emulated_link_rate(device)
+    elif device not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device {device!r}: use auto, cpu, cuda or emulated:GPU")
     if device == "cuda" and not gpus:
         raise UsageError(
             "no NVIDIA GPU is visible on this machine; use --device cpu, or see `hypercast doctor`"
@@ -138,6 +143,16 @@ def settle(
         cores=cores,
         cast_tls=cast_tls,
     )
+
+
+def emulated_link_rate(device: str) -> str:
+    """What a node of such a device has by its datasheet, at its scale. Raises UsageError."""
+    try:
+        wanted = parse_device(device)
+        _, links = known_device(wanted)
+    except InvalidRecord as error:
+        raise UsageError(f"--device: {error}") from error
+    return f"{max(1, int(links.network / wanted.scale / wanted.slower))}B/s"
 
 
 def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from random import Random
 
+from registry.emulation import mismatch
 from registry.function import FunctionVersion
 from registry.instance import InstanceRecord
 from registry.messages import Holder
@@ -20,9 +21,9 @@ _NEAREST = {Tier.GPU: 0, Tier.HOST: 1, Tier.DISK: 3, Tier.NONE: 4}
 _LOADING_RANK = 2  # the image is arriving on this host already
 _MAX_HOLDERS = 8
 
-
 _Likeness = tuple[int, bool, bool, str]  # rank, tight, crowded, host
 _Offer = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _Likeness]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
@@ -106,6 +107,8 @@ def sites(
     found = []
     for node in nodes:
         if version.runs_user_code and not node.allows_handlers:
+            continue
+        if version.image is not None and mismatch(version.architecture, node.device):
             continue
         rank = _NEAREST[tier_of(node, image)] if image else 0
         if rank > _NEAREST[Tier.HOST] and node.host in host_holders:
@@ -300,6 +303,11 @@ def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
         able = [node for node in nodes if node.allows_handlers]
         if not able:
             return "handlers are not allowed on any node (start an invoker with --allow-handlers)"
+    if version.image is not None:
+        reasons = {node.id: mismatch(version.architecture, node.device) for node in able}
+        able = [node for node in able if not reasons[node.id]]
+        if not able:
+            return f"no node can run it: {next(iter(reasons.values()))}"
     largest = max(node.gpu_bytes for node in able)
     if version.image is not None and largest and version.image_bytes > largest:
         return f"the image has {version.image_bytes} bytes, the largest accelerator arena only {largest}"

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import uvloop
 
 from invoker.assembly import run_node
-from invoker.engines import RealEngines
+from invoker.emulated.engines import EmulatedEngines
+from invoker.engines import Engines, RealEngines
 from invoker.errors import InvokerError, SettingsError
 from invoker.settings import Settings, parse_settings
+from registry.emulation import is_emulated, parse_device
 from registry.errors import RegistryError
 from registry.redis_state import RedisState
 
@@ -46,6 +48,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def engines_for(device: str) -> Engines:
+    """What runs models on such a device."""
+    return EmulatedEngines(parse_device(device)) if is_emulated(device) else RealEngines()
+
+
 async def _run(settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -60,7 +67,7 @@ async def _run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     async with RedisState.connect(settings.redis_url) as state:
-        await run_node(settings, state, RealEngines(), stop)
+        await run_node(settings, state, engines_for(settings.device), stop)
 
 
 if __name__ == "__main__":

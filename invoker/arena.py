@@ -58,6 +58,11 @@ class Arena(Protocol):
     @property
     def largest_free_bytes(self) -> int: ...
 
+    @property
+    def copy_bytes(self) -> int:
+        """How much of an image is best copied at once."""
+        ...
+
     def reserve(self, nbytes: int) -> Region:
         """Raises OutOfDeviceMemory, saying how much is free."""
         ...
@@ -81,6 +86,8 @@ class Arena(Protocol):
 
 class SpanArena:
     """What arenas share: reserving spans of one contiguous range that starts at `base`."""
+
+    copy_bytes = COPY_CHUNK_BYTES
 
     def __init__(self, device: str, capacity_bytes: int, base: int, memory: memoryview | None) -> None:
         self.device = device
@@ -204,8 +211,8 @@ async def copy_following(
     `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` is told the sum so far.
     After cancellation nothing is written to the region any more. Raises StartFailed if it ends short.
     """
-    total = len(source)
-    offsets = iter(range(0, total, COPY_CHUNK_BYTES))
+    total, at_once = len(source), arena.copy_bytes
+    offsets = iter(range(0, total, at_once))
     copied_bytes = 0
     copies = 0
     busy_s = began_s = 0.0
@@ -213,7 +220,7 @@ async def copy_following(
     async def work() -> None:
         nonlocal copied_bytes, copies, busy_s, began_s
         for offset in offsets:
-            nbytes = min(COPY_CHUNK_BYTES, total - offset)
+            nbytes = min(at_once, total - offset)
             await wait_for(offset, nbytes)
             if not copies:
                 began_s = time.perf_counter()

@@ -23,6 +23,7 @@ from invoker.device import (
     usable_cores,
 )
 from invoker.engine.compute_threads import set_compute_threads
+from invoker.emulated.arena import EmulatedArena
 from invoker.engines import Engines
 from invoker.handlers.process import HandlerProcess
 from invoker.host_tier import HostTier
@@ -37,6 +38,10 @@ from invoker.publisher import BACKOFF_S, Publisher
 from invoker.residents import Residents
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
+from invoker.stages.door import Door
+from invoker.stages.engines import StageGear
+from invoker.stages.heads import Pipelines
+from invoker.stages.hosted import HostedStages
 from invoker.starting import Equipment
 from invoker.store_access import reach_store
 from invoker.threads import in_thread
@@ -46,6 +51,7 @@ from rdmacast.region_server import RegionServer
 from rdmacast.watching import RegionWatcher
 from registry.channel import ChannelServer
 from registry.clock import Clock, SystemClock
+from registry.emulation import is_emulated, parse_device
 from registry.errors import NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
 
@@ -167,6 +173,18 @@ async def _assemble(
         tell=rings.add,
     )
     instances = Instances(settings.node_id, gear, counters, published=publisher.instance_changed)
+    door = Door(
+        settings.listen_host,
+        settings.stage_port,
+        settings.advertise,
+        settings.host_id,
+        settings.secret,
+        ends.tls,
+    )
+    made_with = StageGear(gear=gear, calls=calls, instance=instances.get)
+    pipelines = Pipelines(
+        settings.node_id, settings.secret, door, made_with, lambda peer: peer in channel.peers
+    )
     parts = Parts(
         settings=settings,
         facts=facts,
@@ -177,6 +195,8 @@ async def _assemble(
         published=published,
         loader=loader,
         instances=instances,
+        stages=HostedStages(door, made_with),
+        pipelines=pipelines,
         meter=meter,
         calls=calls,
         rings=rings,
@@ -186,7 +206,9 @@ async def _assemble(
     )
     node = Node(parts, epoch)
     stack.push_async_callback(instances.drain, 0.0)
+    stack.push_async_callback(parts.pipelines.aclose)
     await stack.enter_async_context(regions)
+    await stack.enter_async_context(door)
     channel = ChannelServer(
         Endpoint(settings.listen_host, settings.listen_port).url,
         settings.secret,
@@ -219,6 +241,8 @@ def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
     log.info("taking %d bytes of %s (%s)", nbytes, facts.device, facts.gpu_type)
     if facts.device == "cpu":
         return CpuArena(nbytes)
+    if is_emulated(facts.device):
+        return EmulatedArena(parse_device(facts.device), nbytes)
     return CudaArena(int(facts.device.partition(":")[2]), nbytes)
 
 

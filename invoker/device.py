@@ -7,14 +7,16 @@ from pathlib import Path
 
 import psutil
 
+from invoker.emulated.profiles import known_device
 from invoker.errors import SettingsError
+from registry.emulation import is_emulated, parse_device
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """`device` is `cpu` or `cuda:N`; `gpu_type` is what bills and prices name."""
+    """`device` is `cpu`, `cuda:N` or `emulated:…`; `gpu_type` is what bills and prices name."""
 
     device: str
     gpu_type: str
@@ -23,12 +25,15 @@ class DeviceFacts:
 
 
 def find_device(wanted: str) -> DeviceFacts:
-    """The facts of `cpu`, `cuda:N` or (`auto`) the first CUDA device if there is one, else the CPU.
+    """The facts of `cpu`, `cuda:N`, `emulated:…` or (`auto`) the first CUDA device if there is one, else
+    the CPU.
 
     Raises SettingsError if a CUDA device is asked for by name and cannot be used.
     """
     if wanted == "cpu":
         return _cpu_facts()
+    if is_emulated(wanted):
+        return _emulated_facts(wanted)
     index = int(wanted.partition(":")[2] or 0) if wanted != "auto" else 0
     try:
         return _cuda_facts(index)
@@ -71,6 +76,15 @@ def _cpu_facts() -> DeviceFacts:
     memory = psutil.virtual_memory()
     return DeviceFacts(
         device="cpu", gpu_type="cpu", memory_bytes=int(memory.total), free_bytes=int(memory.available)
+    )
+
+
+def _emulated_facts(wanted: str) -> DeviceFacts:
+    device = parse_device(wanted)
+    gpu, _ = known_device(device)
+    nbytes = device.count * gpu.memory_bytes // device.scale
+    return DeviceFacts(
+        device=wanted, gpu_type=f"emulated-{slug(gpu.name)}", memory_bytes=nbytes, free_bytes=nbytes
     )
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from invoker.emulated.profiles import known_device
 from invoker.errors import SettingsError
 from rdmacast.tls import TlsFiles
 from registry.arguments import argument
 from registry.durations import parse_duration
+from registry.emulation import is_emulated, parse_device
 from registry.errors import InvalidRecord
 from registry.secrets import load_or_create_secret, secret_beside
 from registry.sizes import parse_rate, parse_size
@@ -47,6 +49,7 @@ class Settings:
     listen_host: str
     listen_port: int
     cast_port: int
+    stage_port: int
     advertise: str
     device: str
     gpu_memory_bytes: int | None
@@ -95,6 +98,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         listen_host=listen_host,
         listen_port=listen_port,
         cast_port=given.cast_port,
+        stage_port=given.stage_port,
         advertise=given.advertise or _reachable(listen_host),
         device=given.device,
         gpu_memory_bytes=given.gpu_memory,
@@ -140,8 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--host-id", type=_name, help="nodes with equal host share one host tier (default: the host name)")
     add("--listen", type=_address, default=("127.0.0.1", 0), help="ADDR[:PORT] (default: 127.0.0.1)")
     add("--cast-port", type=_port, default=0, help="port of the region server (default: any)")
+    add("--stage-port", type=_port, default=0, help="port for links between stages (default: any)")
     add("--advertise", help="address that others reach this node at (default: the one listened on)")
-    add("--device", type=_device, default="auto", help="auto, cpu or cuda:N (default: auto)")
+    add("--device", type=_device, default="auto", help="auto, cpu, cuda:N or emulated:GPU (default: auto)")
     add(
         "--gpu-memory",
         type=size,
@@ -232,8 +237,14 @@ def _name(text: str) -> str:
 
 
 def _device(text: str) -> str:
+    if is_emulated(text):
+        try:
+            known_device(parse_device(text))
+        except InvalidRecord as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return text
     if not _DEVICE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto, cpu nor cuda:N")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto, cpu, cuda:N nor emulated:GPU")
     return text
 
 

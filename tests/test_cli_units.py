@@ -47,9 +47,18 @@ def test_a_link_rate_implies_a_host_for_each_node() -> None:
     assert settings(nodes=3, link_rate="1mbit").hosts == 3
 
 
+def test_emulated_nodes_have_the_links_of_their_datasheet() -> None:
+    found = settings(device="emulated:h800/1000/10", nodes=3)
+    assert (found.link_rate, found.hosts) == ("5000000B/s", 3)
+    assert found.devices == ("emulated:h800/1000/10",) * 3
+    assert settings(device="emulated:h800/1000", link_rate="1mbit").link_rate == "1mbit"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"device": "emulated:h100"}, "there are h800"),
+        ({"device": "emulated:h800/0"}, "emulated:GPU"),
         ({"nodes": 0}, "--nodes"),
         ({"nodes": 2, "hosts": 3}, "--hosts"),
         ({"device": "tpu"}, "tpu"),

@@ -43,7 +43,7 @@ def test_all_flags(tmp_path: Path) -> None:
         ([*LEAST, "--gpu-memory", "2Qi"], SECRET, "unknown unit 'qi'"),
         ([*LEAST, "--colour", "red"], SECRET, "--colour"),
         ([*LEAST, "--gpu-mem", "2GiB"], SECRET, "--gpu-mem"),
-        ([*LEAST, "--device", "tpu"], SECRET, "neither auto, cpu nor cuda:N"),
+        ([*LEAST, "--device", "tpu"], SECRET, "neither auto, cpu, cuda:N nor emulated:GPU"),
         ([*LEAST, "--listen", "1.2.3.4:port"], SECRET, "'port' is not a port"),
         ([*LEAST, "--lease-s", "0"], SECRET, "not between 0.1 and 3600"),
         ([*LEAST, "--node-id", "a/b"], SECRET, "letters, digits"),

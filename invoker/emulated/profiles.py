@@ -13,12 +13,14 @@ FaaScale and lambdaScale were measured on: 400 Gb/s between nodes, 64 GB/s from 
 
 from dataclasses import dataclass, replace
 
+from registry.emulation import EmulatedDevice, EmulatedModel
+from registry.errors import InvalidRecord
 from registry.images.manifest import ALIGNMENT, LayerSpan
 
 _BYTES = 2  # of a number in 16 bits
 
 
-class UnknownProfile(ValueError):
+class UnknownProfile(InvalidRecord):
     """The message names those that there are."""
 
 
@@ -50,6 +52,7 @@ class Decoder:
     kv_heads: int
     intermediate: int
     vocabulary: int
+    context: int = 4096
 
     @property
     def layer_weights(self) -> int:
@@ -137,6 +140,13 @@ class Profile:
     def kv_layer_bytes(self) -> int:
         """What is moved of one token's keys and values, for one layer."""
         return self._scaled(self.model.kv_layer_bytes)
+
+    @property
+    def free_tokens(self) -> int:
+        """About how many tokens of prompts a step that decodes takes along while it reads the weights."""
+        gpu = self.gpu
+        computed_a_byte = gpu.flops_per_s * gpu.compute / (gpu.memory_bytes_per_s * gpu.memory)
+        return max(1, int(computed_a_byte * _BYTES / 2))
 
     @property
     def kv_tokens(self) -> int:
@@ -234,6 +244,12 @@ LLAMA_2_70B = Decoder(
     intermediate=28672,
     vocabulary=32000,
 )
+MODELS = {"llama2-7b": LLAMA_2_7B, "llama2-13b": LLAMA_2_13B, "llama2-70b": LLAMA_2_70B}
+# Nodes by what their models come from: host memory, or (as ServerlessLLM's cold start) the node's own disk.
+DEVICES = {
+    "h800": (H800, LinkRates()),
+    "h800-disk": (H800, LinkRates(host=LinkRates().disk)),
+}
 # The 70B model needs 138 GB: the papers ran it on nodes of four GPUs, whose one port serves all of them.
 PROFILES = {
     "h800-llama2-7b": Profile(model=LLAMA_2_7B, gpu=H800, gpus=1, links=LinkRates()),
@@ -250,3 +266,25 @@ def find_profile(name: str) -> Profile:
     if known is None or (slash and divisor < 1):
         raise UnknownProfile(f"{name!r} is none of {', '.join(PROFILES)}, with /SCALE for smaller transfers")
     return replace(known, scale=divisor or 1)
+
+
+def known_model(model: EmulatedModel) -> Decoder:
+    """Raises UnknownProfile."""
+    known = MODELS.get(model.name)
+    if known is None:
+        raise UnknownProfile(f"no emulated model {model.name!r}: there are {', '.join(MODELS)}")
+    return known
+
+
+def known_device(device: EmulatedDevice) -> tuple[Accelerator, LinkRates]:
+    """Raises UnknownProfile."""
+    known = DEVICES.get(device.name)
+    if known is None:
+        raise UnknownProfile(f"no emulated device {device.name!r}: there are {', '.join(DEVICES)}")
+    return known
+
+
+def profile_of(model: EmulatedModel, device: EmulatedDevice) -> Profile:
+    """A model on a device. Raises UnknownProfile."""
+    gpu, links = known_device(device)
+    return Profile(model=known_model(model), gpu=gpu, gpus=device.count, links=links, scale=model.scale)

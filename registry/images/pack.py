@@ -14,7 +14,7 @@ from registry.errors import StoreError, StoreFull
 from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest
 from registry.images.manifest import MANIFEST_FORMAT, Manifest
-from registry.images.plan import CHUNK_BYTES, PackPlan, plan_checkpoint
+from registry.images.plan import CHUNK_BYTES, ImagePlan, PackPlan, plan_checkpoint
 from registry.images.verify import unit_checksums
 
 __all__ = [
@@ -44,12 +44,12 @@ class PackedFolder:
     assets: tuple[str, ...]
 
 
-def hash_image(plan: PackPlan, progress: Progress | None = None) -> Manifest:
+def hash_image(plan: ImagePlan, progress: Progress | None = None) -> Manifest:
     """The manifest of a planned image: one pass over its bytes, in bounded memory."""
     return _hash(plan, progress, sink=None)
 
 
-def _hash(plan: PackPlan, progress: Progress | None, sink: Callable[[memoryview], None] | None) -> Manifest:
+def _hash(plan: ImagePlan, progress: Progress | None, sink: Callable[[memoryview], None] | None) -> Manifest:
     sha = hashlib.sha256()
     units = bytearray()
     done = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from registry.errors import CheckpointError
 from registry.images.architectures import Arrangement, arrange, read_config
@@ -17,6 +17,36 @@ from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTens
 CHUNK_BYTES = 4 * 1024 * 1024
 CONVERT_ELEMENTS = 256 * 1024
 _COUNTERS = "num_batches_tracked"  # the only integers among weights
+
+
+class ImagePlan(Protocol):
+    """An image before it exists: what a manifest says of it but for its checksums, and its bytes."""
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def model_type(self) -> str: ...
+
+    @property
+    def tied_head(self) -> bool: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill `into` with `[offset, offset + len(into))` of the image."""
+        ...
+
+    def chunks(self, offset: int = 0) -> Iterator[memoryview]:
+        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

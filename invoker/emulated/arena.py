@@ -1,0 +1,38 @@
+"""The memory of an accelerator that is not there: real bytes, copied in at the rate of its link."""
+
+import mmap
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from invoker.arena import COPY_CHUNK_BYTES, Region, SpanArena
+from invoker.emulated.device_clock import DeviceClock
+from invoker.emulated.profiles import known_device
+from invoker.memory import address_of
+from registry.emulation import EmulatedDevice
+from registry.images.manifest import UNIT_BYTES
+
+
+class EmulatedArena(SpanArena):
+    """An Arena of the processor's memory, whose pages are taken as they are written."""
+
+    def __init__(self, device: EmulatedDevice, capacity_bytes: int, clock: DeviceClock | None = None) -> None:
+        self._mapping = mmap.mmap(-1, max(mmap.PAGESIZE, capacity_bytes))
+        super().__init__(str(device), capacity_bytes, address_of(self._mapping), memoryview(self._mapping))
+        _, links = known_device(device)
+        self._bytes_per_s = links.host / device.scale
+        self._clock = clock or DeviceClock(device.slower)
+        # As large a part of the image as a real device's copies are, but for the smallest of images.
+        self.copy_bytes = max(UNIT_BYTES, COPY_CHUNK_BYTES // device.scale)
+
+    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
+        assert region.buffer is not None
+        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
+        np.copyto(target, np.frombuffer(data, np.uint8))
+        self._clock.run(len(data) / self._bytes_per_s)
+
+    def close(self) -> None:
+        self._memory = None  # the mapping goes with the last view of it

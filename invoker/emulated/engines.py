@@ -1,0 +1,89 @@
+"""Engines of one node whose accelerator is not there."""
+
+import logging
+
+from invoker.emulated.arrival import check_arrived
+from invoker.emulated.device_clock import DeviceClock
+from invoker.emulated.engine import EmulatedEngine
+from invoker.emulated.kv import kv_shape
+from invoker.emulated.profiles import Profile, UnknownProfile, known_device, profile_of
+from invoker.emulated.stage import EmulatedStage
+from invoker.engine.contract import (
+    ComputeEngine,
+    DeviceRegion,
+    GenerateEngine,
+    ModelSpec,
+    OutOfKvCache,
+    UnsupportedModel,
+)
+from invoker.engine.kv_cache import pages_for
+from invoker.engines import MIN_SEQUENCES
+from invoker.kv_budget import TYPICAL_TOKENS
+from registry.emulation import EmulatedDevice, mismatch, parse_model
+
+log = logging.getLogger(__name__)
+
+
+class EmulatedEngines:
+    """Engines (invoker/engines.py) of emulated models; all of a node share its one device."""
+
+    def __init__(self, device: EmulatedDevice, clock: DeviceClock | None = None) -> None:
+        """Raises UnknownProfile."""
+        known_device(device)
+        self.device = device
+        self._clock = clock or DeviceClock(device.slower)
+
+    def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
+        """See Engines."""
+        profile = self._profile(spec)
+        first, last = self._layers(spec, profile)
+        page_bytes = kv_shape(profile, last - first).page_bytes
+        typical = min(spec.context_length, TYPICAL_TOKENS)
+        least = pages_for(spec.context_length) * page_bytes
+        return least, max(1, max_concurrency) * pages_for(typical) * page_bytes
+
+    def make(
+        self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
+    ) -> GenerateEngine | ComputeEngine:
+        """See Engines."""
+        profile = self._profile(spec)
+        self._check(spec, region, profile)
+        log.info("%s is %s, %d times slower", region.device, profile, self.device.slower)
+        sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
+        return EmulatedEngine(
+            profile,
+            self._clock,
+            _nbytes(kv),
+            context_length=spec.context_length,
+            max_sequences=sequences,
+        )
+
+    def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> EmulatedStage:
+        """The stage of the layers `spec.layers`, whose bytes alone must have arrived in the region."""
+        profile = self._profile(spec)
+        self._check(spec, region, profile)
+        return EmulatedStage(profile, self._clock, _nbytes(kv), *self._layers(spec, profile))
+
+    def _profile(self, spec: ModelSpec) -> Profile:
+        architecture = spec.manifest.architecture
+        if reason := mismatch(architecture, str(self.device)):
+            raise UnsupportedModel(reason)
+        try:
+            return profile_of(parse_model(architecture), self.device)
+        except UnknownProfile as error:
+            raise UnsupportedModel(str(error)) from error
+
+    def _check(self, spec: ModelSpec, region: DeviceRegion, profile: Profile) -> None:
+        if spec.manifest.layers != profile.spans:
+            raise UnsupportedModel(f"the image is not that of {spec.manifest.architecture}")
+        assert region.buffer is not None
+        check_arrived(spec.manifest, region.buffer, *self._layers(spec, profile))
+
+    def _layers(self, spec: ModelSpec, profile: Profile) -> tuple[int, int]:
+        return spec.layers or (0, profile.model.layers)
+
+
+def _nbytes(kv: DeviceRegion | None) -> int:
+    if kv is None:
+        raise OutOfKvCache("no room for keys and values was reserved")
+    return kv.nbytes

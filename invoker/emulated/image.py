@@ -1,0 +1,88 @@
+"""The image of a model that is not there: bytes that nothing compresses, the same wherever they are made."""
+
+import json
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from invoker.emulated.profiles import H800 as ANY_GPU
+from invoker.emulated.profiles import LinkRates, Profile, known_model
+from registry.emulation import EmulatedModel
+from registry.images.layout import Layout
+from registry.images.manifest import LayerSpan, TensorEntry
+from registry.images.plan import CHUNK_BYTES
+
+_PIECE_BYTES = 1 << 20  # made at once, each from a seed of its own
+
+
+class EmulatedPlan:
+    """An ImagePlan of a model, at its scale. One tensor stands for all of a step of execution."""
+
+    model_type = "emulated"
+    dtype = "bfloat16"
+    tied_head = False
+
+    def __init__(self, model: EmulatedModel) -> None:
+        """Raises UnknownProfile."""
+        decoder = known_model(model)
+        profile = Profile(model=decoder, gpu=ANY_GPU, gpus=1, links=LinkRates(), scale=model.scale)
+        self.architecture = str(model)
+        self.num_layers = decoder.layers
+        self.context_length = decoder.context
+        self.layout = Layout(
+            tensors=tuple(_tensor(span) for span in profile.spans),
+            layers=profile.spans,
+            nbytes=profile.image_bytes,
+        )
+        self.config: dict[str, object] = {
+            "model_type": self.model_type,
+            "emulated": self.architecture,
+            "vocab_size": decoder.vocabulary,
+            "num_hidden_layers": decoder.layers,
+            "hidden_size": decoder.hidden,
+            "max_position_embeddings": decoder.context,
+            "eos_token_id": 2,
+        }
+        self._seed = zlib.crc32(self.architecture.encode())
+
+    def __repr__(self) -> str:
+        return f"<EmulatedPlan {self.architecture}, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    @property
+    def assets(self) -> dict[str, bytes]:
+        """The small files that go with it: no tokenizer, so that calls give and get token ids."""
+        return {"config.json": json.dumps(self.config, indent=2).encode()}
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill `into` with `[offset, offset + len(into))` of the image."""
+        end = offset + len(into)
+        if not 0 <= offset <= end <= self.nbytes:
+            raise ValueError(f"[{offset}, {end}) is not within the image's {self.nbytes} bytes")
+        while offset < end:
+            piece, skipped = divmod(offset, _PIECE_BYTES)
+            made = self._piece(piece)[skipped : skipped + end - offset]
+            into[: len(made)] = made
+            into = into[len(made) :]
+            offset += len(made)
+
+    def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
+        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        while offset < self.nbytes:
+            view = memoryview(bytearray(min(size, self.nbytes - offset)))
+            self.read_into(offset, view)
+            yield view
+            offset += len(view)
+
+    def _piece(self, index: int) -> memoryview:
+        return memoryview(np.random.Generator(np.random.SFC64([self._seed, index])).bytes(_PIECE_BYTES))
+
+
+def _tensor(span: LayerSpan) -> TensorEntry:
+    name = f"layers.{span.index}" if span.kind == "layer" else span.kind
+    nbytes = span.end - span.start
+    return TensorEntry(name=name, dtype="U8", shape=(nbytes,), offset=span.start, nbytes=nbytes)

@@ -1,0 +1,140 @@
+"""A stage of a pipeline on an accelerator that is not there."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from invoker.emulated.device_clock import DeviceClock
+from invoker.emulated.engine import chosen, step_s
+from invoker.emulated.kv import kv_shape, slice_of
+from invoker.emulated.profiles import Profile
+from invoker.emulated.tokens import TokenChain
+from invoker.engine.contract import OutOfKvCache
+from invoker.engine.kv_cache import pages_for
+from invoker.engine.kv_slices import KvSlice
+from invoker.engine.stage_contract import (
+    Opening,
+    OutOfStep,
+    StageChunk,
+    StageFacts,
+    StageInput,
+    StageOutput,
+    StageStep,
+    StageToken,
+)
+
+ROWS = torch.int32
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sequence's tokens so far; `chain` follows them where tokens are drawn."""
+
+    opening: Opening
+    tokens: list[int] = field(default_factory=list)
+    chain: TokenChain = field(default_factory=TokenChain)
+
+
+class EmulatedStage:
+    """A Stage of the layers `[first, last)` of a profile's model, the head on the last one.
+
+    A hidden state is as many bytes as the model's, at the profile's scale: the token's id, then how many
+    layers it has been through, then nothing. So no stage can be left out, run twice or out of turn.
+    """
+
+    def __init__(self, profile: Profile, clock: DeviceClock, kv_bytes: int, first: int, last: int) -> None:
+        if not 0 <= first < last <= profile.model.layers:
+            raise ValueError(f"{profile.model.name} has no layers [{first}, {last})")
+        self.profile = profile
+        self.layers = (first, last)
+        self.has_head = last == profile.model.layers
+        self._shape = kv_shape(profile, last - first)
+        self.pages = kv_bytes // self._shape.page_bytes
+        if self.pages < 1:
+            raise OutOfKvCache(f"{kv_bytes} bytes are no page of {self._shape.page_bytes} bytes")
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+
+    def __repr__(self) -> str:
+        first, last = self.layers
+        return f"<EmulatedStage [{first}, {last}) of {self.profile}, {len(self._held)} sequences>"
+
+    @property
+    def facts(self) -> StageFacts:
+        """See Stage."""
+        return StageFacts(
+            row_dtype=ROWS,
+            row_items=self.row_items,
+            vocabulary=self.profile.model.vocabulary,
+            longest=self.profile.model.context,
+        )
+
+    def run(self, given: StageInput) -> StageOutput:
+        """See Stage."""
+        step = given.step
+        self._open(step)
+        ids = self._ids(given)
+        for chunk in step.chunks:
+            held = self._held.get(chunk.sequence)
+            if held is None or len(held.tokens) != chunk.start:
+                raise OutOfStep(f"{chunk} does not follow what {self!r} holds: {held}")
+            own, ids = ids[: chunk.count], ids[chunk.count :]
+            held.tokens += own
+            if self.has_head:
+                held.chain.follow(own)
+        used = sum(pages_for(len(held.tokens)) for held in self._held.values())
+        if used > self.pages:
+            raise OutOfStep(f"a step for more sequences than fit {self!r}: {used} pages of {self.pages}")
+        if step.chunks:
+            chunks = [(chunk.start, chunk.count, chunk.last) for chunk in step.chunks]
+            self._clock.run(step_s(self.profile, *self.layers, chunks))
+        if self.has_head:
+            return StageOutput(
+                step=step, hidden=None, tokens=tuple(self._drawn(chunk) for chunk in step.wanting)
+            )
+        return StageOutput(step=step, hidden=self._rows(given))
+
+    def finish(self, given: StageInput) -> StageOutput:
+        """See Stage: no head of these models is tied."""
+        raise OutOfStep(f"{self!r} draws no tokens of what others ran")
+
+    def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
+        """See Stage."""
+        held = self._held.get(sequence)
+        first, last = layers or self.layers
+        if held is None or not held.tokens or not self.layers[0] <= first < last <= self.layers[1]:
+            raise OutOfStep(f"{self!r} holds nothing of sequence {sequence} in layers [{first}, {last})")
+        return slice_of(self._shape, first, last, held.tokens)
+
+    def close(self) -> None:
+        """See Stage."""
+        self._held.clear()
+
+    def _open(self, step: StageStep) -> None:
+        for sequence in step.closed:
+            self._held.pop(sequence, None)
+        for opening in step.opened:
+            if opening.sequence in self._held:
+                raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
+            self._held[opening.sequence] = _Held(opening)
+
+    def _ids(self, given: StageInput) -> list[int]:
+        """The tokens that have come, one a row, through all layers before."""
+        data, first = given.data, self.layers[0]
+        if data.shape[0] != given.step.tokens:
+            raise OutOfStep(f"{data.shape[0]} rows for the {given.step.tokens} tokens of {given.step}")
+        if first and bool((data[:, 1] != first).any()):
+            raise OutOfStep(f"rows of step {given.step.number} have not been through {first} layers")
+        found: list[int] = (data[:, 0] if first else data).tolist()
+        return found
+
+    def _rows(self, given: StageInput) -> torch.Tensor:
+        rows = torch.zeros((given.step.tokens, self.facts.row_items), dtype=ROWS)
+        rows[:, 0] = given.data[:, 0] if self.layers[0] else given.data
+        rows[:, 1] = self.layers[1]
+        return rows
+
+    def _drawn(self, chunk: StageChunk) -> StageToken:
+        held = self._held[chunk.sequence]
+        choice = chosen(held.chain, held.opening.sampling, self.profile.model.vocabulary)
+        return StageToken(sequence=chunk.sequence, choice=choice)

@@ -1,0 +1,63 @@
+"""Images of emulated models: real bytes, the same wherever they are made, that nothing makes smaller."""
+
+import zlib
+
+import pytest
+
+from invoker.emulated.arrival import NotArrived, check_arrived
+from invoker.emulated.image import EmulatedPlan
+from invoker.emulated.profiles import UnknownProfile, find_profile
+from invoker.engine.image_ranges import bytes_of_layers
+from registry.emulation import EmulatedModel
+from registry.images.codec import decode_manifest
+from registry.images.manifest import UNIT_BYTES
+from tests.emulated_fixture import MODEL, emulated_image
+
+
+def test_any_range_is_the_same_bytes() -> None:
+    plan, whole = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=3000)), bytearray()
+    for view in plan.chunks():
+        whole += view
+    assert len(whole) == plan.nbytes > 4 << 20
+    for start, count in ((0, 1), (1, 5000), ((1 << 20) - 3, 7), (plan.nbytes - 9, 9), (12345, 3 << 20)):
+        found = bytearray(count)
+        plan.read_into(start, memoryview(found))
+        assert found == whole[start : start + count]
+    assert b"".join(bytes(view) for view in plan.chunks(offset=777)) == whole[777:]
+    assert len(zlib.compress(whole, 1)) > 0.99 * len(whole)
+
+
+def test_its_manifest_is_one() -> None:
+    image = emulated_image()
+    manifest = decode_manifest(image.encoded)
+    profile = find_profile("h800-llama2-7b/10000")
+    assert manifest.architecture == "emulated:llama2-7b/10000" == str(MODEL)
+    assert (manifest.layers, manifest.nbytes, manifest.num_layers) == (
+        profile.spans,
+        profile.image_bytes,
+        32,
+    )
+    other = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=10_001))
+    assert bytes(next(other.chunks()))[:4096] != image.data[:4096]
+
+
+def test_unknown_models_are_named() -> None:
+    with pytest.raises(UnknownProfile, match="no emulated model 'gpt-5': there are llama2-7b, llama2-13b"):
+        EmulatedPlan(EmulatedModel(name="gpt-5"))
+
+
+def test_what_has_not_arrived_is_seen() -> None:
+    image = emulated_image()
+    here = bytearray(b"\xff" * len(image.data))
+    for start, end in bytes_of_layers(image.manifest, 10, 16):
+        start, end = start // UNIT_BYTES * UNIT_BYTES, -(-end // UNIT_BYTES) * UNIT_BYTES
+        here[start:end] = image.data[start:end]
+    check_arrived(image.manifest, memoryview(here), 10, 16)
+    with pytest.raises(
+        NotArrived, match=r"of the layers \[0, 32\) \d units have not arrived, the first is 0"
+    ):
+        check_arrived(image.manifest, memoryview(here), 0, 32)
+    start, _ = bytes_of_layers(image.manifest, 12, 13)[0]
+    here[start] ^= 1
+    with pytest.raises(NotArrived):
+        check_arrived(image.manifest, memoryview(here), 10, 16)

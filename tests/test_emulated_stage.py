@@ -1,0 +1,144 @@
+"""Emulated stages: tokens of whole engines, each stage's own time, and nothing out of turn."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from invoker.emulated.engine import EmulatedEngine
+from invoker.emulated.kv import kv_shape
+from invoker.emulated.profiles import Batch, find_profile
+from invoker.emulated.stage import ROWS, EmulatedStage
+from invoker.emulated.tokens import continuation
+from invoker.engine.conductor import Conductor, PipelineShape
+from invoker.engine.contract import NewSequence, OutOfKvCache
+from invoker.engine.pipeline import LocalPipeline
+from invoker.engine.scheduler import Limits
+from invoker.engine.stage_contract import Opening, OutOfStep, StageChunk, StageInput, StageStep, rows_as_bytes
+from registry.messages import Sampling
+from tests.emulated_fixture import ToldTime
+
+PROFILE = find_profile("h800-llama2-7b/1000")
+VOCABULARY = PROFILE.model.vocabulary
+GREEDY = Sampling(max_tokens=12, temperature=0.0)
+LIMITS = Limits(sequences=8, prefill_tokens=512, turn_tokens=232)
+
+
+def stages_of(cuts: list[int], times: list[ToldTime] | None = None) -> list[EmulatedStage]:
+    """From cut to cut, each on a device of its own."""
+    times = times or [ToldTime() for _ in cuts[1:]]
+    return [
+        EmulatedStage(PROFILE, time.clock(), 200 * kv_shape(PROFILE, last - first).page_bytes, first, last)
+        for (first, last), time in zip(pairwise(cuts), times, strict=True)
+    ]
+
+
+def pipeline_of(stages: list[EmulatedStage]) -> LocalPipeline:
+    shape = PipelineShape(
+        stages=len(stages), pages=200, context=4096, vocabulary=VOCABULARY, steps=len(stages) + 1
+    )
+    return LocalPipeline(stages, Conductor(shape, LIMITS))
+
+
+def ask(name: str, prompt: list[int], sampling: Sampling = GREEDY) -> NewSequence:
+    return NewSequence(request_id=name, prompt_ids=prompt, generated_ids=[], sampling=sampling)
+
+
+def opening_step(count: int = 4) -> StageStep:
+    opening = Opening(sequence="s", most=100, sampling=GREEDY)
+    chunk = StageChunk(sequence="s", start=0, count=count, last=True)
+    return StageStep(number=0, closed=(), opened=(opening,), chunks=(chunk,))
+
+
+@pytest.mark.parametrize("cuts", [[0, 32], [0, 16, 32], [0, 5, 6, 20, 32]])
+def test_pipelines_say_what_whole_engines_say(cuts: list[int]) -> None:
+    drawn = Sampling(max_tokens=12, temperature=0.7, seed=9)
+    asked = [ask(str(at), list(range(20, 40 + 97 * at)), drawn if at % 2 else GREEDY) for at in range(6)]
+    pipeline = pipeline_of(stages_of(cuts))
+    for sequence in asked:
+        pipeline.add(sequence)
+    tokens: dict[str, list[int]] = {}
+    while pipeline.has_work:
+        for output in pipeline.step():
+            assert not output.error, output.error
+            if output.token_id is not None:
+                tokens.setdefault(output.request_id, []).append(output.token_id)
+    for one in asked:
+        assert tokens[one.request_id] == continuation(one.prompt_ids, 12, VOCABULARY, one.sampling)
+
+
+def test_each_stage_takes_its_layers_time() -> None:
+    times = [ToldTime(), ToldTime()]
+    pipeline = pipeline_of(stages_of([0, 10, 32], times))
+    pipeline.add(ask("a", [20] * 300, Sampling(max_tokens=1, temperature=0.0)))
+    while pipeline.has_work:
+        pipeline.step()
+    batch = Batch(tokens=300, sequences=1)
+    assert times[0].slept == pytest.approx([PROFILE.stage_s(0, 10, batch)])
+    assert times[1].slept == pytest.approx([PROFILE.stage_s(10, 32, batch)])
+
+
+def test_hidden_states_have_the_size_of_the_models() -> None:
+    (stage, _) = stages_of([0, 16, 32])
+    output = stage.run(StageInput(step=opening_step(), data=torch.tensor([20, 21, 22, 23])))
+    assert output.hidden is not None and output.hidden.dtype is ROWS
+    assert len(rows_as_bytes(output.hidden)) == 4 * 12  # 8,192 bytes a token, 1/1000 of that in whole items
+    assert PROFILE.hidden_bytes(1) == 9 and stage.facts.row_bytes == 12
+
+
+def test_rows_that_left_a_stage_out_are_refused() -> None:
+    first, _, last = stages_of([0, 10, 20, 32])
+    output = first.run(StageInput(step=opening_step(), data=torch.tensor([20, 21, 22, 23])))
+    assert output.hidden is not None
+    with pytest.raises(OutOfStep, match="have not been through 20 layers"):
+        last.run(StageInput(step=output.step, data=output.hidden))
+
+
+def test_what_does_not_follow_is_refused() -> None:
+    (stage,) = stages_of([0, 32])
+    stage.run(StageInput(step=opening_step(), data=torch.tensor([20, 21, 22, 23])))
+    again = StageStep(number=1, closed=(), opened=(), chunks=opening_step().chunks)
+    with pytest.raises(OutOfStep, match="does not follow"):
+        stage.run(StageInput(step=again, data=torch.tensor([20, 21, 22, 23])))
+    with pytest.raises(OutOfStep, match="open already"):
+        stage.run(StageInput(step=opening_step(), data=torch.tensor([20, 21, 22, 23])))
+    with pytest.raises(OutOfStep, match="3 rows"):
+        stage.run(StageInput(step=again, data=torch.tensor([20, 21, 22])))
+    with pytest.raises(OutOfStep, match="draws no tokens"):
+        stage.finish(StageInput(step=again, data=torch.tensor([20])))
+    with pytest.raises(OutOfKvCache, match="no page"):
+        EmulatedStage(PROFILE, ToldTime().clock(), 10, 0, 4)
+    with pytest.raises(ValueError, match="no layers"):
+        EmulatedStage(PROFILE, ToldTime().clock(), 10, 4, 33)
+
+
+def test_no_more_than_fits() -> None:
+    page_bytes = kv_shape(PROFILE, 32).page_bytes
+    stage = EmulatedStage(PROFILE, ToldTime().clock(), page_bytes, 0, 32)
+    with pytest.raises(OutOfStep, match="2 pages of 1"):
+        stage.run(StageInput(step=opening_step(17), data=torch.arange(20, 37)))
+
+
+def test_a_sequence_moves_to_a_whole_engine_with_its_keys_and_values() -> None:
+    pipeline = pipeline_of(stages_of([0, 12, 32]))
+    pipeline.add(ask("a", list(range(20, 420))))
+    seen: list[int] = []
+    while len(seen) < 5:
+        seen += [output.token_id for output in pipeline.step() if output.token_id is not None]
+    name = pipeline.conductor.name_of("a")
+    kv = [stage.export_kv(name) for stage in pipeline.stages]
+    (left,) = pipeline.conductor.leave()
+    time = ToldTime()
+    engine = EmulatedEngine(
+        PROFILE, time.clock(), 100 * kv_shape(PROFILE, 32).page_bytes, context_length=4096
+    )
+    engine.add(left, kv)
+    rest = []
+    while engine.has_work:
+        rest += [output.token_id for output in engine.step()]
+    expected = continuation(range(20, 420), 12, VOCABULARY, GREEDY)
+    assert list(left.generated_ids) + rest == expected and seen == expected[: len(seen)]
+    assert max(time.slept) < PROFILE.step_s(Batch(tokens=4, sequences=1, context=420))
+    with pytest.raises(OutOfStep, match="holds nothing"):
+        pipeline.stages[0].export_kv(name, (3, 20))
+    pipeline.close()
