@@ -85,15 +85,15 @@ class ClusterAdmin:
     async def casts(self, request: Request) -> Response:
         """What moves between nodes, and what did in the last hour."""
         function, summary = OF_FUNCTION.read(request), SUMMARY.read(request)
-        found = await self._services.state.casts(OF_CAST.read(request) or "")
+        beginning = OF_CAST.read(request) or ""
+        found = await self._services.state.casts(beginning, function=function, brief=summary)
         nodes = {up.record.id: up.record for up in self._services.cluster.view().nodes}
         now = self._services.clock.wall_s()
         shown: list[bytes] = []
         for status in found:
-            if function is None or status.record.function == function:
-                cast = show(status, nodes, now)
-                shown.append(msgspec.json.encode(replace(cast, nodes=[]) if summary else cast))
-                await asyncio.sleep(0)  # each may be of thousands of nodes
+            cast = show(status, nodes, now)
+            shown.append(msgspec.json.encode(replace(cast, nodes=[]) if summary else cast))
+            await asyncio.sleep(0)  # each may be of thousands of nodes
         return json_response(b'{"casts":[%b]}' % b",".join(shown))
 
     async def _known(self, request: Request) -> str:

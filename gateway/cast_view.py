@@ -18,7 +18,9 @@ _UNDER_WAY = ("waiting", "running")
 def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> CastShown:
     """The cast at `now` (Unix seconds), with the nodes that are there."""
     record = status.record
-    told = {one.node: one for one in status.progress}
+    joined = {member.node: member.epoch for member in record.members}
+    # Of one that came back, what its earlier part came to says nothing of the one that it is to begin.
+    told = {one.node: one for one in status.progress if one.epoch >= joined.get(one.node, 0)}
     blocks = -(-record.nbytes // record.block_bytes)
     parts: list[CastNode] = []
     for index, member in enumerate(record.members):
@@ -26,7 +28,7 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
         state: PartState = "source"
         error = ""
         if index not in record.sources:
-            state, error = _state(record, progress, nodes.get(member.node), now)
+            state, error = _state(record, member, progress, nodes.get(member.node), now)
         parts.append(_part(member, progress, state, error, blocks=blocks, planned=index < record.planned))
     targets = [part for part in parts if part.state != "source"]
     state = _whole(targets)
@@ -66,12 +68,17 @@ def silent_s(block_bytes: int) -> float:
 
 
 def _state(
-    record: CastRecord, progress: CastProgress | None, node: NodeRecord | None, now: float
+    record: CastRecord,
+    member: CastMember,
+    progress: CastProgress | None,
+    node: NodeRecord | None,
+    now: float,
 ) -> tuple[PartState, str]:
     """Of a target, and why where it does not say so itself: no node tells of its own death."""
     if progress is not None and progress.is_final:
         return progress.state.value, progress.error
-    heard_at = record.started_at if progress is None else progress.updated_at
+    joined_at = member.joined_at or record.started_at
+    heard_at = joined_at if progress is None else progress.updated_at
     if node is None:
         return "lost", "its node is gone"
     if node.started_at > heard_at:

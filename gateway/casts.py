@@ -173,7 +173,7 @@ def plan_delivery(
     needy, behind = _split(scene)
     for record in running:
         if _runs(record, scene):
-            joined = join(record, needy)
+            joined = join(record, needy, wall_s)
             if joined is not None:
                 fixed = {record.members[source].node for source in record.sources}
                 members = frozenset(node.id for node in needy if node.id not in fixed)
@@ -217,14 +217,14 @@ def new_cast(
     )
 
 
-def join(record: CastRecord, targets: Sequence[NodeRecord]) -> CastRecord | None:
+def join(record: CastRecord, targets: Sequence[NodeRecord], wall_s: float) -> CastRecord | None:
     """The cast with these nodes in it; None if that would be nobody, or too many."""
     members = {member.node: member for member in record.members}
     fixed = {record.members[source].node for source in record.sources}
     late = [node for node in targets if node.id not in fixed]
     # One that was a member before may have another address by now.
     epoch = record.epoch + 1
-    members.update((node.id, _member(node, record.image, epoch)) for node in late)
+    members.update((node.id, _member(node, record.image, epoch, wall_s)) for node in late)
     if not late or len(members) > MAX_CAST_MEMBERS:
         return None
     return replace(record, members=tuple(members.values()), epoch=epoch)
@@ -295,10 +295,15 @@ def _runs(record: CastRecord, scene: _Scene) -> bool:
     )
 
 
-def _member(node: NodeRecord, image: str, epoch: int = 0) -> CastMember:
+def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0) -> CastMember:
     tier = Tier.HOST if any(h.image == image and Tier.HOST in h.tiers for h in node.holdings) else None
     return CastMember(
-        node=node.id, host=node.host, address=node.cast, tier=tier or tier_of(node, image), epoch=epoch
+        node=node.id,
+        host=node.host,
+        address=node.cast,
+        tier=tier or tier_of(node, image),
+        epoch=epoch,
+        joined_at=joined_at,
     )
 
 

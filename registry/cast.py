@@ -1,7 +1,7 @@
 """A cast: one image on its way from its holders to several nodes at once, by one transfer plan."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from registry.errors import InvalidRecord
@@ -28,13 +28,15 @@ TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastMember:
     """A node of a cast. `address` is that of its region server, `tier` where a source holds the image, and
-    `epoch` that of the cast by which it joined, or came back to it."""
+    `epoch` that of the cast by which it joined, or came back to it, at `joined_at` (Unix seconds; 0.0: with
+    the cast's start)."""
 
     node: str
     host: str
     address: str
     tier: Tier = Tier.NONE
     epoch: int = 0
+    joined_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +85,24 @@ class CastRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CastDetails:
+    """What is told of a node's part besides, of which a summary needs nothing."""
+
+    transports: Mapping[str, str] = field(default_factory=dict)
+    pulled: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CastProgress:
     """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end. What was
-    told earlier (by `updated_at`, Unix seconds of the node's clock) does not replace it.
+    told of an earlier part (by `epoch`), or earlier (by `updated_at`, Unix seconds of the node's clock), does
+    not replace it.
 
     `epoch` is that of the cast by which the part began. `held` of `blocks` are there. `received` are bytes of
-    good blocks by transport, `transports` says of each peer that was pulled from by which transport, and
-    why; `faults` counts pulls that went wrong, by kind.
+    good blocks by transport, which came within `span_s`, from the first one's arrival to the last one's;
+    `pulled` are these bytes by peer, and `transports` says of each by which transport, and why; `faults`
+    counts pulls that went wrong, by kind.
     """
 
     cast_id: str
@@ -104,6 +117,24 @@ class CastProgress:
     faults: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
     epoch: int = 0
+    span_s: float = 0.0
+    pulled: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def details(self) -> CastDetails:
+        return CastDetails(transports=self.transports, pulled=self.pulled, error=self.error)
+
+    @property
+    def brief(self) -> "CastProgress":
+        """The same without its details."""
+        return self.with_details(CastDetails())
+
+    def with_details(self, details: CastDetails) -> "CastProgress":
+        return replace(self, transports=details.transports, pulled=details.pulled, error=details.error)
+
+    def follows(self, earlier: "CastProgress") -> bool:
+        """Whether it is told after `earlier`, of the same node."""
+        return (self.epoch, self.updated_at) >= (earlier.epoch, earlier.updated_at)
 
     @property
     def is_final(self) -> bool:

@@ -15,7 +15,8 @@
 | `hc:demand:<gateway>` | string | DemandChanged; expires |
 | `hc:scale:<token>` | string | a wish that is in the feed already |
 | `hc:casts` | set | ids that may have a cast |
-| `hc:cast:<id>` | hash | `epoch`, `record`; `node <id>` -> CastProgress, `at <id>` -> its time; expires |
+| `hc:cast:<id>` | hash | `epoch`, `record`; `node <id>` -> brief CastProgress, `more <id>` -> CastDetails, |
+| | | `part <id>`, `at <id>` -> epoch and time of these; expires |
 | `hc:lives` | set | function versions that may have a live record |
 | `hc:live:<name>:<version>` | hash | `epoch`, `serial`, `record`, `ttl` of a LiveRecord; expires |
 | `hc:lease:<name>` | hash | `holder`, and `beat`, new with each renewal; expires |

@@ -1,5 +1,7 @@
 """Casts in one process."""
 
+from collections.abc import Iterator
+
 from registry.cast import CastProgress, CastRecord, CastStatus, in_order
 from registry.clock import Clock
 from registry.keys import CAST_TTL_S
@@ -27,7 +29,7 @@ class MemoryCasts:
         self._forget_old()
         nodes = self._progress.setdefault(progress.cast_id, {})
         known = nodes.get(progress.node)
-        if known is not None and progress.updated_at < known.updated_at:
+        if known is not None and not progress.follows(known):
             return False
         nodes[progress.node] = progress
         self._keep(progress.cast_id)
@@ -37,14 +39,18 @@ class MemoryCasts:
         self._forget_old()
         return in_order(self._records.values())
 
-    def all(self) -> list[CastStatus]:
+    def find(self, beginning: str, function: str | None, *, brief: bool) -> list[CastStatus]:
         return [
-            CastStatus(
-                record=record,
-                progress=tuple(one for _, one in sorted(self._progress.get(record.cast_id, {}).items())),
-            )
+            CastStatus(record=record, progress=tuple(self._told(record, brief)))
             for record in self.records()
+            if record.cast_id.startswith(beginning) and function in (None, record.function)
         ]
+
+    def _told(self, record: CastRecord, brief: bool) -> Iterator[CastProgress]:
+        told = self._progress.get(record.cast_id, {})
+        for node in sorted(member.node for member in record.members):
+            if node in told:
+                yield told[node].brief if brief else told[node]
 
     def _keep(self, cast_id: str) -> None:
         self._expires_at[cast_id] = self._clock.monotonic_s() + CAST_TTL_S

@@ -237,8 +237,10 @@ class MemoryState(MemoryLedger, State):
         if self._casts.tell(progress) and progress.is_final:
             self._feed.publish(CastPartEnded(progress=progress))
 
-    async def casts(self, beginning: str = "") -> list[CastStatus]:
-        return [one for one in self._casts.all() if one.record.cast_id.startswith(beginning)]
+    async def casts(
+        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+    ) -> list[CastStatus]:
+        return self._casts.find(beginning, function, brief=brief)
 
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
         key, now = (record.function, record.version), self._clock.monotonic_s()

@@ -1,9 +1,7 @@
 """Casts in Redis: what was planned, and what each node tells of its part."""
 
-from collections.abc import Mapping
-
 from registry import keys
-from registry.cast import CastProgress, CastRecord, CastStatus, in_order
+from registry.cast import CastDetails, CastProgress, CastRecord, CastStatus, in_order
 from registry.change import CastChanged, CastPartEnded
 from registry.codec import decode, encode
 from registry.redis_connections import Script
@@ -30,18 +28,22 @@ return 1
 
 # What a node tells of its part, unless it told something later. It may come before the cast itself does.
 # Only a last word is a change for the feed; else that is ''.
-# KEYS feed cast; ARGV length node at progress ttl-s change
+# KEYS feed cast; ARGV length node epoch at progress details ttl-s change
 _PUT_PROGRESS = Script(
     PUBLISH
     + """
-local known = redis.call('HGET', KEYS[2], 'at ' .. ARGV[2])
-if known and tonumber(ARGV[3]) < tonumber(known) then return 0 end
-redis.call('HSET', KEYS[2], 'node ' .. ARGV[2], ARGV[4], 'at ' .. ARGV[2], ARGV[3])
-redis.call('EXPIRE', KEYS[2], ARGV[5])
-if ARGV[6] ~= '' then publish('CastPartEnded', ARGV[6]) end
+local known = redis.call('HMGET', KEYS[2], 'part ' .. ARGV[2], 'at ' .. ARGV[2])
+local newer = tonumber(ARGV[3]) - (tonumber(known[1]) or -1)
+if newer < 0 or (newer == 0 and tonumber(ARGV[4]) < tonumber(known[2])) then return 0 end
+redis.call('HSET', KEYS[2], 'part ' .. ARGV[2], ARGV[3], 'at ' .. ARGV[2], ARGV[4],
+  'node ' .. ARGV[2], ARGV[5], 'more ' .. ARGV[2], ARGV[6])
+redis.call('EXPIRE', KEYS[2], ARGV[7])
+if ARGV[8] ~= '' then publish('CastPartEnded', ARGV[8]) end
 return 1
 """
 )
+
+_AT_ONCE = 512  # parts are read together
 
 # Drop the id of a cast that has expired.
 # KEYS casts cast; ARGV id
@@ -71,34 +73,53 @@ class RedisCasts(RedisStore):
             [
                 self._feed_length,
                 progress.node,
+                progress.epoch,
                 repr(progress.updated_at),
-                encode(progress),
+                encode(progress.brief),
+                encode(progress.details),
                 keys.CAST_TTL_S,
                 encode(CastPartEnded(progress=progress)) if progress.is_final else "",
             ],
         )
 
-    async def casts(self, beginning: str = "") -> list[CastStatus]:
+    async def casts(
+        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+    ) -> list[CastStatus]:
         """Read one after the other: of a thousand nodes each, all at once would hold up whatever else Redis
         and this process do."""
         ids = [raw.decode() for raw in await self._redis.call("SMEMBERS", keys.CASTS)]
-        found: dict[str, CastStatus] = {}
+        found: list[CastRecord] = []
         for cast_id in ids:
             if not cast_id.startswith(beginning):
                 continue
             key = keys.cast(cast_id)
-            flat = await self._redis.call("HGETALL", key)
-            status = _status(dict(zip(flat[::2], flat[1::2], strict=True)), key)
-            if status is not None:
-                found[cast_id] = status
-            else:
+            raw = await self._redis.call("HGET", key, "record")
+            if raw is None:
                 await self._redis.script(_FORGET, [keys.CASTS, key], [cast_id])
-        return [found[record.cast_id] for record in in_order(one.record for one in found.values())]
+                continue
+            record = decode(CastRecord, raw, key)
+            if function in (None, record.function):
+                found.append(record)
+        return [
+            CastStatus(record=record, progress=await self._told(record, brief)) for record in in_order(found)
+        ]
 
-
-def _status(fields: Mapping[bytes, bytes], key: str) -> CastStatus | None:
-    if b"record" not in fields:
-        return None
-    told = [decode(CastProgress, raw, key) for field, raw in fields.items() if field.startswith(b"node ")]
-    told.sort(key=lambda one: one.node)
-    return CastStatus(record=decode(CastRecord, fields[b"record"], key), progress=tuple(told))
+    async def _told(self, record: CastRecord, brief: bool) -> tuple[CastProgress, ...]:
+        """What the members told of their parts, by node; without the details if `brief`."""
+        key = keys.cast(record.cast_id)
+        nodes = sorted(member.node for member in record.members)
+        told: list[CastProgress] = []
+        for begin in range(0, len(nodes), _AT_ONCE):
+            group = nodes[begin : begin + _AT_ONCE]
+            fields = [f"node {node}" for node in group]
+            if not brief:
+                fields += [f"more {node}" for node in group]
+            raw = await self._redis.call("HMGET", key, *fields)
+            for index in range(len(group)):
+                if raw[index] is None:
+                    continue
+                progress = decode(CastProgress, raw[index], key)
+                if not brief and raw[len(group) + index] is not None:
+                    progress = progress.with_details(decode(CastDetails, raw[len(group) + index], key))
+                told.append(progress)
+        return tuple(told)

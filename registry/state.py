@@ -115,12 +115,15 @@ class ClusterState(Protocol):
         ...
 
     async def put_cast_progress(self, progress: CastProgress) -> None:
-        """Tell of a node's part; in the feed is its last word alone. What is older than is known changes
-        nothing."""
+        """Tell of a node's part; in the feed is its last word alone. What does not follow what is known
+        (CastProgress) changes nothing."""
         ...
 
-    async def casts(self, beginning: str = "") -> list[CastStatus]:
-        """Those that are kept and whose ids begin so, the latest first."""
+    async def casts(
+        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+    ) -> list[CastStatus]:
+        """Those that are kept, of the function if one is named, and whose ids begin so, the latest first.
+        With `brief` the details of what was told are not read (CastDetails)."""
         ...
 
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:

@@ -121,7 +121,7 @@ def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
     cluster.plan(1.0)
     cluster.end("n2", 2.0, CastState.FAILED)
     nodes = [node("n2", host="h2", cast="tcp://127.0.0.1:3"), node("n9", host="h9")]
-    joined = join(record, nodes)
+    joined = join(record, nodes, 1.0)
     assert joined is not None and [one.epoch for one in joined.members] == [0, 0, 1, 1]
     cluster.directory.apply(CastChanged(record=joined), 3.0)
     cluster.end("n1", 3.5)

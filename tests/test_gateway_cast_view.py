@@ -99,8 +99,32 @@ def test_those_that_joined_later_are_told_apart() -> None:
     ]
 
 
+def test_of_one_that_came_back_its_new_part_is_shown_from_the_begin() -> None:
+    source, first, second = cast().members
+    back = replace(first, epoch=1, joined_at=NOW + 100)
+    record = cast(members=(source, back, second), epoch=1)
+    before, others = complete("n1"), complete("n2")
+    shown = seen(before, others, record=record, now=NOW + 101)
+    assert (shown.state, shown.done, shown.nodes[1].state) == ("running", 1, "waiting")
+    assert (shown.nodes[1].held, shown.nodes[1].received, shown.received) == (0, {}, {"tcp": 1 << 20})
+    # Its process began after the cast, which is why it came back.
+    anew = show(
+        CastStatus(record=record, progress=(before, others)),
+        NODES | {"n1": replace(NODES["n1"], started_at=NOW + 90)},
+        NOW + 101,
+    )
+    assert anew.nodes[1].state == "waiting"
+    begun = cast_progress("n1", epoch=1, updated_at=NOW + 102)
+    assert seen(begun, others, record=record, now=NOW + 103).nodes[1].state == "running"
+    late = NOW + 100 + silent_s(record.block_bytes) + 1
+    assert seen(before, others, record=record, now=late - 2).nodes[1].state == "waiting"
+    assert seen(before, others, record=record, now=late).nodes[1].error == "it never began"
+
+
 class Away(MemoryState):
-    async def casts(self, beginning: str = "") -> list[CastStatus]:
+    async def casts(
+        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+    ) -> list[CastStatus]:
         raise StateUnavailable("no Redis")
 
 

@@ -134,6 +134,7 @@ def test_a_late_start_joins_the_cast_that_runs() -> None:
     joined = cast_of(world.deliver("late"))
     assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, first.planned)
     assert joined.members[:3] == first.members and joined.members[3].node == "late"
+    assert [member.joined_at for member in joined.members] == [0.0, 0.0, 0.0, 100.0]
     # Before the feed has told of it, too.
     world.node("later")
     assert cast_of(world.deliver("later")).epoch == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,78 @@ def test_of_each_node_the_latest_word_counts(on_state):
         assert status.progress[0].state is CastState.RUNNING
 
     on_state(scenario)
+
+
+def test_whatever_is_told_of_a_later_part_follows_what_was_told_of_an_earlier_one(on_state):
+    async def scenario(state: State) -> None:
+        cursor = (await state.snapshot()).cursor
+        await state.put_cast(cast())
+        whole = cast_progress(held=4, state=CastState.COMPLETE, updated_at=NOW + 9)
+        again = cast_progress(state=CastState.FAILED, updated_at=0.0, epoch=1, error="could not begin")
+        await state.put_cast_progress(whole)
+        await state.put_cast_progress(again)
+        await state.put_cast_progress(replace(whole, updated_at=NOW + 99))  # its process is gone by now
+        (status,) = await state.casts()
+        assert status.progress == (again,)
+        assert await after(state, cursor, 3) == [
+            CastChanged(record=cast()),
+            CastPartEnded(progress=whole),
+            CastPartEnded(progress=again),
+        ]
+
+    on_state(scenario)
+
+
+def test_casts_are_found_by_function_and_their_parts_in_brief(on_state):
+    async def scenario(state: State) -> None:
+        ours, other = cast(), cast("c1", function="other", started_at=NOW + 1)
+        told = cast_progress(pulled={"n0": 1 << 19}, error="slow", faults={"late": 1})
+        for one in (ours, other):
+            await state.put_cast(one)
+            await state.put_cast_progress(replace(told, cast_id=one.cast_id))
+        assert await state.casts(function="tiny") == [CastStatus(record=ours, progress=(told,))]
+        assert await state.casts("c1", function="tiny") == await state.casts(function="nobody") == []
+        brief = replace(told, transports={}, pulled={}, error="")
+        found = await state.casts(brief=True)
+        assert [status.record for status in found] == [other, ours]
+        assert found[1].progress == (brief,)
+        assert brief.with_details(told.details) == told
+
+    on_state(scenario)
+
+
+def test_no_details_are_read_for_a_summary_and_no_parts_of_other_functions(redis_url: str) -> None:
+    names = [f"n{number}" for number in range(600)]
+    members = tuple(CastMember(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
+    transports = {f"n{peer}": "tcp: host 'host-1' is not 'host-2'; no RDMA device" for peer in range(10)}
+
+    async def scenario() -> None:
+        connections = Connections(redis_url)
+        async with RedisState.connect(redis_url) as state:
+            await connections.call("FLUSHALL")
+            await state.put_cast(cast(members=members, planned=600))
+            for name in names[1:]:
+                await state.put_cast_progress(cast_progress(name, transports=transports))
+
+            async def answered_bytes(**asked: Any) -> int:
+                before = await sent_bytes(connections)
+                await state.casts(**asked)
+                return await sent_bytes(connections) - before
+
+            whole = await answered_bytes()
+            assert await answered_bytes(brief=True) < whole / 2
+            assert await answered_bytes(function="nobody") < whole / 5
+            (status,) = await state.casts(brief=True)
+            assert [one.node for one in status.progress] == sorted(names[1:])
+        await connections.aclose()
+
+    asyncio.run(scenario())
+
+
+async def sent_bytes(connections: Connections) -> int:
+    """What Redis sent to all clients so far."""
+    info = (await connections.call("INFO", "stats")).decode()
+    return int(info.partition("total_net_output_bytes:")[2].split()[0])
 
 
 def test_the_feed_tells_the_last_word_of_each_node(on_state):
