@@ -64,7 +64,7 @@ class EmulatedStage:
         """See Stage."""
         return StageFacts(
             row_dtype=ROWS,
-            row_items=self.row_items,
+            row_items=max(2, -(-self.profile.hidden_bytes(1) // ROWS.itemsize)),
             vocabulary=self.profile.model.vocabulary,
             longest=self.profile.model.context,
         )
