@@ -10,7 +10,6 @@ from invoker.emulated.profiles import UnknownProfile, find_profile
 from invoker.engine.image_ranges import bytes_of_layers
 from registry.emulation import EmulatedModel
 from registry.images.codec import decode_manifest
-from registry.images.manifest import UNIT_BYTES
 from tests.emulated_fixture import MODEL, emulated_image
 
 
@@ -46,18 +45,28 @@ def test_unknown_models_are_named() -> None:
         EmulatedPlan(EmulatedModel(name="gpt-5"))
 
 
-def test_what_has_not_arrived_is_seen() -> None:
-    image = emulated_image()
+@pytest.mark.parametrize("scale", [10_000, 300])  # layers within a unit, and of several
+@pytest.mark.parametrize("layers", [(0, 1), (10, 16), (31, 32), (0, 32)])
+def test_what_has_not_arrived_is_seen(scale: int, layers: tuple[int, int]) -> None:
+    image = emulated_image(EmulatedModel(name="llama2-7b", scale=scale))
     here = bytearray(b"\xff" * len(image.data))
-    for start, end in bytes_of_layers(image.manifest, 10, 16):
-        start, end = start // UNIT_BYTES * UNIT_BYTES, -(-end // UNIT_BYTES) * UNIT_BYTES
+    ranges = bytes_of_layers(image.manifest, *layers)
+    for start, end in ranges:
         here[start:end] = image.data[start:end]
-    check_arrived(image.manifest, memoryview(here), 10, 16)
-    with pytest.raises(
-        NotArrived, match=r"of the layers \[0, 32\) \d units have not arrived, the first is 0"
-    ):
-        check_arrived(image.manifest, memoryview(here), 0, 32)
-    start, _ = bytes_of_layers(image.manifest, 12, 13)[0]
-    here[start] ^= 1
-    with pytest.raises(NotArrived):
-        check_arrived(image.manifest, memoryview(here), 10, 16)
+    check_arrived(image.manifest, memoryview(here), *layers)
+    for start, end in ranges:
+        for at in (start, (start + end) // 2, end - 1):
+            here[at] ^= 1
+            with pytest.raises(NotArrived, match="have not arrived"):
+                check_arrived(image.manifest, memoryview(here), *layers)
+            here[at] ^= 1
+
+
+def test_more_layers_than_have_arrived_are_refused() -> None:
+    image = emulated_image()
+    here = bytearray(len(image.data))
+    for start, end in bytes_of_layers(image.manifest, 10, 16):
+        here[start:end] = image.data[start:end]
+    for layers in ((9, 16), (10, 17), (0, 32), (20, 22)):
+        with pytest.raises(NotArrived):
+            check_arrived(image.manifest, memoryview(here), *layers)

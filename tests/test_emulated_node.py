@@ -97,7 +97,6 @@ def test_a_stage_binds_only_what_has_arrived() -> None:
     image, engines = emulated_image(), EmulatedEngines(DEVICE)
     region = MemoryRegion(len(image.data))
     for first, last in bytes_of_layers(image.manifest, 8, 20):
-        first, last = first // UNIT_BYTES * UNIT_BYTES, -(-last // UNIT_BYTES) * UNIT_BYTES
         region.buffer[first:last] = image.data[first:last]
 
     def spec(layers: tuple[int, int] | None) -> ModelSpec:

@@ -1,7 +1,9 @@
 """Whether the bytes that some layers need have arrived: the one use that is made of an emulated image."""
 
+from invoker.emulated.image import EmulatedPlan
 from invoker.engine.contract import EngineError
 from invoker.engine.image_ranges import bytes_of_layers
+from registry.emulation import parse_model
 from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.verify import check_units
 
@@ -13,14 +15,26 @@ class NotArrived(EngineError):
 
 
 def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int) -> None:
-    """Raise NotArrived unless all units that the layers `[first, last)` have a part of are whole."""
-    wrong: set[int] = set()
+    """Raise NotArrived unless all bytes of the layers `[first, last)` are those of the image. Others, also
+    of the same unit, are not looked at."""
+    plan = EmulatedPlan(parse_model(manifest.architecture))
     for start, end in bytes_of_layers(manifest, first, last):
-        start = start // UNIT_BYTES * UNIT_BYTES
-        end = min(-(-end // UNIT_BYTES) * UNIT_BYTES, manifest.nbytes)
-        wrong.update(check_units(manifest, start, image[start:end]))
-    if wrong:
-        raise NotArrived(
-            f"{manifest.architecture}: of the layers [{first}, {last}) {len(wrong)} units have not arrived, "
-            f"the first is {min(wrong)}"
-        )
+        inner = -(-start // UNIT_BYTES) * UNIT_BYTES
+        outer = end if end == manifest.nbytes else end // UNIT_BYTES * UNIT_BYTES
+        if inner > outer:  # within one unit
+            inner = outer = end
+        whole = image[inner:outer]
+        wrong = [unit * UNIT_BYTES for unit in check_units(manifest, inner, whole)] if len(whole) else []
+        edges = ((start, inner), (outer, end))
+        wrong += [edge_start for edge_start, stop in edges if not _same(plan, image, edge_start, stop)]
+        if wrong:
+            raise NotArrived(
+                f"{manifest.architecture}: of the layers [{first}, {last}) the bytes from {min(wrong)} on "
+                "have not arrived"
+            )
+
+
+def _same(plan: EmulatedPlan, image: memoryview, start: int, end: int) -> bool:
+    made = memoryview(bytearray(end - start))
+    plan.read_into(start, made)
+    return made == image[start:end]
