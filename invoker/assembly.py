@@ -22,8 +22,8 @@ from invoker.device import (
     find_device,
     usable_cores,
 )
-from invoker.engine.compute_threads import set_compute_threads
 from invoker.emulated.arena import EmulatedArena
+from invoker.engine.compute_threads import set_compute_threads
 from invoker.engines import Engines
 from invoker.handlers.process import HandlerProcess
 from invoker.host_tier import HostTier

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from invoker.engine.contract import EngineCall
 from invoker.meter import GpuMeter
 from invoker.meter_accounts import Account, MeteredCall
+from invoker.turns import Turns
 from registry.channel_server import caller
 
 MAX_ENDED = 100_000  # calls that have ended; a gateway settles within a second
@@ -77,18 +78,22 @@ class Call:
 
 
 class StepsOf:
-    """A StepMeter of one instance."""
+    """A StepMeter of one instance. Where several threads run steps of it (a whole engine, and a stage of a
+    pipeline), they take turns, so that each step's time is its own."""
 
     def __init__(self, meter: GpuMeter, account: Account) -> None:
         self._meter = meter
         self._account = account
+        self._turns = Turns()
 
     def began(self) -> None:
+        self._turns.take()
         self._meter.step_began(self._account)
 
     def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
         shares = [(call.metered, tokens) for call, tokens in work if isinstance(call, Call)]
         self._meter.step_ended(self._account, shares)
+        self._turns.give()
 
 
 class Calls:
@@ -116,10 +121,7 @@ class Calls:
     @contextmanager
     def begun(self, account: Account, call_id: str) -> Iterator[Call]:
         """A call that is being answered; it is remembered from here on."""
-        before = self._calls.get(call_id)
-        if before is not None:
-            before.orphan = True  # its id is another's now: nobody can settle it
-            self._lose([before])
+        self._supplant(call_id)
         task = asyncio.current_task()
         call = Call(self._meter.call_began(account, call_id), caller.get(), task, self._is_over)
         self._calls[call_id] = call
@@ -127,6 +129,20 @@ class Calls:
             yield call
         finally:
             call.answered()
+
+    def joined(self, account: Account, call_id: str) -> Call:
+        """A call that a stage of a pipeline runs something for, held until it is released. The one that is
+        known, or else a new one, which is nobody's to settle but by name: its gateway speaks to others."""
+        known = self._calls.get(call_id)
+        if known is not None and known.metered.account is account and not known.orphan:
+            known.hold()
+            if known.ended_s is not None:  # it was over here, as it seemed
+                known.ended_s = None
+                del self._ended[known.metered]
+            return known
+        self._supplant(call_id)
+        call = self._calls[call_id] = Call(self._meter.call_began(account, call_id), "", None, self._is_over)
+        return call
 
     @contextmanager
     def working(self, call: Call) -> Iterator[None]:
@@ -202,6 +218,13 @@ class Calls:
         except TimeoutError:
             return False
         return True
+
+    def _supplant(self, call_id: str) -> None:
+        """The id is going to be another call's: nobody can settle the one that has it."""
+        before = self._calls.get(call_id)
+        if before is not None:
+            before.orphan = True
+            self._lose([before])
 
     def _is_over(self, call: Call) -> None:
         call.ended_s = self._now_s()

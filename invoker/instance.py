@@ -10,6 +10,8 @@ from typing import Protocol
 import msgspec
 
 from invoker.arena import Region
+from invoker.calls import StepsOf
+from invoker.engine.contract import ModelSpec
 from invoker.engine.runner import EngineRunner
 from invoker.errors import Draining, NoSuchInstance
 from invoker.handlers.running import HandlerOutput
@@ -35,6 +37,14 @@ class Handler(Protocol):
     async def aclose(self) -> None: ...
 
 
+class Part(Protocol):
+    """What works with the instance's memory beside its own engine: a stage of a pipeline."""
+
+    async def aclose(self) -> None:
+        """End, and let go of the memory."""
+        ...
+
+
 class Instance:
     """Belongs to the event loop's thread. `life` is replaced at each step; `changed` is told of it."""
 
@@ -56,6 +66,10 @@ class Instance:
         self.kv: Region | None = None
         self.runner: EngineRunner | None = None
         self.handler: Handler | None = None
+        self.spec: ModelSpec | None = None
+        self.steps: StepsOf | None = None
+        self.parts: set[Part] = set()
+        self._held = 0
         self.failure: Exception | None = None  # what ended it, if not a stop
         self.ending = False  # its task is on its way out: a second cancellation would cut that short
         self.told: InstanceState | None = None  # the state that it is known to be in
@@ -83,6 +97,24 @@ class Instance:
         self._changed(self)
 
     @property
+    def held(self) -> int:
+        """The layers whose bytes are on the accelerator, as bits; they only grow."""
+        return self._held
+
+    @held.setter
+    def held(self, layers: int) -> None:
+        self._held = layers
+        self._ring()
+
+    async def holds(self, first: int, last: int) -> None:
+        """Return once the layers `[first, last)` are there. Raises NoSuchInstance at the instance's end."""
+        wanted = (1 << last) - (1 << first)
+        while wanted & ~self._held:
+            if self._life.final or self.ending:
+                raise NoSuchInstance(f"instance {self.id} has ended")
+            await self.next_change()
+
+    @property
     def work(self) -> int:
         """Requests under way."""
         return self._work
@@ -104,7 +136,7 @@ class Instance:
     def shed(self) -> None:
         """At its end, keep only what a repeated start is answered with: it is remembered for long."""
         self.request = msgspec.structs.replace(self.request, assets={}, image=None)
-        self.task = None
+        self.task = self.spec = self.steps = None
         fault: BaseException | None = self.failure
         while fault is not None:  # a traceback holds all that its frames held
             fault.__traceback__ = None

@@ -11,7 +11,7 @@ from invoker.calls import Calls, keep_metering
 from invoker.counters import Counters
 from invoker.device import DeviceFacts
 from invoker.engine.contract import EngineError
-from invoker.errors import Draining, InvokerError, NoSuchPipeline, StartFailed, StartStopped
+from invoker.errors import Draining, InvokerError, PipelineLost, StartFailed, StartStopped
 from invoker.handlers.errors import HandlerError
 from invoker.host_tier import HostTier
 from invoker.instances import Instances
@@ -20,14 +20,16 @@ from invoker.log_rings import LogRings
 from invoker.meter import GpuMeter
 from invoker.published import PublishedImages
 from invoker.residents import Residents
-from invoker.serving import compute, generate, invoke_handler
+from invoker.serving import compute, generate, generate_by, invoke_handler
 from invoker.settings import Settings
+from invoker.stages.heads import Pipelines
+from invoker.stages.hosted import HostedStages
 from invoker.threads import in_thread
 from rdmacast.errors import CastError
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
 from registry.instance import InstanceState
-from registry.live_messages import LeaveCalls, LinkStage, OpenPipeline, OpenStage
+from registry.live_messages import LeaveCalls, LinkStage, OpenPipeline, OpenStage, held_as_bytes
 from registry.messages import (
     CallsUsed,
     Compute,
@@ -68,6 +70,8 @@ class Parts:
     published: PublishedImages
     loader: ImageLoader
     instances: Instances
+    stages: HostedStages
+    pipelines: Pipelines
     meter: GpuMeter
     calls: Calls
     rings: LogRings
@@ -143,6 +147,8 @@ class Node:
         try:
             async for reply in self._answer(request):
                 yield reply
+        except PipelineLost:
+            raise  # its text begins with the node that is lost
         except (InvokerError, EngineError, HandlerError) as error:
             raise RemoteError(error.code, str(error)) from error
         except RemoteError:
@@ -153,6 +159,10 @@ class Node:
     def _answer(self, request: Request) -> AsyncGenerator[Reply, None]:
         parts = self._parts
         match request:
+            case Generate(pipeline=name) if name:
+                pipeline = parts.pipelines.get(name)
+                account = pipeline.instance.account
+                return generate_by(pipeline.running, account, request, parts.clock, parts.calls)
             case Generate():
                 instance = parts.instances.get(request.instance_id)
                 return generate(instance, request, parts.clock, parts.calls)
@@ -180,14 +190,21 @@ class Node:
                 return self._end_calls(request)
             case SettleCalls():
                 return self._settle_calls(request)
-            case OpenPipeline() | LeaveCalls() | OpenStage() | LinkStage():
-                raise NoSuchPipeline(f"node {parts.settings.node_id} runs no pipelines yet")
+            case OpenPipeline():
+                return parts.pipelines.open(request)
+            case LeaveCalls():
+                return parts.pipelines.leave(request)
+            case OpenStage():
+                return parts.stages.open(request)
+            case LinkStage():
+                return parts.stages.link(request)
 
     async def _start(self, request: StartInstance) -> AsyncGenerator[Reply, None]:
         instance = self._parts.instances.start(request)
         told = None
         while instance.state in (InstanceState.STARTING, InstanceState.LOADING):
-            now = InstanceProgress(stage=instance.life.phase, fraction=instance.life.progress)
+            held = held_as_bytes(instance.held) if request.live else b""
+            now = InstanceProgress(stage=instance.life.phase, fraction=instance.life.progress, held=held)
             if now == told:
                 await instance.next_change()
             else:

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from typing import Protocol
 
 import numpy as np
 
-from invoker.calls import Calls
-from invoker.engine.contract import EngineError, NewSequence, TokenOutput
+from invoker.calls import Call, Calls
+from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
 from invoker.engine.runner import EngineRunner
 from invoker.errors import BadWork, NoSuchInstance
 from invoker.handlers.running import HandlerOutput
 from invoker.instance import Handler, Instance
+from invoker.meter_accounts import Account
 from registry.clock import Clock
 from registry.messages import (
     Array,
@@ -30,11 +32,34 @@ MAX_BATCH_TOKENS = 64
 _DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})
 
 
-async def generate(
+class Generator(Protocol):
+    """An engine's runner, or a pipeline."""
+
+    def generate(self, sequence: NewSequence, call: EngineCall) -> AsyncGenerator[TokenOutput, None]: ...
+
+
+def generate(
     instance: Instance, request: Generate, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
     """Tokens as they come, those that are ready together in one message; then the usage."""
-    runner = _runner(instance)
+    return _generate(_runner(instance), instance.working(), instance.account, request, clock, calls)
+
+
+def generate_by(
+    pipeline: Generator, account: Account, request: Generate, clock: Clock, calls: Calls
+) -> AsyncGenerator[Reply, None]:
+    """As `generate`, by a pipeline; `account` is that of the instance here, which is a part of it."""
+    return _generate(pipeline, nullcontext(), account, request, clock, calls)
+
+
+async def _generate(
+    generator: Generator,
+    working: AbstractContextManager[None],
+    account: Account,
+    request: Generate,
+    clock: Clock,
+    calls: Calls,
+) -> AsyncGenerator[Reply, None]:
     sequence = NewSequence(
         request_id=request.request_id,
         prompt_ids=request.prompt_ids,
@@ -43,8 +68,9 @@ async def generate(
         flow=request.flow,
     )
     began_s, count = clock.monotonic_s(), 0
-    with instance.working(), calls.begun(instance.account, request.request_id) as call:
-        async with aclosing(runner.generate(sequence, call)) as outputs, aclosing(batches(outputs)) as ready:
+    with working, calls.begun(account, request.request_id) as call:
+        outputs = generator.generate(sequence, call)
+        async with aclosing(outputs), aclosing(batches(outputs)) as ready:
             async for batch in ready:
                 if batch[-1].error:
                     raise EngineError(batch[-1].error)
@@ -52,15 +78,7 @@ async def generate(
                 if tokens is not None:
                     count += len(tokens.ids)
                     yield tokens
-    total_us = round((clock.monotonic_s() - began_s) * 1e6)
-    queue_us = call.queued_us
-    yield Usage(
-        prompt_tokens=len(request.prompt_ids),
-        completion_tokens=count,
-        gpu_us=call.used_us,
-        queue_us=queue_us,
-        exec_us=max(0, total_us - queue_us),
-    )
+    yield _usage(call, clock.monotonic_s() - began_s, prompt=len(request.prompt_ids), completion=count)
 
 
 async def compute(
@@ -74,17 +92,10 @@ async def compute(
         arrays = await runner.compute(
             request.kind, request.token_ids, pixels, request.pooling, request.normalize, call
         )
-    total_us = round((clock.monotonic_s() - began_s) * 1e6)
-    queue_us = call.queued_us
+    took_s = clock.monotonic_s() - began_s
     counts = tuple(len(ids) for ids in request.token_ids)
     yield Arrays(arrays={name: encode_array(array) for name, array in arrays.items()}, token_counts=counts)
-    yield Usage(
-        prompt_tokens=sum(counts),
-        completion_tokens=0,
-        gpu_us=call.used_us,
-        queue_us=queue_us,
-        exec_us=max(0, total_us - queue_us),
-    )
+    yield _usage(call, took_s, prompt=sum(counts))
 
 
 async def invoke_handler(
@@ -109,6 +120,18 @@ async def invoke_handler(
                 await outputs.aclose()
     total_us = round((clock.monotonic_s() - began_s) * 1e6)
     yield Usage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, queue_us=0, exec_us=total_us)
+
+
+def _usage(call: Call, took_s: float, *, prompt: int, completion: int = 0) -> Usage:
+    """What did not wait for its turn was executed."""
+    queue_us = call.queued_us
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        gpu_us=call.used_us,
+        queue_us=queue_us,
+        exec_us=max(0, round(took_s * 1e6) - queue_us),
+    )
 
 
 async def batches(outputs: AsyncIterator[TokenOutput]) -> AsyncGenerator[list[TokenOutput], None]:

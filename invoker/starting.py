@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from invoker.arena import Arena, Copied, copy_following, pinned
+from invoker.arriving import HeldLayers, Piece, copy_arriving, pieces_of
 from invoker.calls import StepsOf
 from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec
 from invoker.engine.runner import EngineRunner
@@ -66,6 +67,8 @@ async def release(instance: Instance, gear: Equipment) -> None:
     kv, instance.kv = instance.kv, None
     resident, instance.resident = instance.resident, None
     try:
+        for part in tuple(instance.parts):
+            await part.aclose()
         if runner is not None:
             await runner.aclose()
         if handler is not None:
@@ -97,11 +100,13 @@ async def _start_handler(instance: Instance, gear: Equipment) -> None:
 
 async def _start_model(instance: Instance, image: ImageRef, gear: Equipment) -> None:
     manifest = await gear.loader.manifest(image)
-    spec = _spec(instance, manifest)
+    spec = instance.spec = _spec(instance, manifest)
+    steps = instance.steps = StepsOf(gear.meter, instance.account)
     loading = await _reserve(instance, image, spec, gear)
     _load(instance, gear)
     if loading is not None:
         await _bring(instance, image, manifest, loading, gear)
+    instance.held = (1 << manifest.num_layers) - 1
     _enter(instance, "bind", gear)
     assert instance.resident is not None
     engine = await in_thread(
@@ -112,7 +117,6 @@ async def _start_model(instance: Instance, image: ImageRef, gear: Equipment) -> 
         instance.request.max_concurrency,
         undo=_close_engine,
     )
-    steps = StepsOf(gear.meter, instance.account)
     instance.runner = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
     _enter(instance, "ready", gear)
 
@@ -165,7 +169,7 @@ async def _bring(
         _enter(instance, "fetch", gear)
         async with gear.loader.arriving(image, manifest, report) as arrival:
             _plan(instance, arrival.kind, arrival.source)
-            copied = await _copy(instance, arrival, resident, report, gear)
+            copied = await _copy(instance, manifest, arrival, resident, report, gear)
             _plan(instance, arrival.kind, arrival.source)
         loaded = True
         gear.tell(
@@ -178,9 +182,15 @@ async def _bring(
 
 
 async def _copy(
-    instance: Instance, arrival: Arrival, resident: Resident, report: ProgressThrottle, gear: Equipment
+    instance: Instance,
+    manifest: Manifest,
+    arrival: Arrival,
+    resident: Resident,
+    report: ProgressThrottle,
+    gear: Equipment,
 ) -> Copied:
     results: list[Copied] = []
+    copied_bytes = 0
     total = max(1, resident.region.nbytes)
 
     def on_copied(nbytes: int) -> None:
@@ -192,9 +202,21 @@ async def _copy(
         _enter(instance, "copy", gear)
 
     async def copied() -> None:
-        results.append(
-            await copy_following(gear.arena, resident.region, arrival.view, arrival.wait_for, on_copied)
-        )
+        region, view, wait_for = resident.region, arrival.view, arrival.wait_for
+        if not (instance.request.live and manifest.num_layers):
+            results.append(await copy_following(gear.arena, region, view, wait_for, on_copied))
+            return
+        pieces = pieces_of(manifest, gear.arena.copy_bytes, instance.request.first_layer)
+        layers = HeldLayers(pieces, manifest.num_layers)
+
+        def on_piece(piece: Piece) -> None:
+            nonlocal copied_bytes
+            copied_bytes += piece.end - piece.start
+            on_copied(copied_bytes)
+            if layers.copied(piece):
+                instance.held = layers.bits
+
+        results.append(await copy_arriving(gear.arena, region, view, pieces, wait_for, on_piece))
 
     async with pinned(gear.arena, arrival.view):
         await together(fetched(), copied())

@@ -67,12 +67,15 @@ class OpenStage(Message, frozen=True, kw_only=True):
 
 
 class LinkStage(Message, frozen=True, kw_only=True):
-    """Send what comes out of this stage to the link at `following`. Repeating it changes nothing."""
+    """Send what comes out of this stage to stage `to`, at the link `following` on the host `host`. Repeating
+    it changes nothing."""
 
     pipeline: _Name
     epoch: _Count
     place: _Place
+    to: _Place
     following: _Address
+    host: _Name
 
 
 class PipelineOpened(Message, frozen=True, kw_only=True):
@@ -84,9 +87,11 @@ class PipelineOpened(Message, frozen=True, kw_only=True):
 
 
 class StageOpened(Message, frozen=True, kw_only=True):
-    """The stage waits for steps at `link` (`tcp://host:port`); with room for K and V of `pages` pages."""
+    """The stage waits for steps at `link` (`tcp://host:port`; nodes with equal `host` have a shorter way to
+    it), with room for K and V of `pages` pages."""
 
     link: _Address
+    host: _Name
     pages: _Count
 
 

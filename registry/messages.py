@@ -93,7 +93,8 @@ class StartInstance(Message, frozen=True, kw_only=True):
     """Start an instance. Repeating it with the same `instance_id` joins the start under way.
 
     `assets` carries the small files by name (config.json; for a handler all of its files). With `live` the
-    progress tells which layers can run, so that the node can serve as a stage meanwhile.
+    progress tells which layers can run, so that the node can serve as a stage meanwhile; of what is in the
+    node's host memory it takes the layers from `first_layer` on first.
     """
 
     instance_id: str
@@ -108,6 +109,7 @@ class StartInstance(Message, frozen=True, kw_only=True):
     image: ImageRef | None = None
     controller_epoch: int = 0
     live: bool = False
+    first_layer: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class StopInstance(Message, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from pathlib import Path
 from invoker.assembly import run_node
 from invoker.engine.contract import DeviceRegion, GenerateEngine, ModelSpec
 from invoker.engine.fake import FakeEngine, StepGate
+from invoker.engine.fake_stage import FakeStage
+from invoker.engines import Engines
 from invoker.settings import Settings, parse_settings
 from registry.change import InstanceChanged
 from registry.channel import Channel
@@ -103,6 +105,10 @@ class FakeEngines:
         self.made.append(FakeEngine(gate=self.gate))
         return self.made[-1]
 
+    def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> FakeStage:
+        first, last = spec.layers or (0, spec.manifest.num_layers)
+        return FakeStage(first, last, spec.manifest.num_layers)
+
 
 @dataclass
 class FakeNode:
@@ -111,7 +117,7 @@ class FakeNode:
     state: MemoryState
     settings: Settings
     channel: Channel
-    engines: FakeEngines
+    engines: Engines
     stop: asyncio.Event
     task: asyncio.Task[None]
 
@@ -184,7 +190,7 @@ class FakeCluster:
         name: str,
         host: str,
         *flags: str,
-        engines: FakeEngines | None = None,
+        engines: Engines | None = None,
         clock: Clock | None = None,
     ) -> AsyncIterator[FakeNode]:
         """Run a node until the block ends."""

@@ -38,7 +38,7 @@ ASKED = [
     OPEN,
     STAGE,
     LeaveCalls(pipeline="p7", epoch=2, request_ids=("a", "b+1")),
-    LinkStage(pipeline="p7", epoch=0, place=1, following="tcp://10.0.0.2:81"),
+    LinkStage(pipeline="p7", epoch=0, place=1, to=2, following="tcp://10.0.0.2:81", host="h2"),
     Generate(
         request_id="a", instance_id="i2", prompt_ids=(1,), sampling=Sampling(max_tokens=3), pipeline="p7.2"
     ),
@@ -57,7 +57,7 @@ ASKED = [
 ]
 TOLD = [
     PipelineOpened(context_length=2048, cached_tokens=8192),
-    StageOpened(link="tcp://10.0.0.1:99", pages=12),
+    StageOpened(link="tcp://10.0.0.1:99", host="h1", pages=12),
     InstanceProgress(stage="fetch", fraction=0.5, held=held_as_bytes(0b101)),
 ]
 
@@ -91,7 +91,7 @@ def test_a_pipeline_has_one_name() -> None:
         msgspec.structs.replace(OPEN, stages=(STAGES[0], msgspec.structs.replace(STAGES[1], first=-1))),
         msgspec.structs.replace(STAGE, place=MAX_STAGES),
         LeaveCalls(pipeline="p", epoch=0, request_ids=("a",) * (MAX_LEAVING + 1)),
-        LinkStage(pipeline="p", epoch=0, place=0, following="x" * 513),
+        LinkStage(pipeline="p", epoch=0, place=0, to=1, following="x" * 513, host="h"),
         InstanceProgress(stage="fetch", fraction=0.5, held=b"\1" * (MAX_HELD_BYTES + 1)),
     ],
     ids=repr,

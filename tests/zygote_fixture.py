@@ -158,9 +158,9 @@ class Model:
         )
 
 
-def make_model(folder: Path) -> Model:
+def make_model(folder: Path, kind: str = "llama") -> Model:
     """Write a checkpoint into the folder, and its image beside it."""
-    write_checkpoint("llama", folder)
+    write_checkpoint(kind, folder)
     packed = pack_to_folder(folder, folder.with_name(f"{folder.name}-packed"))
     data = (packed.path / "image.bin").read_bytes()
     return Model(packed, data, (folder / "config.json").read_bytes())

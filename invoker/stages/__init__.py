@@ -1,0 +1,1 @@
+"""Stages of pipelines on this node, and the links between them."""

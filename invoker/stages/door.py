@@ -1,0 +1,164 @@
+"""Where links to this node's stages come in: over TCP, and over a Unix socket from nodes of the same host."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from invoker.stages.frames import LinkLost
+from invoker.stages.link import StageKey, admit, answer, dial, local_name
+from invoker.threads import in_own_thread
+from rdmacast.address import Endpoint
+from rdmacast.tls import NodeTls
+
+MAX_STRANGERS = 64  # connections that have not shown yet what they want
+
+log = logging.getLogger("invoker.stages")
+
+
+class Door:
+    """Belongs to the event loop's thread. `host`: nodes with an equal one are reached by Unix socket."""
+
+    def __init__(self, listen_host: str, port: int, advertise: str, host: str, secret: bytes, tls: NodeTls):
+        self.host = host
+        self._bind = (listen_host, port)
+        self._advertise = advertise
+        self._secret = secret
+        self._tls = tls
+        self._url = ""
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._awaited: dict[StageKey, asyncio.Future[socket.socket]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Door {self._url} awaits {len(self._awaited)} links>"
+
+    async def __aenter__(self) -> "Door":
+        """Listen. Raises OSError."""
+        family = socket.AF_INET6 if ":" in self._bind[0] else socket.AF_INET
+        tcp = socket.create_server(self._bind, family=family, backlog=128)
+        self._listening.append(tcp)
+        self._url = Endpoint(self._advertise, tcp.getsockname()[1]).url
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.append(local)
+        local.bind(local_name(self._url))
+        local.listen(128)
+        for one in self._listening:
+            one.setblocking(False)
+            self._own(self._accept(one), "stage door")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        for stranger in tuple(self._strangers):
+            _cut(stranger)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for one in self._listening:
+            one.close()
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @contextmanager
+    def awaiting(self, key: StageKey) -> Iterator["asyncio.Future[socket.socket]"]:
+        """Inside, the first link to that stage is what the future gives; it is closed at the end."""
+        assert key not in self._awaited, f"{key} is awaited twice"
+        future: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._awaited[key] = future
+        try:
+            yield future
+        finally:
+            del self._awaited[key]
+            if not future.cancel() and not future.cancelled():
+                future.result().close()
+
+    async def dial(self, url: str, host: str, key: StageKey) -> socket.socket:
+        """A link to a stage of another node, or of this one. Raises LinkLost."""
+        made: list[socket.socket] = []
+        given_up = threading.Event()
+
+        def connect() -> None:
+            one = dial(url, key, self._secret, same_host=host == self.host, tls=self._tls.client)
+            made.append(one)
+            if given_up.is_set():
+                one.close()
+
+        try:
+            await in_own_thread(connect)
+        except asyncio.CancelledError:
+            given_up.set()
+            for one in made:
+                one.close()
+            raise
+        return made[0]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:  # too many files, for one
+                log.warning("a link to a stage could not be accepted: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _cut(oldest)
+            self._strangers[accepted] = None
+            self._own(self._meet(accepted), "stage link")
+
+    async def _meet(self, accepted: socket.socket) -> None:
+        """Learn which stage a peer wants, and give its socket to who waits for that."""
+        admitted: list[tuple[socket.socket, StageKey]] = []
+        given_up = threading.Event()
+
+        def ask() -> None:
+            accepted.setblocking(True)
+            admitted.append(admit(accepted, self._secret, self._tls.server))
+            if given_up.is_set():
+                admitted[0][0].close()
+
+        try:
+            await in_own_thread(ask)
+        except LinkLost as error:
+            log.info("refused a link to a stage: %s", error)
+            return
+        except asyncio.CancelledError:
+            given_up.set()
+            _cut(accepted)
+            for one, _ in admitted:
+                one.close()
+            raise
+        finally:
+            self._strangers.pop(accepted, None)
+        link, key = admitted[0]
+        future = self._awaited.get(key)
+        wanted = future is not None and not future.done()
+        try:
+            answer(link, taken=wanted)  # one byte: it never has to wait
+        except OSError:
+            link.close()
+            return
+        if future is not None and wanted:
+            future.set_result(link)
+        else:
+            link.close()
+
+    def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _cut(one: socket.socket) -> None:
+    """End what a thread is reading from it."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)

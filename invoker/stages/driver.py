@@ -1,0 +1,235 @@
+"""A pipeline at work, on the node with the head: calls in, steps around the stages, tokens out."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from invoker.engine.conductor import Conductor
+from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
+from invoker.engine.stage_contract import StageInput, StageOutput
+from invoker.engine.stage_rows import RowsOf
+from invoker.errors import NoSuchPipeline
+from invoker.stages.frames import FailedStep, Frame, LinkLost
+from invoker.stages.metered import MeteredStage
+from invoker.stages.wire import Wire
+from registry.live_messages import MOVED
+
+log = logging.getLogger("invoker.stages")
+
+
+class _Stream:
+    """One `generate` call, and the outputs that the loop has not read yet."""
+
+    def __init__(self, sequence: NewSequence) -> None:
+        self.sequence = sequence
+        self.outputs: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
+        self.ended = False
+
+
+class PipelineDriver:
+    """Owns the conductor, this node's stage and its two links, and the thread that alone touches them.
+
+    The stage is the last one, or with a tied head the first: what it has the `head` of. `before` brings what
+    the last of the others made, `behind` leads to the first of them. Streams end when they are done or
+    moved; if the driver ends by itself (see `failure`), they wait for `end` to say why.
+    """
+
+    def __init__(
+        self,
+        stage: MeteredStage,
+        conductor: Conductor,
+        before: socket.socket,
+        behind: socket.socket,
+        *,
+        name: str,
+    ) -> None:
+        self._stage = stage
+        self._conductor = conductor
+        self._begins = stage.stage.layers[0] == 0  # a tied head: what the others made is finished here
+        self._rows = RowsOf(stage.stage, finishes=self._begins)
+        self._wire = Wire(before, behind, self._rows.nbytes)
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._commands: deque[Callable[[], None]] = deque()  # guarded by the lock
+        self._closing = False  # guarded by the lock
+        self._live: dict[str, _Stream] = {}  # the thread's
+        self._streams: set[_Stream] = set()  # the loop's
+        self._refusal: Exception | None = None  # the loop's: why nothing new is taken
+        self._closed = asyncio.Event()
+        self.failure: Exception | None = None  # why it ended, if nobody closed it
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._closed.is_set() else "at work"
+        return f"<PipelineDriver {state}, {len(self._streams)} streams>"
+
+    @property
+    def streams(self) -> int:
+        """How many are under way."""
+        return len(self._streams)
+
+    async def generate(self, sequence: NewSequence, call: EngineCall) -> AsyncGenerator[TokenOutput, None]:
+        """As EngineRunner.generate; one that is moved ends with the finish reason MOVED, and no token.
+
+        The call is metered by the stages, which know it by the request's id.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        stream = _Stream(sequence)
+        self._streams.add(stream)
+        self._submit(partial(self._add, stream))
+        try:
+            while not stream.ended:
+                output = await stream.outputs.get()
+                if isinstance(output, Exception):
+                    stream.ended = True
+                    raise output
+                stream.ended = bool(output.finish_reason or output.error)
+                yield output
+        finally:
+            self._streams.discard(stream)
+            if not stream.ended:
+                self._submit(partial(self._cancel, stream))
+
+    def leave(self, request_ids: Iterable[str] = ()) -> None:
+        """Move these calls; if none are named, all, and nothing new is taken."""
+        wanted = frozenset(request_ids)
+        if not wanted:
+            self._refusal = NoSuchPipeline("the pipeline ends")
+        self._submit(partial(self._move, wanted))
+
+    async def wait_closed(self) -> None:
+        """Return once it has ended."""
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        """Move all calls, and free what it has after the step under way. Idempotent."""
+        self.leave()
+        with self._lock:
+            self._closing = True
+        self._wire.wake()
+        await self._closed.wait()
+        self._thread.join()  # it has nothing left to do
+
+    def end(self, reason: Exception) -> None:
+        """It has ended by itself, and this is why: so do the streams."""
+        self._refusal = reason
+        for stream in self._streams:
+            stream.outputs.put_nowait(reason)
+
+    # The loop's side.
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            self._commands.append(command)
+        self._wire.wake()
+
+    def _deliver(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
+        for stream, output in outputs:
+            stream.outputs.put_nowait(output)
+
+    # The thread's side.
+
+    def _main(self) -> None:
+        try:
+            while self._run_commands():
+                frame = self._wire.receive()
+                if frame is not None:
+                    self._take(frame)
+                elif (given := self._conductor.next_step()) is not None:
+                    self._begin(given)
+                else:
+                    self._wire.wait()
+        except LinkLost as error:
+            self.failure = error
+        except Exception as error:
+            log.exception("a pipeline failed")
+            self.failure = error.with_traceback(None)
+        finally:
+            self._wire.close()
+            self._stage.close()
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._closed.set)
+
+    def _run_commands(self) -> bool:
+        """Carry out what was asked; False to end."""
+        with self._lock:
+            commands, self._commands = self._commands, deque()
+            closing = self._closing
+        for command in commands:
+            command()
+        return not closing
+
+    def _begin(self, given: StageInput) -> None:
+        """Send a step on its way."""
+        if not self._begins:
+            self._wire.send(StageOutput(step=given.step, hidden=given.data))
+            return
+        try:
+            output = self._stage.run(given)
+        except EngineError as error:
+            self._tell(self._conductor.fail(given.step.number, str(error)))
+        else:
+            self._wire.send(output)
+
+    def _take(self, frame: Frame) -> None:
+        """A step comes back from the others."""
+        said = frame.said
+        if isinstance(said, FailedStep):
+            self._tell(self._conductor.fail(said.number, said.reason))
+            return
+        given = self._rows.given(said, frame.rows)
+        try:
+            output = self._stage.finish(given) if self._begins else self._stage.run(given)
+        except EngineError as error:
+            self._tell(self._conductor.fail(said.number, str(error)))
+        else:
+            self._tell(self._conductor.take(output))
+
+    def _tell(self, outputs: list[TokenOutput]) -> None:
+        told: list[tuple[_Stream, TokenOutput | Exception]] = []
+        for output in outputs:
+            stream = self._live[output.request_id]
+            if output.finish_reason or output.error:
+                del self._live[output.request_id]
+            told.append((stream, output))
+        self._post(told)
+
+    def _add(self, stream: _Stream) -> None:
+        request_id = stream.sequence.request_id
+        try:
+            if request_id in self._live:
+                raise EngineError(f"sequence {request_id} is running already")
+            self._conductor.add(stream.sequence)
+        except EngineError as error:
+            self._post([(stream, error)])
+        else:
+            self._live[request_id] = stream
+
+    def _cancel(self, stream: _Stream) -> None:
+        request_id = stream.sequence.request_id
+        if self._live.get(request_id) is stream:
+            del self._live[request_id]
+            self._conductor.cancel(request_id)
+
+    def _move(self, wanted: frozenset[str]) -> None:
+        told: list[tuple[_Stream, TokenOutput | Exception]] = []
+        for request_id in [one for one in self._live if not wanted or one in wanted]:
+            self._conductor.cancel(request_id)
+            told.append((self._live.pop(request_id), _moved(request_id)))
+        self._post(told)
+
+    def _post(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
+        if outputs:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
+                self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+
+def _moved(request_id: str) -> TokenOutput:
+    return TokenOutput(request_id=request_id, token_id=None, logprob=None, finish_reason=MOVED, work=0)

@@ -1,0 +1,123 @@
+"""A stage's two links, to the stage before it and to the one behind, for the one thread that serves both."""
+
+import os
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from invoker.engine.stage_contract import StageOutput, StageStep, rows_as_bytes
+from invoker.stages.frames import Frame, FrameReader, LinkLost, pack_failed, pack_step
+
+_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
+
+
+class Wire:
+    """Frames in from `before` and out to `behind`, without waiting; only `wait` waits, for either, or for
+    `wake`, which may be called from any thread. What has been sent is kept until it is out.
+
+    Both sockets belong to the wire. Methods raise LinkLost where one is gone.
+    """
+
+    def __init__(
+        self, before: socket.socket, behind: socket.socket, rows_bytes_of: Callable[[StageStep], int]
+    ) -> None:
+        self._before, self._behind = before, behind
+        self._reader = FrameReader(rows_bytes_of)
+        self._left: deque[memoryview] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ringing = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(before.fileno(), select.POLLIN)
+        self._poll.register(behind.fileno(), select.POLLRDHUP)
+        self._hurries = False
+        for one in (before, behind):
+            one.setblocking(False)
+
+    def __repr__(self) -> str:
+        return f"<Wire with {sum(map(len, self._left))} bytes to send>"
+
+    def receive(self) -> Frame | None:
+        """The next frame, if all of it has come. Its rows lie in a buffer that the next one overwrites."""
+        while True:
+            try:
+                count = self._before.recv_into(self._reader.buffer())
+            except _LATER:
+                return None
+            except OSError as error:
+                raise LinkLost(f"the link from the stage before broke: {error.strerror or error}") from error
+            if not count:
+                raise LinkLost("the stage before has closed its link")
+            frame = self._reader.advance(count)
+            if frame is not None:
+                return frame
+
+    def send(self, output: StageOutput) -> None:
+        """Hand a step and its rows on; the rows are sent from where they lie."""
+        assert output.hidden is not None
+        rows = rows_as_bytes(output.hidden)
+        self._push(memoryview(pack_step(output.step, len(rows))), rows)
+
+    def send_failed(self, number: int, reason: str) -> None:
+        self._push(memoryview(pack_failed(number, reason)))
+
+    def wait(self) -> None:
+        """Return once something may have come, or somebody has woken us; sends what is left meanwhile."""
+        while True:
+            self._flush()
+            hurries = bool(self._left)
+            if hurries is not self._hurries:
+                self._hurries = hurries
+                extra = select.POLLOUT if hurries else 0
+                self._poll.modify(self._behind.fileno(), select.POLLRDHUP | extra)
+            came = dict(self._poll.poll())
+            if self._bell in came:
+                os.eventfd_read(self._bell)
+                return
+            if came.get(self._behind.fileno(), 0) & (_GONE | select.POLLRDHUP):
+                raise LinkLost("the stage behind has closed its link")
+            if self._before.fileno() in came:
+                return
+
+    def wake(self) -> None:
+        """End a `wait`, now or the next one."""
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Idempotent; by the thread that uses the wire."""
+        with self._ringing:
+            bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
+            self._before.close()
+            self._behind.close()
+        self._left.clear()
+
+    def _push(self, *parts: memoryview) -> None:
+        self._left.extend(part for part in parts if len(part))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._left:
+            try:
+                sent = self._send_some()
+            except _LATER:
+                return
+            except OSError as error:
+                raise LinkLost(f"the link to the stage behind broke: {error.strerror or error}") from error
+            while sent and self._left:
+                part = self._left.popleft()
+                if sent < len(part):
+                    self._left.appendleft(part[sent:])
+                sent = max(0, sent - len(part))
+
+    def _send_some(self) -> int:
+        if isinstance(self._behind, ssl.SSLSocket):
+            return self._behind.send(self._left[0])
+        return self._behind.sendmsg(list(self._left)[:64])
