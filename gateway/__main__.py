@@ -11,7 +11,7 @@ import uvloop
 
 from gateway.app import make_app
 from gateway.blob_keeper import BlobKeeper
-from gateway.control import Control, make_control
+from gateway.control import Control, ControlSettings, make_control
 from gateway.dialing import channel_dial
 from gateway.metrics import ControlFacts, Metrics
 from gateway.server import GatewayServer
@@ -73,6 +73,7 @@ async def run(settings: GatewaySettings) -> None:
                 dial=channel_dial(settings.secret),
                 gateway_id=gateway_id,
                 clock=clock,
+                settings=ControlSettings(cast_plan=settings.cast_plan),
             )
         )
         services = make_services(

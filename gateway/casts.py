@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from gateway.actions import Action, StartOn, WarmOn
 from gateway.directory import Directory
+from gateway.fixed_plan import FixedPlan
 from gateway.placement import tier_of
 from gateway.plan import Plan
 from rdmacast.planners.automatic import Decision, LinkFacts, choose_planner
@@ -54,8 +55,11 @@ class Delivery:
 class Casts:
     """The casts that this gateway planned, which the directory may not know yet."""
 
-    def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_hex(8)) -> None:
+    def __init__(
+        self, new_id: Callable[[], str] = lambda: secrets.token_hex(8), fixed: FixedPlan | None = None
+    ) -> None:
         self._new_id = new_id
+        self._fixed = fixed
         self._latest: dict[str, CastRecord] = {}  # by image
 
     def __repr__(self) -> str:
@@ -109,6 +113,8 @@ class Casts:
         )
         delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s)
         if delivery.cast is not None:
+            if self._fixed is not None:
+                delivery = replace(delivery, cast=self._fixed.of(delivery.cast))
             self._latest.pop(image, None)
             self._latest[image] = delivery.cast
             if len(self._latest) > _KEPT:

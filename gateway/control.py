@@ -17,6 +17,7 @@ from gateway.controller import Controller, LocalDemand
 from gateway.demand import DemandPublisher
 from gateway.directory import Directory, VersionKey
 from gateway.dispatcher import CallDispatcher, DispatchSettings
+from gateway.fixed_plan import FixedPlan
 from gateway.leadership import TTL_S as LEASE_TTL_S
 from gateway.leadership import Leadership
 from gateway.live import LiveServing
@@ -40,13 +41,14 @@ from registry.state import ClusterState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
-    """How this side of a gateway behaves."""
+    """How this side of a gateway behaves. `cast_plan` is for experiments: else each cast gets its own."""
 
     lease_ttl_s: float = LEASE_TTL_S
     demand_ttl_s: float = 10.0
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     planner: PlannerSettings = field(default_factory=PlannerSettings)
+    cast_plan: FixedPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ async def make_control(
     planner = Planner(policy or ConcurrencyTarget(), _instance_id, settings.planner)
     assets = StartAssets(blobs)
     calls = NodeCalls(links, directory, assets, CastRecords(state))
-    casts = Casts()
+    casts = Casts(fixed=settings.cast_plan)
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
     dispatcher = CallDispatcher(
         directory,

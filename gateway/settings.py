@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.contract import Deadlines
+from gateway.fixed_plan import FixedPlan, parse_fixed_plan
 from registry.arguments import argument
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
@@ -70,6 +71,7 @@ class GatewaySettings:
     max_in_flight: int = 4096
     blob_grace_s: float = 6 * 3600.0
     log_level: str = "info"
+    cast_plan: FixedPlan | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
@@ -98,6 +100,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
         linger_s=flags.linger,
         max_in_flight=flags.max_in_flight,
         log_level=flags.log_level,
+        cast_plan=flags.cast_planner,
         deadlines=Deadlines(
             start_s=flags.start_timeout, idle_s=flags.idle_timeout, total_s=flags.total_timeout
         ),
@@ -139,6 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--idle-timeout", type=duration, default=60.0, help="between two outputs")
     add("--total-timeout", type=duration, default=1800.0, help="for a whole request")
     add("--write-timeout", type=duration, default=60.0, help="for a client that takes nothing of its answer")
+    add(
+        "--cast-planner",
+        type=argument(parse_fixed_plan),
+        metavar="NAME[/BLOCKS]",
+        help="all casts by this planner, as in chain/512; for experiments",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 

@@ -1,0 +1,48 @@
+"""A planner that all casts are told to use."""
+
+import pytest
+
+from gateway.fixed_plan import FixedPlan, parse_fixed_plan
+from gateway.settings import parse
+from registry.cast import CastMember, CastRecord
+from registry.errors import InvalidRecord
+from registry.images.manifest import UNIT_BYTES
+from registry.node import Tier
+
+CAST = CastRecord(
+    cast_id="c",
+    image="i",
+    function="f",
+    version=1,
+    nbytes=100 * UNIT_BYTES - 7,
+    block_bytes=4 * UNIT_BYTES,
+    planner="binomial",
+    reason="it was best",
+    members=tuple(
+        CastMember(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier=Tier.HOST) for at in "012"
+    ),
+    sources=(0,),
+    planned=3,
+    started_at=0.0,
+    edge=(2,),
+)
+
+
+def test_a_cast_is_planned_as_told() -> None:
+    told = FixedPlan(planner="chain", blocks=50).of(CAST)
+    assert (told.planner, told.block_bytes, told.edge) == ("chain", 2 * UNIT_BYTES, ())
+    assert told.reason == "chain, as the gateway was told" and told.members == CAST.members
+    assert FixedPlan(planner="tree").of(CAST).block_bytes == CAST.block_bytes
+    assert FixedPlan(planner="tree", blocks=5000).of(CAST).block_bytes == UNIT_BYTES  # blocks are whole units
+
+
+def test_spellings() -> None:
+    assert parse_fixed_plan("tree") == FixedPlan(planner="tree")
+    assert parse_fixed_plan("chain/512") == FixedPlan(planner="chain", blocks=512)
+    for bad in ("ring", "chain/", "chain/0", "chain/x", "", "chain/1000000"):
+        with pytest.raises(InvalidRecord, match="is none of binomial"):
+            parse_fixed_plan(bad)
+    argv = ["--redis-url", "unix:///none", "--store", "/none", "--cast-planner", "tree/64"]
+    assert parse(argv, {"HYPERCAST_CLUSTER_SECRET": "x" * 32}).cast_plan == FixedPlan(
+        planner="tree", blocks=64
+    )
