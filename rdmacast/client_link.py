@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rdmacast.connection import dial
 from rdmacast.cuda_ipc_memory import LentMemory
@@ -42,6 +43,9 @@ from rdmacast.wire import SERVICE
 
 Request = Read | Wait | Locate | Pair | Expose | Lend | Meet | Show
 Answer = Data | Ready | Location | Paired | Exposed | Lent | Met | Shown
+A = TypeVar("A", Ready, Exposed, Lent, Met, Shown)
+T = TypeVar("T")
+
 _ANSWERS: Mapping[type, type] = {
     Read: Data,
     Wait: Ready,
@@ -90,16 +94,9 @@ class ClientLink(CastProtocol):
         assert isinstance(answer, Location)
         return answer
 
-    @asynccontextmanager
-    async def granted(self, region: str, offset: int, nbytes: int) -> AsyncIterator[int]:
+    def granted(self, region: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[int]:
         """Inside, the range is present and the server keeps the region's memory; yields its serial number."""
-        request = Wait(self._new_id(), region, offset, nbytes)
-        answer = await self._ask(request, None)
-        assert isinstance(answer, Ready)
-        try:
-            yield answer.serial
-        finally:
-            self.send(Cancel(request.id))
+        return self._during(Wait(self._new_id(), region, offset, nbytes), Ready, lambda answer: answer.serial)
 
     async def pair(self, address: QueuePairAddress) -> Answering:
         """Have the server make the queue pair that is to answer ours. Raises NotShared."""
@@ -107,49 +104,23 @@ class ClientLink(CastProtocol):
         assert isinstance(answer, Paired)
         return answer.answering
 
-    @asynccontextmanager
-    async def exposed(self, region: str, offset: int, nbytes: int) -> AsyncIterator[RemoteMemory]:
+    def exposed(self, region: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[RemoteMemory]:
         """Inside, the range is present, and may be read by RDMA from where this yields."""
-        request = Expose(self._new_id(), region, offset, nbytes)
-        answer = await self._ask(request, None)
-        assert isinstance(answer, Exposed)
-        try:
-            yield answer.memory
-        finally:
-            self.send(Cancel(request.id))
+        return self._during(
+            Expose(self._new_id(), region, offset, nbytes), Exposed, lambda answer: answer.memory
+        )
 
-    @asynccontextmanager
-    async def lent(self, region: str, offset: int, nbytes: int) -> AsyncIterator[LentMemory]:
+    def lent(self, region: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[LentMemory]:
         """Inside, the range is present, and its allocation on a GPU may be open. Raises NotShared."""
-        request = Lend(self._new_id(), region, offset, nbytes)
-        answer = await self._ask(request, None)
-        assert isinstance(answer, Lent)
-        try:
-            yield answer.memory
-        finally:
-            self.send(Cancel(request.id))
+        return self._during(Lend(self._new_id(), region, offset, nbytes), Lent, lambda answer: answer.memory)
 
-    @asynccontextmanager
-    async def met(self) -> AsyncIterator[Meeting]:
+    def met(self) -> AbstractAsyncContextManager[Meeting]:
         """Inside, the server's NIXL agent answers reads of its test. Raises NotShared."""
-        request = Meet(self._new_id())
-        answer = await self._ask(request, None)
-        assert isinstance(answer, Met)
-        try:
-            yield answer.meeting
-        finally:
-            self.send(Cancel(request.id))
+        return self._during(Meet(self._new_id()), Met, lambda answer: answer.meeting)
 
-    @asynccontextmanager
-    async def shown(self, region: str, offset: int, nbytes: int) -> AsyncIterator[ShownMemory]:
+    def shown(self, region: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[ShownMemory]:
         """Inside, the range is present, and may be read by NIXL. Raises NotShared."""
-        request = Show(self._new_id(), region, offset, nbytes)
-        answer = await self._ask(request, None)
-        assert isinstance(answer, Shown)
-        try:
-            yield answer.memory
-        finally:
-            self.send(Cancel(request.id))
+        return self._during(Show(self._new_id(), region, offset, nbytes), Shown, lambda answer: answer.memory)
 
     def on_closed(self, told: Callable[[CastError], None]) -> None:
         """`told` is called when the link closes; at once if it has."""
@@ -160,6 +131,16 @@ class ClientLink(CastProtocol):
     async def aclose(self) -> None:
         self.abort(LinkClosed("the link was closed"))
         await self.wait_closed()
+
+    @asynccontextmanager
+    async def _during(self, request: Request, kind: type[A], granted: Callable[[A], T]) -> AsyncIterator[T]:
+        """Inside, what the answer to `request` grants stands."""
+        answer = await self._ask(request, None)
+        assert isinstance(answer, kind)
+        try:
+            yield granted(answer)
+        finally:
+            self.send(Cancel(request.id))
 
     async def _ask(self, request: Request, into: memoryview | None, began: Began | None = None) -> Answer:
         if self.reason is not None:

@@ -56,19 +56,33 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RangeRequest:
+    """Asks for a range of a region; how it is to come is said by the frame's kind."""
+
     id: int
     region: str
     offset: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    id: int
-    region: str
-    offset: int
-    length: int
+class Read(RangeRequest):
+    __slots__ = ()
+
+
+class Wait(RangeRequest):
+    __slots__ = ()
+
+
+class Expose(RangeRequest):
+    __slots__ = ()
+
+
+class Lend(RangeRequest):
+    __slots__ = ()
+
+
+class Show(RangeRequest):
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +167,9 @@ class Paired:
 
 
 @dataclass(frozen=True, slots=True)
-class Expose:
-    id: int
-    region: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class Exposed:
     id: int
     memory: RemoteMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Lend:
-    id: int
-    region: str
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +190,6 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    id: int
-    region: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     id: int
     memory: ShownMemory
@@ -215,7 +205,6 @@ class Pong:
     pass
 
 
-RangeRequest = Read | Wait | Expose | Lend | Show
 Request = RangeRequest | Locate | Watch | Pair | Meet
 Response = Data | Ready | Location | Have | Paired | Exposed | Lent | Met | Shown | Steer | Error
 Frame = Hello | Request | Ask | Tell | Cancel | Response | Ping | Pong

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext
 
 from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NotShared, ProtocolError, RegionGone
@@ -158,7 +158,7 @@ class ServerLink(CastProtocol):
 
     def frame_received(self, frame: Frame) -> None:
         match frame:
-            case Read() | Wait() | Locate() | Watch() | Pair() | Expose() | Lend() | Meet() | Show():
+            case RangeRequest() | Locate() | Watch() | Pair() | Meet():
                 self._start(frame)
             case Ask():
                 self._asked(frame)
@@ -236,14 +236,12 @@ class ServerLink(CastProtocol):
             self.send(Error(request.id, ErrorCode.NO_RDMA, str(error)))
         except LinkClosed:
             pass  # nobody is left to answer
-        except Exception:
+        except Exception:  # a fault of ours ends one request, not the link
             logger.exception("a request for a region failed")
             self.send(Error(request.id, ErrorCode.INTERNAL, "a fault in the server; see its log"))
 
     async def _serve_read(self, request: Read) -> None:
-        published = self._find(request)
-        with published.lease(self):
-            await published.wait_for(request.offset, request.length)
+        async with self._present(request) as published:
             view = published.source.view(request.offset, request.length)
             # A pacer shares the rate by itself.
             turn = self._turns.turn(request.length, request.offset) if self._pacer is None else nullcontext()
@@ -255,12 +253,8 @@ class ServerLink(CastProtocol):
                     self._sending = None
 
     async def _serve_wait(self, request: Wait) -> None:
-        published = self._find(request)
-        with published.lease(self):
-            await published.wait_for(request.offset, request.length)
-            with self._granting(request.id) as released:
-                self.send(Ready(request.id, published.serial))
-                await released.wait()
+        async with self._present(request) as published:
+            await self._grant(Ready(request.id, published.serial))
 
     def _serve_pair(self, request: Pair) -> None:
         if self._verbs is None:
@@ -273,54 +267,50 @@ class ServerLink(CastProtocol):
     async def _serve_expose(self, request: Expose) -> None:
         if self._verbs is None or self._pair is None:
             raise DeviceError("this link has no queue pair")
-        published = self._find(request)
-        with published.lease(self):
-            await published.wait_for(request.offset, request.length)
+        async with self._present(request) as published:
             with _registered(self._verbs.memory, published.source, request) as memory:
-                with self._granting(request.id) as released:
-                    self.send(Exposed(request.id, memory))
-                    await released.wait()
+                await self._grant(Exposed(request.id, memory))
 
     async def _serve_lend(self, request: Lend) -> None:
         if self._lender is None:
             raise NotShared("this node lends no memory of a GPU")
-        published = self._find(request)
-        with published.lease(self):
-            await published.wait_for(request.offset, request.length)
+        async with self._present(request) as published:
             pointer = gpu_pointer(published.source, request.offset, request.length)
             if pointer is None:
                 raise NotShared(f"region {request.region} is not on a GPU")
             lent = self._lender.lend(pointer, request.length)
-            with self._granting(request.id) as released:
-                self.send(Lent(request.id, lent))
-                await released.wait()
+            await self._grant(Lent(request.id, lent))
 
     async def _serve_meet(self, request: Meet) -> None:
         if self._nixl is None:
             raise NotShared("this node offers no NIXL")
-        with self._nixl.meeting() as meeting, self._granting(request.id) as released:
-            self.send(Met(request.id, meeting))
-            await released.wait()
+        with self._nixl.meeting() as meeting:
+            await self._grant(Met(request.id, meeting))
 
     async def _serve_show(self, request: Show) -> None:
         if self._nixl is None:
             raise NotShared("this node offers no NIXL")
+        async with self._present(request) as published:
+            view = published.source.view(request.offset, request.length)
+            with self._nixl.showing(view) as shown:
+                await self._grant(Shown(request.id, shown))
+
+    @asynccontextmanager
+    async def _present(self, request: RangeRequest) -> AsyncIterator[Published]:
+        """Inside, the range is there and its memory is kept."""
         published = self._find(request)
         with published.lease(self):
             await published.wait_for(request.offset, request.length)
-            view = published.source.view(request.offset, request.length)
-            with self._nixl.showing(view) as shown, self._granting(request.id) as released:
-                self.send(Shown(request.id, shown))
-                await released.wait()
+            yield published
 
-    @contextmanager
-    def _granting(self, id_: int) -> Iterator[asyncio.Event]:
-        """What the answer to the request grants, until the event is set by the peer's CANCEL."""
-        released = self._granted[id_] = asyncio.Event()
+    async def _grant(self, answer: Ready | Exposed | Lent | Met | Shown) -> None:
+        """What the answer grants stands until the peer's CANCEL."""
+        released = self._granted[answer.id] = asyncio.Event()
         try:
-            yield released
+            self.send(answer)
+            await released.wait()
         finally:
-            del self._granted[id_]
+            del self._granted[answer.id]
 
     async def _serve_watch(self, request: Watch, watching: _Watching) -> None:
         """Maps as they change; those that come while the socket is busy become one."""

@@ -166,13 +166,7 @@ def encode(frame: Frame) -> bytes:
 
 def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
     match frame:
-        case (
-            Read(id_, region, offset, length)
-            | Wait(id_, region, offset, length)
-            | Expose(id_, region, offset, length)
-            | Lend(id_, region, offset, length)
-            | Show(id_, region, offset, length)
-        ):
+        case RangeRequest(id_, region, offset, length):
             _check_range(offset, length)
             return _RANGES[type(frame)], id_, offset, _LENGTH.pack(length) + _region_bytes(region)
         case Pair(id_, address):
