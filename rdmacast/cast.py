@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from rdmacast.cast_report import CastReport, CastTally
+from rdmacast.block_reads import BlockReads, Came, Prepare
+from rdmacast.cast_report import CastReport, CastTally, lost_blocks
 from rdmacast.cast_spec import CastSpec
-from rdmacast.connector import Connector, PeerLinks
-from rdmacast.errors import BlocksLost, CastError, LinkClosed, NotShared
+from rdmacast.connector import Connector
+from rdmacast.errors import CastError
 from rdmacast.have_map import HaveMap
 from rdmacast.pull_report import Verdict
 from rdmacast.region import GrowingRegion
@@ -20,26 +20,14 @@ from rdmacast.session import Session, SessionState
 from rdmacast.session_actions import Action, Ask, Drop, Publish, Pull
 from rdmacast.session_settings import SessionSettings
 from rdmacast.steering import Steering
-from rdmacast.transport import Began, Check, CheckingLink, Link
-from rdmacast.waiting import run_in_thread, wait_to_end
-from rdmacast.watching import Watch, Watcher
+from rdmacast.transport import Check
+from rdmacast.waiting import wait_to_end
+from rdmacast.watches import Watches
+from rdmacast.watching import Watcher
 
 logger = logging.getLogger(__name__)
 
 OnBlock = Callable[[int, int], None]
-Prepare = Callable[[int, int], object]
-
-_CHECKED_HERE_BYTES = 1 << 20  # checked faster than a thread takes its turn
-_NAMED = 8  # blocks in a message
-_MOST_WATCHES = 4  # of one peer, one after the other
-
-
-@dataclass(frozen=True, slots=True)
-class _Came:
-    """A block as it came; `units` are damaged ones."""
-
-    transport: str
-    units: Sequence[int]
 
 
 class Cast:
@@ -75,14 +63,17 @@ class Cast:
         self._spec = spec
         self._node = spec.node(node)
         self._buffer = buffer.cast("B")
-        self._connector = connector
-        self._watcher = watcher
-        self._check = check
-        self._check_bytes = check_bytes or spec.block_bytes
-        self._prepare = prepare
+        self._reads = BlockReads(
+            spec,
+            self._buffer,
+            connector=connector,
+            check=check,
+            check_bytes=check_bytes,
+            prepare=prepare,
+            executor=executor,
+        )
         self._on_block = on_block
         self._region = region
-        self._executor = executor
         order = spec.order(self._node) or ()
         self._planned = {block: source for source, block in order}
         self._kept = tuple(range(spec.blocks) if self._node in spec.sources else sorted(set(held)))
@@ -97,12 +88,8 @@ class Cast:
         )
         self._steering = Steering(spec, self._node)
         self._tally = CastTally()
-        self._pulls: dict[int, asyncio.Task[_Came]] = {}
-        self._watching: dict[int, asyncio.Task[None]] = {}
-        self._watches: dict[int, Watch] = {}  # those that are open
-        self._asked: dict[int, int] = {}  # the latest question to each, if it has no answer
-        self._epochs: dict[int, int] = {}
-        self._links: PeerLinks | None = None
+        self._pulls: dict[int, asyncio.Task[Came]] = {}
+        self._watches = Watches(spec, watcher, heard=self._heard, steered=self._steered, lost=self._peer_lost)
         self._over: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -122,9 +109,7 @@ class Cast:
         """
         loop = asyncio.get_running_loop()
         self._began_s, self._over = loop.time(), loop.create_future()
-        async with AsyncExitStack() as stack:
-            addresses = [member.address for member in self._spec.members]
-            self._links = PeerLinks(self._connector, addresses, stack)
+        async with self._reads:
             try:
                 self._begin()
                 await self._over
@@ -135,7 +120,7 @@ class Cast:
                 finally:
                     self._buffer.release()  # not when this is collected: the caller may unmap it
         if self._session.state is SessionState.FAILED:
-            raise self._failure()
+            raise lost_blocks(self._spec, self._session.unreachable, self._lost)
         return self.report
 
     @property
@@ -143,7 +128,6 @@ class Cast:
         """What was done so far."""
         spec, tally = self._spec, self._tally
         by_url = {member.address.url: member.name for member in spec.members}
-        choices = self._links.choices if self._links is not None else {}
         ended_s = self._ended_s
         if ended_s is None:
             ended_s = asyncio.get_running_loop().time() if self._over is not None else self._began_s
@@ -159,7 +143,7 @@ class Cast:
             last_block_s=tally.last_block_s,
             bytes_by_peer=MappingProxyType(dict(tally.by_peer)),
             bytes_by_transport=MappingProxyType(dict(tally.by_transport)),
-            choices=MappingProxyType({by_url[url]: choice for url, choice in choices.items()}),
+            choices=MappingProxyType({by_url[url]: choice for url, choice in self._reads.choices.items()}),
             faults=tally.faults(self._lost),
             slow=self._slow,
         )
@@ -195,24 +179,13 @@ class Cast:
             self._timer.cancel()
         if self._reporting is not None:
             self._reporting.cancel()
-        tasks = [*self._pulls.values(), *self._watching.values()]
+        tasks = [*self._pulls.values(), *self._watches.tasks]
         for task in tasks:
             task.cancel()
         if self._session.state is SessionState.RUNNING:
             self._session.cancel()
         self._publish(replace(self._session.have_map, coming=0))
         await wait_to_end(tasks)
-
-    def _failure(self) -> BlocksLost:
-        blocks = self._session.unreachable
-        named = ", ".join(map(str, blocks[:_NAMED])) + (", …" if len(blocks) > _NAMED else "")
-        lost = "; ".join(f"{name}: {reason}" for name, reason in self._lost.items())
-        extents = [self._spec.extent(block) for block in blocks]
-        return BlocksLost(
-            f"nobody is left to give blocks {named} of {self._spec.region} ({lost or 'no node was lost'})",
-            blocks,
-            tuple((offset, offset + nbytes) for offset, nbytes in extents),
-        )
 
     # What happens is told to the session, which says what is to be done.
 
@@ -234,7 +207,7 @@ class Cast:
     def _do(self, action: Action) -> None:
         match action:
             case Pull():
-                task = asyncio.create_task(self._pull(action))
+                task = self._pull(action)
                 self._pulls[action.number] = task
                 task.add_done_callback(partial(self._pulled, action))
             case Drop():
@@ -242,7 +215,7 @@ class Cast:
                 self._tally.late += action.late
                 self._pulls[action.number].cancel()
             case Ask():
-                self._ask(action)
+                self._watches.ask(action.peer, action.number)
             case Publish():
                 self._publish(self._session.have_map)
 
@@ -264,48 +237,16 @@ class Cast:
         self._timer = None
         self._step(self._session.passed)
 
-    # Watches.
-
-    def _ask(self, ask: Ask) -> None:
-        self._asked[ask.peer] = ask.number
-        watch = self._watches.get(ask.peer)
-        if watch is not None:
-            watch.ask(ask.number)
-        elif ask.peer not in self._watching:
-            self._watching[ask.peer] = asyncio.create_task(self._watch(ask.peer))
-
-    async def _watch(self, peer: int) -> None:
-        """Hear what a peer holds, until it is lost."""
-        address, spec = self._spec.members[peer].address, self._spec
-        for _ in range(_MOST_WATCHES):
-            try:
-                opening = self._watcher.watch(
-                    address, spec.region, spec.block_bytes, partial(self._heard, peer), self._steered
-                )
-                async with opening as watch:
-                    self._watches[peer] = watch
-                    if peer in self._asked:
-                        watch.ask(self._asked[peer])
-                    reason = await watch.ended()
-            except CastError as error:
-                reason = error
-                break
-            finally:
-                self._watches.pop(peer, None)
-            # A peer that spoke and is still reached lives: only the connection broke.
-            if not isinstance(reason, LinkClosed) or peer not in self._epochs:
-                break
-        del self._watching[peer]
-        logger.warning("cast %s: lost %s: %s", spec.cast, self._name(peer), reason)
-        self._tally.lost[self._name(peer)] = str(reason)
-        self._steering.lost(peer)
-        self._step(lambda now_s: self._session.lost(peer, now_s, self._epochs.get(peer)))
+    # What is heard of others.
 
     def _heard(self, peer: int, told: HaveMap, answers: int) -> None:
-        self._epochs[peer] = max(told.epoch, self._epochs.get(peer, -1))
-        if answers and self._asked.get(peer) == answers:
-            del self._asked[peer]
         self._step(lambda now_s: self._session.heard(peer, told, now_s, answers or None))
+
+    def _peer_lost(self, peer: int, reason: CastError, epoch: int | None) -> None:
+        logger.warning("cast %s: lost %s: %s", self._spec.cast, self._name(peer), reason)
+        self._tally.lost[self._name(peer)] = str(reason)
+        self._steering.lost(peer)
+        self._step(lambda now_s: self._session.lost(peer, now_s, epoch))
 
     # Slow nodes.
 
@@ -315,12 +256,10 @@ class Cast:
             self._reporting = loop.call_later(steering.every_s, self._report)
 
     def _report(self) -> None:
-        """Tell the observer what pulls took; it is watched for its answer."""
-        observer = self._steering.observer
-        if observer in self._watches:
-            self._watches[observer].tell(self._steering.report(asyncio.get_running_loop().time()))
-        elif observer is not None and observer not in self._watching:
-            self._watching[observer] = asyncio.create_task(self._watch(observer))
+        """Tell the observer what pulls took."""
+        observer, now_s = self._steering.observer, asyncio.get_running_loop().time()
+        if observer is not None:
+            self._watches.tell(observer, lambda: self._steering.report(now_s))
         self._report_later()
 
     def _steered(self, verdict: Verdict) -> None:
@@ -333,47 +272,15 @@ class Cast:
 
     # Pulls.
 
-    async def _pull(self, pull: Pull) -> _Came:
-        """Read and check the block. Raises CastError, and what `check` raises."""
-        offset, nbytes = self._spec.extent(pull.block)
-        into, prepare = self._buffer[offset : offset + nbytes], self._prepare
-        if prepare is not None:
-            await run_in_thread(self._executor, lambda: prepare(offset, nbytes))
-        return await self._read(pull.source, offset, into, partial(self._began, pull))
+    def _pull(self, pull: Pull) -> "asyncio.Task[Came]":
+        return asyncio.create_task(self._reads.read(pull.block, pull.source, partial(self._began, pull)))
 
     def _began(self, pull: Pull) -> None:
         """The source begins to give the block: it waits for none any more, nor for its turn."""
         self._steering.log.began(pull.number, pull.source, asyncio.get_running_loop().time())
         self._step(lambda now_s: self._session.began(pull.number, now_s))
 
-    async def _read(self, source: int, offset: int, into: memoryview, began: Began) -> _Came:
-        assert self._links is not None
-        while True:
-            link = None
-            try:
-                link = await self._links.get(source)
-                units = await self._read_over(link, offset, into, began)
-                return _Came(link.transport, units)
-            except NotShared as error:
-                if link is None:
-                    raise
-                logger.info("%s; trying another transport", error)
-                self._links.avoid(source, link)
-            except CastError:
-                self._links.forget(source, link)
-                raise
-
-    async def _read_over(self, link: Link, offset: int, into: memoryview, began: Began) -> Sequence[int]:
-        """The damaged units of what came."""
-        region, check = self._spec.region, self._check
-        if isinstance(link, CheckingLink):
-            return await link.read_checked(region, offset, into, check, self._check_bytes, began)
-        await link.read_into(region, offset, into, began)
-        if len(into) <= _CHECKED_HERE_BYTES:
-            return check(offset, into)
-        return await run_in_thread(self._executor, lambda: check(offset, into))
-
-    def _pulled(self, pull: Pull, task: "asyncio.Task[_Came]") -> None:
+    def _pulled(self, pull: Pull, task: "asyncio.Task[Came]") -> None:
         del self._pulls[pull.number]
         came = not task.cancelled() and task.exception() is None
         self._steering.log.ended(pull.number, asyncio.get_running_loop().time(), came=came)
@@ -392,7 +299,7 @@ class Cast:
         else:
             self._step(partial(self._arrived, pull, task.result().transport))
 
-    def _damaged(self, pull: Pull, came: _Came) -> None:
+    def _damaged(self, pull: Pull, came: Came) -> None:
         peer, units = self._name(pull.source), came.units
         logger.warning(
             "cast %s: damaged units %s in block %d from %s", self._spec.cast, units, pull.block, peer

@@ -1,11 +1,15 @@
 """What a node did in a cast, and what went wrong meanwhile."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from rdmacast.cast_spec import CastSpec
+from rdmacast.errors import BlocksLost
 from rdmacast.transport import Choice
+
+_NAMED = 8  # blocks in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +86,15 @@ class CastTally:
         self.last_block_s = at_s
         if self.first_block_s is None:
             self.first_block_s = at_s
+
+
+def lost_blocks(spec: CastSpec, blocks: Sequence[int], lost: Mapping[str, str]) -> BlocksLost:
+    """That nobody gives these blocks any more; `lost` tells by name why nodes are gone."""
+    named = ", ".join(map(str, blocks[:_NAMED])) + (", …" if len(blocks) > _NAMED else "")
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
+    extents = [spec.extent(block) for block in blocks]
+    return BlocksLost(
+        f"nobody is left to give blocks {named} of {spec.region} ({reasons or 'no node was lost'})",
+        tuple(blocks),
+        tuple((offset, offset + nbytes) for offset, nbytes in extents),
+    )
