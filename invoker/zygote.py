@@ -37,6 +37,7 @@ STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = signal.SIGUSR1  # comes to a child whenever its parent dies: the zygote, then whoever took it
 _READ_BYTES = 65536
+_ENDING = frozenset((signal.SIGTERM, signal.SIGINT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class Zygote:
 
     def _signals(self) -> None:
         received = os.read(self.wake_r, _READ_BYTES)
-        if {signal.SIGTERM, signal.SIGINT} & set(received):
+        if _ENDING & set(received):
             self.stopping = True
         self._reap()
 
@@ -113,16 +114,19 @@ class Zygote:
             self._tell({"error": f"cannot open {spawn.log}: {error.strerror}", "id": spawn.id})
             return
         parent = os.getpid()
+        # A child that is told to end before it has handlers of its own would hear it by ours, and run on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             pid = self.fork()
+            if pid == 0:
+                self._become_child(spawn, log_fd, parent)
         except OSError as error:  # no more processes, or no memory: the nodes that run are well
-            os.close(log_fd)
             self._tell({"error": f"cannot fork: {error.strerror}", "id": spawn.id})
-            return
-        if pid == 0:
-            self._become_child(spawn, log_fd, parent)
-        os.close(log_fd)
-        self.children[pid] = spawn.id
+        else:
+            self.children[pid] = spawn.id
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(log_fd)
 
     def _become_child(self, spawn: Spawn, log_fd: int, parent: int) -> None:
         """In the child: let go of all that is the zygote's, run the invoker, and never return."""
@@ -140,6 +144,7 @@ class Zygote:
                 signal.signal(
                     number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
                 )
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log_fd, 1), (log_fd, 2)):
                 os.dup2(source, target)
@@ -151,7 +156,7 @@ class Zygote:
             code = run_invoker(spawn.argv)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
+        except BaseException:  # the forked child ends here, with `code`
             traceback.print_exc()
         finally:
             sys.stdout.flush()
