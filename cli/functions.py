@@ -11,6 +11,7 @@ from cli.options import client_options, connect, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
 
+PIPELINE_COLUMNS = ("pipeline", "stages", "head", "rate", "switched")
 LIST_COLUMNS = (
     "name",
     "version",
@@ -42,6 +43,18 @@ def summary(function: dict[str, Any]) -> dict[str, Any]:
         "starting": states.count("starting") + states.count("loading"),
         "min": scaling["min_instances"],
         "max": "all" if scaling["max_instances"] is None else scaling["max_instances"],
+    }
+
+
+def pipeline(one: dict[str, Any]) -> dict[str, Any]:
+    """One pipeline of loading nodes as `describe` shows it."""
+    stages = [f"{stage['node']}[{stage['first']},{stage['last']})" for stage in one["stages"]]
+    return {
+        "pipeline": f"{one['pipeline_id']}.{one['epoch']}",
+        "stages": " ".join(stages),
+        "head": one["stages"][one["head"]]["node"],
+        "rate": round(one["rate"], 2),
+        "switched": len(one["switched"]),
     }
 
 
@@ -79,6 +92,7 @@ def describe_command(name: str, form: str, url: str | None, api_key: str | None)
             "versions": function["versions"],
             "context_length": function["current"]["context_length"],
             "description": function["current"]["description"],
+            **({"live_decision": function["live"]["reason"]} if function["live"] else {}),
         },
         form,
     )
@@ -87,6 +101,9 @@ def describe_command(name: str, form: str, url: str | None, api_key: str | None)
         emit_rows(
             function["instances"], ("instance_id", "node", "version", "state", "start_kind", "source"), form
         )
+    if form == "table" and function["live"] and function["live"]["pipelines"]:
+        click.echo()
+        emit_rows([pipeline(one) for one in function["live"]["pipelines"]], PIPELINE_COLUMNS, form)
 
 
 @click.command("rollback")

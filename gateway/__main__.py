@@ -110,7 +110,7 @@ async def run(settings: GatewaySettings) -> None:
 
 def control_facts(control: Control) -> ControlFacts:
     stats = control.stats()
-    return ControlFacts(failovers=stats.failovers, desired=stats.desired)
+    return ControlFacts(failovers=stats.failovers, moved=stats.moved, desired=stats.desired)
 
 
 def main() -> int:

@@ -231,7 +231,10 @@ class FunctionAdmin:
         return manifest.nbytes, default_blocks(manifest.nbytes)
 
     def _shown(self, function: Function, current: FunctionVersion) -> dict[str, object]:
-        instances = [i for i in self._services.cluster.view().instances if i.function == function.name]
+        view = self._services.cluster.view()
+        instances = [i for i in view.instances if i.function == function.name]
+        known = [change.record for change in view.live]
+        live = [one for one in known if (one.function, one.version) == (function.name, current.version)]
         return {
             "name": function.name,
             "current": current,
@@ -239,6 +242,7 @@ class FunctionAdmin:
             "scaling": dataclasses.asdict(function.scaling),
             "created_at": function.created_at,
             "instances": instances,
+            "live": live[0] if live else None,
         }
 
 

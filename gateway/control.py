@@ -62,7 +62,6 @@ class ControlStats:
     failovers: int
     rerouted: int
     moved: int
-    live_pipelines: Mapping[str, int]
     desired: Mapping[str, int]
     instances: Mapping[str, int]
 
@@ -100,11 +99,6 @@ class Control:
             failovers=counts.failovers,
             rerouted=counts.rerouted,
             moved=counts.moved,
-            live_pipelines={
-                f"{one.function}:{one.version}": len(one.pipelines)
-                for one in self.directory.live
-                if one.pipelines
-            },
             desired={str(key): desired for key, desired in self._controller.desired.items()},
             instances=Counter(instance.state.value for instance in self.directory.instances()),
         )

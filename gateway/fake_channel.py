@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Protocol
 
 from registry.errors import ChannelClosed, RemoteError
@@ -86,30 +85,41 @@ class FakeChannel:
         self._closed.set()
         self._node.channels.discard(self)
 
-    @asynccontextmanager
-    async def call(self, request: Request) -> AsyncIterator[AsyncIterator[Reply]]:
+    def call(self, request: Request) -> "FakeCall":
+        return FakeCall(self._node, self._closed, request)
+
+
+class FakeCall:
+    """A call under way. One that is not left goes on at its node, as where a gateway dies."""
+
+    def __init__(self, node: FakePeer, closed: asyncio.Event, request: Request) -> None:
+        self._node = node
+        self._closed = closed
+        self._request = request
+        self._replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> AsyncIterator[Reply]:
         if self._closed.is_set():
             raise ChannelClosed(f"the channel to {self._node.id} is closed")
-        replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._watch())]
+        return _drain(self._replies)
 
-        async def serve() -> None:
-            try:
-                await self._node.answer(request, replies.put)
-                await replies.put(None)
-            except RemoteError as error:
-                await replies.put(error)
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-        async def watch() -> None:
-            await self._closed.wait()
-            await replies.put(ChannelClosed(f"node {self._node.id} is gone"))
-
-        tasks = [asyncio.create_task(serve()), asyncio.create_task(watch())]
+    async def _serve(self) -> None:
         try:
-            yield _drain(replies)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._node.answer(self._request, self._replies.put)
+            await self._replies.put(None)
+        except RemoteError as error:
+            await self._replies.put(error)
+
+    async def _watch(self) -> None:
+        await self._closed.wait()
+        await self._replies.put(ChannelClosed(f"node {self._node.id} is gone"))
 
 
 async def _drain(replies: "asyncio.Queue[Reply | BaseException | None]") -> AsyncIterator[Reply]:

@@ -107,6 +107,7 @@ class FakeNode:
         self._net = net
         self._ended = Wakeup()
         self._ttl_s = ttl_s
+        self._starting: set[asyncio.Task[None]] = set()
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
         self._record = NodeRecord(
@@ -159,6 +160,8 @@ class FakeNode:
         self.alive = False
         for fellow in self._fellows().values():
             fellow.pipelines.lose(self.id)
+        for start in self._starting:
+            start.cancel()
         self.instances.clear()
         self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
@@ -198,7 +201,10 @@ class FakeNode:
     async def answer(self, request: Request, send: Send) -> None:
         match request:
             case StartInstance():
-                await self._start(request, send)
+                start = asyncio.create_task(self._start(request, send))
+                self._starting.add(start)
+                start.add_done_callback(self._starting.discard)
+                await asyncio.shield(start)  # it goes on though its caller leaves
             case StopInstance():
                 await self._stop(request, send)
             case WarmImage(image=image):

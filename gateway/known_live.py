@@ -48,6 +48,9 @@ class KnownLive:
         known = self._entries.get(key)
         if known is not None and change.record.order < known.record.order:
             return
+        if known is not None and change.record.controller_epoch > known.record.controller_epoch:
+            for pipeline in change.record.pipelines:  # taken over, and opened anew if need be
+                self._closed.pop(pipeline.name, None)
         servers = tuple(map(server_of, change.record.pipelines))
         self._entries[key] = _Entry(record=change.record, servers=servers, deadline_s=now + change.ttl_s)
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import inf
 
 from gateway.actions import StartOn
-from gateway.casts import USUAL
 from gateway.live_policy import Outlook
 from rdmacast.plan import CastShape
 from rdmacast.planners.subgroups import subgroups
 from registry.cast import CastRecord
 from registry.node import NodeRecord
 
+_LINK_BYTES_PER_S = 1.25e9  # of links of which nothing was told: 10 Gbit/s
 # From host memory to where the node computes, where nothing better is known.
 _HOST_BYTES_PER_S = 4e9
 _OWN = -1  # and below: of nodes that get the image in no sub-group's order
@@ -55,7 +55,7 @@ def _load_s(start: StartOn, nodes: dict[str, NodeRecord]) -> float:
     if start.cast is None and (not start.holders or node is None or _is_here(start, node)):
         return copy_s
     rate = None if node is None else node.link_rate_bytes_s
-    return max(copy_s, nbytes / (rate or USUAL.bytes_per_s))
+    return max(copy_s, nbytes / (rate or _LINK_BYTES_PER_S))
 
 
 def _is_here(start: StartOn, node: NodeRecord) -> bool:

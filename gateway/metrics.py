@@ -27,6 +27,7 @@ class ControlFacts:
     """What the control side counts. `desired` is by `NAME:VERSION`, on the controlling gateway only."""
 
     failovers: int
+    moved: int
     desired: Mapping[str, int]
 
 
@@ -134,10 +135,22 @@ class _ClusterCollector:
             nodes.add_metric((state_name,), count)
         yield instances
         yield nodes
+        yield _live(view)
         yield from _node_counters(view)
         yield _gpu_seconds(view)
         if self._control is not None:
             yield from _control(self._control())
+
+
+def _live(view: Snapshot) -> Metric:
+    family = GaugeMetricFamily(
+        "hypercast_live_pipelines",
+        "Pipelines of nodes that serve while they load.",
+        labels=("function", "version"),
+    )
+    for change in view.live:
+        family.add_metric((change.record.function, str(change.record.version)), len(change.record.pipelines))
+    return family
 
 
 def _node_counters(view: Snapshot) -> Iterator[Metric]:
@@ -176,6 +189,10 @@ def _gpu_seconds(view: Snapshot) -> Metric:
 def _control(facts: ControlFacts) -> Iterator[Metric]:
     failovers = CounterMetricFamily("hypercast_failovers", "Requests that went on elsewhere.")
     failovers.add_metric((), facts.failovers)
+    moved = CounterMetricFamily(
+        "hypercast_live_moves", "Requests that went on elsewhere from a pipeline that let go of them."
+    )
+    moved.add_metric((), facts.moved)
     desired = GaugeMetricFamily(
         "hypercast_desired_instances", "What the autoscaler wants.", labels=("function", "version")
     )
@@ -183,4 +200,5 @@ def _control(facts: ControlFacts) -> Iterator[Metric]:
         function, _, version = key.rpartition(":")
         desired.add_metric((function, version), count)
     yield failovers
+    yield moved
     yield desired

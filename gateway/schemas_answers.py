@@ -11,6 +11,7 @@ from registry.api_key import ApiKey
 from registry.conservation import NodeBalance, Verdict
 from registry.function import FunctionVersion, Scaling
 from registry.instance import InstanceRecord
+from registry.live import LiveRecord
 from registry.node import NodeRecord
 from registry.usage import Rate
 from registry.usage_groups import SummaryRow
@@ -86,12 +87,15 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionShown(msgspec.Struct, frozen=True, kw_only=True):
+    """`live` is the last decision whether the current version serves while it loads, and its pipelines."""
+
     name: str
     current: FunctionVersion
     versions: list[int]
     scaling: Scaling
     created_at: float
     instances: list[InstanceRecord]
+    live: LiveRecord | None = None
     history: list[FunctionVersion] = []
 
 

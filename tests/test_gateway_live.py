@@ -3,11 +3,12 @@
 import asyncio
 
 from control_fixture import LAYERS, make_call
-from live_fixture import HIGH, LOW, LiveCluster, loading_cluster
+from loading_fixture import HIGH, LOW, LiveCluster, loading_cluster
 
 from gateway.callrun import CallRun
 from gateway.contract import Assigned
 from gateway.fake_node import OUTPUT_US, tokens_after
+from gateway.metrics import Metrics
 from registry.live import Live
 from registry.messages import Tokens
 
@@ -68,7 +69,8 @@ def test_calls_are_served_while_the_model_loads() -> None:
             for node in cluster.cluster.nodes.values():
                 await node.settles()
                 assert node.settled == [("r",)]
-            assert cluster.control.stats().live_pipelines == {"f:1": 1}
+            metrics = Metrics(cluster.control.cluster.view).render().decode()
+            assert 'hypercast_live_pipelines{function="f",version="1"} 1.0' in metrics
 
     asyncio.run(main())
 

@@ -1,0 +1,103 @@
+"""Live pipelines when controllers change, and what is told of them."""
+
+import asyncio
+
+from control_fixture import ALL_LAYERS, FakeCluster, ask, make_call, open_cluster, open_gateway
+from loading_fixture import HIGH, LOW
+
+from gateway.callrun import CallRun
+from gateway.control import Control
+from gateway.fake_node import tokens_after
+from registry.change import LiveChanged
+from registry.function import Scaling
+from registry.live import Live, LivePipeline
+from registry.messages import Tokens
+
+PROMPT = (1, 2, 3)
+TOKENS = 30
+
+
+def pipelines(control: Control) -> tuple[LivePipeline, ...]:
+    record = control.directory.live.record("f", 1)
+    return () if record is None else record.pipelines
+
+
+async def begin_to_load(cluster: FakeCluster, control: Control) -> None:
+    """Have two nodes load, and serve as a pipeline meanwhile."""
+    cluster.gateways.append(control)
+    for node in cluster.nodes.values():
+        node.loading.close()
+    await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=2))
+    await control.changes.wait_for(lambda: len(control.directory.instances()) == 2)
+    cluster.nodes["n0"].layers.hold(LOW)
+    cluster.nodes["n1"].layers.hold(HIGH)
+    await control.changes.wait_for(lambda: len(pipelines(control)) == 1)
+
+
+def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
+    async def main() -> None:
+        async with open_cluster(2, gateways=0) as cluster:
+            head = cluster.nodes["n1"]
+            async with open_gateway(cluster, "g0") as first:
+                await begin_to_load(cluster, first)
+                (formed,) = pipelines(first)
+                gateway = open_gateway(cluster, "g1")
+                second = await gateway.__aenter__()
+            try:
+                version = second.directory.current("f")
+                assert version is not None
+                # Its owner is gone; the nodes serve on until somebody takes it over.
+                head.token.close()
+                ids: list[int] = []
+                async with CallRun(second.dispatcher, make_call(version, tokens=TOKENS)) as run:
+                    reading = asyncio.create_task(read(run, ids))
+                    await head.token.arrived()
+                    assert run.assigned is not None and run.assigned.start_kind == "live"
+                    await second.changes.wait_for(
+                        lambda: (second.stats().controller_epoch or 0) > 1 and len(head.pipelines.opened) == 2
+                    )
+                    assert [one.pipeline for one in head.pipelines.opened] == [formed.pipeline_id] * 2
+                    for node in cluster.nodes.values():
+                        node.layers.hold(ALL_LAYERS)
+                        node.loading.open()
+                    await second.changes.wait_for(lambda: pipelines(second) == ())
+                    head.token.open()
+                    await reading
+                assert ids == tokens_after(PROMPT, TOKENS)
+                assert (await ask(second, make_call(version, request_id="r2"))).assigned.start_kind == "hot"
+            finally:
+                await gateway.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_a_pipeline_whose_member_is_gone_by_then_is_closed() -> None:
+    async def main() -> None:
+        async with open_cluster(2, gateways=0) as cluster:
+            async with open_gateway(cluster, "g0") as first:
+                await begin_to_load(cluster, first)
+            await cluster.nodes["n0"].leave()
+            async with open_gateway(cluster, "g1") as second:
+                await second.changes.wait_for(
+                    lambda: second.stats().controller_epoch is not None and pipelines(second) == ()
+                )
+                await until_published(cluster, ())
+
+    asyncio.run(main())
+
+
+async def until_published(cluster: FakeCluster, expected: tuple[LivePipeline, ...]) -> None:
+    """Return once the shared state tells of these pipelines."""
+    snapshot = await cluster.state.snapshot()
+    told = [change.record.pipelines for change in snapshot.live]
+    if told == [expected]:
+        return
+    async for _, change in cluster.state.watch(snapshot.cursor):
+        if isinstance(change, LiveChanged) and change.record.pipelines == expected:
+            return
+
+
+async def read(run: CallRun, ids: list[int]) -> None:
+    async for event in run:
+        if isinstance(event, Tokens):
+            ids += event.ids
