@@ -1,0 +1,168 @@
+"""Whose payload leaves a port next: one at a time, and none waits for one that is taken slowly."""
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacast.turns import Turns
+from tests.virtual_time_fixture import run_in_virtual_time
+
+MB = 1_000_000
+LEAST_LONG_S = 0.05
+FREE = "Turns(free, 0 waiting)"
+
+
+@dataclass(slots=True)
+class Sending:
+    """A payload that is to leave by a port; `began_s` and `ended_s` are of its turn."""
+
+    name: str
+    takes_s: float
+    nbytes: int = MB
+    rank: int = 0
+    asks_s: float = 0.0
+    gives_up_s: float | None = None
+    began_s: float | None = None
+    ended_s: float | None = None
+
+    async def by(self, turns: Turns, order: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self.asks_s)
+        try:
+            async with asyncio.timeout(self.gives_up_s), turns.turn(self.nbytes, self.rank):
+                self.began_s = loop.time()
+                order.append(self.name)
+                try:
+                    await asyncio.sleep(self.takes_s)
+                finally:
+                    self.ended_s = loop.time()
+        except TimeoutError:
+            pass
+
+
+def sent(*sendings: Sending) -> list[str]:
+    """The order in which they began by one port, which is free at the end."""
+
+    async def main() -> list[str]:
+        turns, order = Turns(), list[str]()
+        async with asyncio.TaskGroup() as group:
+            for one in sendings:
+                group.create_task(one.by(turns, order))
+        assert repr(turns) == FREE
+        return order
+
+    return run_in_virtual_time(main())
+
+
+def test_one_after_the_other_the_lowest_rank_first_of_equals_who_asked_first() -> None:
+    quick = 0.1  # of 0.25 s that an unknown port is given for a megabyte
+    first = Sending("first", quick, rank=9)
+    later = [
+        Sending(name, quick, rank=rank, asks_s=0.01)
+        for name, rank in [("a", 3), ("b", 1), ("c", 3), ("d", 2)]
+    ]
+    assert sent(first, *later) == ["first", "b", "d", "a", "c"]
+    begins = sorted(one.began_s or 0.0 for one in (first, *later))
+    assert [round(after - before, 6) for before, after in pairwise(begins)] == [quick] * 4
+
+
+def test_one_that_is_taken_slowly_leaves_the_port_to_the_next() -> None:
+    slow, waits = Sending("slow", 100.0, nbytes=4 * MB), Sending("waits", 0.1, asks_s=0.5)
+    assert sent(slow, waits) == ["slow", "waits"]
+    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + 2 * 4 * MB / 8e6)
+    assert slow.ended_s == pytest.approx(slow.began_s + 100.0)
+
+
+def test_what_is_long_is_learnt_from_the_latest_turns() -> None:
+    usual = [Sending(f"usual {number}", 0.2, asks_s=number) for number in range(20)]
+    slow, waits = Sending("slow", 9.0, nbytes=2 * MB, asks_s=30.0), Sending("waits", 0.1, asks_s=30.1)
+    sent(*usual, slow, waits)
+    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + 2 * 0.4)
+
+
+def test_short_ones_do_not_tell_how_long_large_ones_take() -> None:
+    short = [Sending(f"short {number}", 0.0001, nbytes=1000, asks_s=number) for number in range(16)]
+    slow, waits = Sending("slow", 9.0, nbytes=8 * MB, asks_s=30.0), Sending("waits", 0.1, asks_s=30.1)
+    sent(*short, slow, waits)
+    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + 2.0)
+
+
+def test_no_turn_is_long_before_the_least_time() -> None:
+    quick = [Sending(f"quick {number}", 0.001, asks_s=number) for number in range(4)]
+    slow, waits = Sending("slow", 9.0, asks_s=10.0), Sending("waits", 0.1, asks_s=10.001)
+    sent(*quick, slow, waits)
+    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + LEAST_LONG_S)
+
+
+def test_a_slow_one_that_ends_later_does_not_take_the_port_from_who_has_it() -> None:
+    slow = Sending("slow", 0.3)  # its turn is long after 0.25 s
+    second = Sending("second", 0.2, asks_s=0.1)
+    third = Sending("third", 0.1, asks_s=0.1)
+    assert sent(slow, second, third) == ["slow", "second", "third"]
+    assert third.began_s is not None and third.began_s == second.ended_s
+
+
+def test_a_turn_that_fails_is_over() -> None:
+    async def main() -> None:
+        turns = Turns()
+        with pytest.raises(OSError):
+            async with turns.turn(MB):
+                raise OSError("the peer is gone")
+        assert repr(turns) == FREE
+        async with turns.turn(MB):
+            assert repr(turns) == "Turns(taken, 0 waiting)"
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_one_that_leaves_while_it_waits_passes_its_turn_on(granted: bool) -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[str]()
+        async with asyncio.TaskGroup() as group:
+            async with turns.turn(MB):
+                leaves = group.create_task(Sending("leaves", 0.1).by(turns, order))
+                group.create_task(Sending("stays", 0.1).by(turns, order))
+                await asyncio.sleep(0.1)
+                if not granted:
+                    leaves.cancel()
+            leaves.cancel()  # in the turn of the loop in which it was granted, else once more
+        assert order == ["stays"] and repr(turns) == FREE
+
+    run_in_virtual_time(main())
+
+
+sendings = st.lists(
+    st.builds(
+        Sending,
+        name=st.just(""),
+        takes_s=st.sampled_from([0.0, 0.01, 0.06, 0.3, 5.0]),
+        nbytes=st.integers(200_000, 5 * MB),
+        rank=st.integers(0, 3),
+        asks_s=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+        gives_up_s=st.sampled_from([None, None, 0.0, 0.05, 0.25, 1.0]),
+    ),
+    max_size=12,
+)
+
+
+@given(sendings)
+def test_everybody_has_a_turn_and_two_share_only_where_one_is_slow(all_of_them: list[Sending]) -> None:
+    # Anew for each run: hypothesis may give the same objects twice.
+    each = [
+        Sending(str(number), one.takes_s, one.nbytes, one.rank, one.asks_s, one.gives_up_s)
+        for number, one in enumerate(all_of_them)
+    ]
+    order = sent(*each)
+    assert len(order) == len(set(order))
+    for one in each:
+        assert one.gives_up_s is not None or (one.began_s is not None and one.ended_s is not None)
+    began = [each[int(name)] for name in order]
+    for index, one in enumerate(began):
+        for other in began[index + 1 :]:
+            assert one.began_s is not None and one.ended_s is not None and other.began_s is not None
+            assert other.began_s >= min(one.ended_s, one.began_s + LEAST_LONG_S) - 1e-6

@@ -1,0 +1,197 @@
+"""How often a peer tells what it holds: at once when asked, else a few times a second, and all in the end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from rdmacast.errors import CastError, RegionGone
+from rdmacast.have_map import HaveMap
+from rdmacast.have_source import WholeSource
+from rdmacast.region import GrowingRegion
+from rdmacast.region_server import RegionServer
+from rdmacast.watching import RegionWatcher, Watch
+from tests.cast_fixture import LINK, SECRET, run
+
+BLOCK_BYTES, BLOCKS = 100, 2000
+NBYTES = BLOCK_BYTES * BLOCKS
+NEWS_S = 0.1  # between two maps
+KINDS = ["tcp", "tcp-uvloop"]
+
+
+class Heard:
+    """What was told, and when the first watch was asked for."""
+
+    def __init__(self) -> None:
+        self.maps: list[HaveMap] = []
+        self.answers: list[int] = []
+        self.began_s = asyncio.get_running_loop().time()
+        self._news = asyncio.Event()
+
+    def __call__(self, told: HaveMap, answers: int) -> None:
+        self.maps.append(told)
+        self.answers.append(answers)
+        self._news.set()
+
+    @property
+    def held(self) -> int:
+        return self.maps[-1].held.bit_count() if self.maps else 0
+
+    async def first(self) -> None:
+        while not self.maps:
+            await self._news.wait()
+
+    async def until(self, held: int) -> None:
+        while self.held < held:
+            self._news.clear()
+            await self._news.wait()
+
+    async def answered(self, number: int) -> None:
+        while number not in self.answers:
+            self._news.clear()
+            await self._news.wait()
+
+    @property
+    def most(self) -> int:
+        """Maps that there may be by now besides answers, however slow the machine is."""
+        return int((asyncio.get_running_loop().time() - self.began_s) / NEWS_S) + 1
+
+
+@asynccontextmanager
+async def watched(region: GrowingRegion) -> AsyncIterator[tuple[Heard, Watch]]:
+    async with RegionServer(SECRET, settings=LINK) as server:
+        server.publish("image", region)
+        heard = Heard()
+        watcher = RegionWatcher(SECRET, settings=LINK)
+        async with watcher.watch(server.address, "image", BLOCK_BYTES, heard) as watch:
+            yield heard, watch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_changes_become_few_maps_and_the_last_shows_all(kind: str) -> None:
+    async def main() -> None:
+        region = GrowingRegion(bytes(NBYTES))
+        async with watched(region) as (heard, _):
+            await heard.first()
+            for block in range(BLOCKS):
+                region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
+                await asyncio.sleep(0)
+            await heard.until(BLOCKS)
+            assert len(heard.maps) <= heard.most
+            seen = [told.held for told in heard.maps]
+            assert all(before & after == before for before, after in pairwise(seen))
+
+    run(kind, main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_change_is_told_without_another_and_nothing_without_one(kind: str) -> None:
+    async def main() -> None:
+        region = GrowingRegion(bytes(NBYTES))
+        async with watched(region) as (heard, watch):
+            for block in range(4):
+                region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
+                await heard.until(block + 1)
+            assert len(heard.maps) <= 5  # and the first, of what there was
+            watch.ask(1)
+            await heard.answered(1)
+            assert len(heard.maps) <= 6
+
+    run(kind, main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_question_is_answered_by_the_map_of_now_whatever_the_pace(kind: str) -> None:
+    async def main() -> None:
+        region = GrowingRegion(bytes(NBYTES))
+        async with watched(region) as (heard, watch):
+            for number in range(1, 201):
+                region.mark((number - 1) * BLOCK_BYTES, BLOCK_BYTES)
+                watch.ask(number)
+                await heard.answered(number)
+                assert heard.maps[heard.answers.index(number)].held.bit_count() >= number
+            # Each answer was told when it was asked for, and besides them no more than the pace allows.
+            assert sum(answers == 0 for answers in heard.answers) <= heard.most
+
+    run(kind, main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_questions_that_come_together_the_latest_is_answered(kind: str) -> None:
+    async def main() -> None:
+        region = GrowingRegion(bytes(NBYTES))
+        async with watched(region) as (heard, watch):
+            for number in range(1, 101):
+                watch.ask(number)
+            await heard.answered(100)
+            assert heard.answers == sorted(heard.answers)
+
+    run(kind, main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_region_that_is_withdrawn_ends_its_watch_though_news_were_due(kind: str) -> None:
+    async def main() -> None:
+        region = GrowingRegion(bytes(NBYTES))
+        async with RegionServer(SECRET, settings=LINK) as server:
+            server.publish("image", region)
+            heard = Heard()
+            async with RegionWatcher(SECRET, settings=LINK).watch(
+                server.address, "image", BLOCK_BYTES, heard
+            ) as watch:
+                await heard.first()
+                region.mark(0, BLOCK_BYTES)  # to be told in a while
+                await server.withdraw("image")
+                reason: CastError = await watch.ended()
+                assert isinstance(reason, RegionGone)
+
+    run(kind, main())
+
+
+class Arriving:
+    """A RegionSource that can only be waited for."""
+
+    def __init__(self) -> None:
+        self.nbytes, self.shm_path = NBYTES, None
+        self.arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(bytes(nbytes))
+
+    async def wait_for(self, offset: int, nbytes: int) -> None:
+        await asyncio.shield(self.arrived)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_can_only_be_waited_for_is_told_when_it_is_there_or_will_not_be(comes: bool) -> None:
+    async def main() -> None:
+        source = Arriving()
+        teller, news = WholeSource(source), asyncio.Event()
+        everything = (1 << BLOCKS) - 1
+        with teller.watch(news.set):
+            told = teller.have_map(BLOCK_BYTES)
+            assert (told.held, told.coming) == (0, everything)
+            if comes:
+                source.arrived.set_result(None)
+            else:
+                source.arrived.set_exception(RegionGone("lost"))
+            await news.wait()
+            told = teller.have_map(BLOCK_BYTES)
+            assert (told.held, told.coming) == (everything if comes else 0, 0)
+
+    run("asyncio", main())
+
+
+def test_nobody_is_told_of_what_was_only_watched_no_more() -> None:
+    async def main() -> None:
+        source, calls = Arriving(), list[None]()
+        teller = WholeSource(source)
+        with teller.watch(lambda: calls.append(None)):
+            await asyncio.sleep(0)
+        source.arrived.set_result(None)
+        await asyncio.sleep(0)
+        assert not calls and "coming" in repr(teller)
+
+    run("asyncio", main())
