@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar, cast
 
 from rdmacast.address import Endpoint, parse_url
@@ -19,7 +21,10 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class _Handshaking(asyncio.Protocol):
-    """Runs one handshake. `began` hears when it starts, `ended` once what went wrong, or None."""
+    """Runs one handshake. `began` hears when it starts, `ended` once what went wrong, or None.
+
+    A connection that is to be secured first (`secure`) has the same time for all, and counts from then on.
+    """
 
     def __init__(
         self,
@@ -36,21 +41,49 @@ class _Handshaking(asyncio.Protocol):
         self._received = bytearray()
         self._over = False
         self._began = began
+        self._socket: socket.socket | None = None  # while it is being secured
+        self._securing: asyncio.Task[None] | None = None
+        self._peername: tuple[str, int] | None = None
         self._transport: asyncio.Transport
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def peer(self) -> str:
-        host, port = (self._transport.get_extra_info("peername") or ("an unknown address", 0))[:2]
+        host, port = (self._peername or ("an unknown address", 0))[:2]
         return f"{host}:{port}"
+
+    def secure(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        """Begin with TLS on a connection that was accepted; the socket is ours from now on."""
+        self._socket = accepted
+        with suppress(OSError):  # who hung up already has no address
+            self._peername = accepted.getpeername()
+        self._securing = asyncio.get_running_loop().create_task(self._secure(accepted, tls), name="tls")
+        self._start()
+
+    async def _secure(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self, accepted, ssl=tls, ssl_handshake_timeout=self._timeout_s
+            )
+        except OSError as error:
+            self.abort(LinkClosed(f"no TLS: {getattr(error, 'reason', None) or error}"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = None
+        if self._over:
+            self._transport.abort()
+            return
+        self._peername = transport.get_extra_info("peername")
         _tune(transport)
+        if self._timer is None:
+            self._start()
+        self._transport.write(self._handshake.opening)
+
+    def _start(self) -> None:
         loop = asyncio.get_running_loop()
         late = LinkClosed(f"no handshake within {self._timeout_s:g} s")
         self._timer = loop.call_later(self._timeout_s, self.abort, late)
-        self._transport.write(self._handshake.opening)
         self._began(self)
 
     def data_received(self, data: bytes) -> None:
@@ -73,14 +106,20 @@ class _Handshaking(asyncio.Protocol):
 
     def abort(self, error: CastError) -> None:
         """End the handshake with `error`; nothing happens if it has ended."""
-        if not self._over:
-            self._end(error)
+        if self._over:
+            return
+        self._end(error)
+        if self._socket is not None:
+            with suppress(OSError):  # the event loop closes it, now that TLS cannot go on
+                self._socket.shutdown(socket.SHUT_RDWR)
+        else:
             # What was written still goes out: a client of another version learns ours from it.
             self._transport.close()
 
     def _end(self, error: CastError | None) -> None:
         self._over = True
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._ended(self, error)
 
     def _hand_over(self) -> None:
@@ -93,6 +132,25 @@ class _Handshaking(asyncio.Protocol):
         self._end(None)
         if self._received:
             _feed(successor, bytes(self._received))
+
+
+class _Accepted(asyncio.Protocol):
+    """Takes an accepted connection from the server's transport, before anything is read of it: TLS is begun
+    by a handshake, since a server that has TLS itself tells of a connection only once that is up."""
+
+    def __init__(self, handshaking: _Handshaking, tls: ssl.SSLContext) -> None:
+        self._handshaking = handshaking
+        self._tls = tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        accepted = transport.get_extra_info("socket")
+        try:
+            taken = socket.socket(fileno=os.dup(accepted.fileno()))
+        except OSError as error:
+            logger.warning("a connection could not be taken: %s", error)
+        else:
+            self._handshaking.secure(taken, self._tls)
+        cast(asyncio.Transport, transport).abort()
 
 
 def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
@@ -234,16 +292,10 @@ async def listen(
             oldest.abort(ProtocolError("too many connections that have not authenticated"))
         handshaking[accepted] = None
 
-    def accept() -> _Handshaking:
-        return _Handshaking(ServerHandshake(secret, service), make_protocol, timeout_s, began, ended)
+    def accept() -> asyncio.Protocol:
+        accepted = _Handshaking(ServerHandshake(secret, service), make_protocol, timeout_s, began, ended)
+        return accepted if tls is None else _Accepted(accepted, tls)
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        accept,
-        endpoint.host,
-        endpoint.port,
-        ssl=tls,
-        ssl_handshake_timeout=timeout_s if tls else None,
-        backlog=512,
-    )
+    server = await loop.create_server(accept, endpoint.host, endpoint.port, backlog=512)
     return Listener(server, handshaking)

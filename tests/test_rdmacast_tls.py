@@ -2,12 +2,18 @@
 
 import asyncio
 import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
+import uvloop
 
+from rdmacast.connection import MAX_HANDSHAKES, Listener, dial, listen
 from rdmacast.connector import Connector
 from rdmacast.errors import LinkClosed
+from rdmacast.handshake import Service
 from rdmacast.pull import PullPlan, pull
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
@@ -19,6 +25,141 @@ from rdmacast.watching import RegionWatcher
 from tests.patience import PATIENCE_S
 from tests.tls_fixture import issue, tls_of_nodes
 from tests.transport_fixture import CONTENT, NBYTES, SECRET
+
+Run = Callable[[Callable[[], Coroutine[None, None, None]]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a scenario on each event loop that there is."""
+
+    def run_it(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await scenario()
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(limited())
+
+    return run_it
+
+
+class Noted(asyncio.Protocol):
+    """One end of a connection that was let in."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.grown = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.grown.set()
+
+
+class Ends:
+    """The listener's ends of connections that were let in; who dialled may know of one before."""
+
+    def __init__(self) -> None:
+        self.made: list[Noted] = []
+        self._more = asyncio.Event()
+
+    def make(self) -> Noted:
+        self.made.append(Noted())
+        self._more.set()
+        return self.made[-1]
+
+    async def there(self, count: int) -> list[Noted]:
+        while len(self.made) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.made
+
+
+async def listening(ends: Ends, timeout_s: float = PATIENCE_S) -> Listener:
+    return await listen(
+        "tcp://127.0.0.1:0",
+        secret=SECRET,
+        service=Service("test", 1),
+        make_protocol=ends.make,
+        timeout_s=timeout_s,
+        tls=tls_of_nodes().server,
+    )
+
+
+async def dialled(listener: Listener) -> Noted:
+    return await dial(
+        listener.endpoint.url,
+        secret=SECRET,
+        service=Service("test", 1),
+        make_protocol=Noted,
+        timeout_s=PATIENCE_S,
+        tls=tls_of_nodes().client,
+    )
+
+
+def test_connections_that_do_not_finish_tls_are_counted_and_the_oldest_give_way(run: Run) -> None:
+    async def scenario() -> None:
+        ends = Ends()
+        listener = await listening(ends)
+        silent = [
+            await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+            for _ in range(MAX_HANDSHAKES + 3)
+        ]
+        first_in = await dialled(listener)
+        first_in.transport.write(b"hello")
+        for reader, _ in silent[:4]:
+            assert await reader.read() == b""
+        (end,) = await ends.there(1)
+        await end.grown.wait()
+        assert end.received == b"hello"
+        assert f"{MAX_HANDSHAKES - 1} in handshake" in repr(listener)
+        listener.close()
+        for reader, writer in silent:
+            assert await reader.read() == b""
+            writer.close()
+        first_in.transport.close()
+        end.transport.close()
+        assert "0 in handshake" in repr(listener)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"no TLS at all, but the hello of something else"])
+def test_who_does_not_finish_tls_in_time_or_speaks_none_is_hung_up_on(run: Run, said: bytes) -> None:
+    async def scenario() -> None:
+        ends = Ends()
+        listener = await listening(ends, timeout_s=0.2)
+        reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+        writer.write(said)
+        await reader.read()  # to the end: an alert may come first
+        assert "0 in handshake" in repr(listener) and not ends.made
+        writer.close()
+        listener.close()
+
+    run(scenario)
+
+
+def test_many_are_let_in_at_once_and_what_comes_early_is_kept(run: Run) -> None:
+    async def scenario() -> None:
+        ends = Ends()
+        listener = await listening(ends)
+        async with asyncio.TaskGroup() as group:
+            dialling = [group.create_task(dialled(listener)) for _ in range(20)]
+        with ExitStack() as stack:
+            for number, task in enumerate(dialling):
+                stack.callback(task.result().transport.close)
+                task.result().transport.write(bytes([number]))
+            for end in await ends.there(20):
+                stack.callback(end.transport.close)
+                await end.grown.wait()
+            assert {bytes(end.received) for end in ends.made} == {bytes([number]) for number in range(20)}
+        listener.close()
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("who", ["plain", "another authority", "no certificate"])
