@@ -186,7 +186,7 @@ def test_a_load_killed_midway_is_taken_over_by_another_process_of_its_host(machi
                         assert isinstance(reply, InstanceProgress) and reply.fraction < 1.0
                         break
                     waiting = asyncio.create_task(ask(c, request))
-                    await asyncio.wait([waiting], timeout=0.2)
+                    await counters(c)  # it was asked first
                     assert not waiting.done()
                     os.kill(slow, signal.SIGKILL)
                     assert zygote.event() == {"exited": "m1", "pid": slow, "signal": signal.SIGKILL}
