@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from gateway.actions import Action, StartOn, WarmOn
 from gateway.directory import Directory
 from gateway.fixed_plan import FixedPlan
+from gateway.known_links import KnownLinks, known_links
+from gateway.measured_links import MeasuredLinks
 from gateway.placement import tier_of
 from gateway.plan import Plan
-from rdmacast.planners.automatic import Decision, LinkFacts, choose_planner
+from rdmacast.planners.automatic import Decision, choose_planner
 from rdmacast.planners.topology import Site
 from registry.cast import CastMember, CastRecord
 from registry.function import FunctionVersion
@@ -21,8 +23,6 @@ from registry.images.manifest import UNIT_BYTES
 from registry.messages import MAX_CAST_MEMBERS, Holder
 from registry.node import NodeRecord, Tier
 
-# Of links of which nothing was told: 10 Gbit/s, and what TCP costs a block besides its bytes.
-USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4, restart_s=5e-4)
 # A block is read, checked and passed on as a whole: not coarser than this while there are few.
 MOST_BLOCK_BYTES = 4 << 20
 FEWEST_BLOCKS, MOST_BLOCKS = 16, 512
@@ -111,7 +111,7 @@ class Casts:
             targets=tuple(new.values()),
             readers=frozenset(name for name in new if not holders[name]),
         )
-        delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s)
+        delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s, directory.links)
         if delivery.cast is not None:
             if self._fixed is not None:
                 delivery = replace(delivery, cast=self._fixed.of(delivery.cast))
@@ -174,6 +174,7 @@ def plan_delivery(
     running: Iterable[CastRecord],
     new_id: Callable[[], str],
     wall_s: float,
+    links: MeasuredLinks,
 ) -> Delivery:
     """Join one of the casts of the image that run, the first best, or make a new one if anybody can give."""
     needy, behind = _split(scene)
@@ -191,7 +192,7 @@ def plan_delivery(
     needy = needy[: MAX_CAST_MEMBERS - len(sources)]  # the others ask the holders
     if not sources or not needy or version.image_bytes <= 0:
         return Delivery(cast=None, behind=behind)
-    cast = new_cast(version, sources, needy, new_id(), wall_s)
+    cast = new_cast(version, sources, needy, new_id(), wall_s, known_links([*sources, *needy], links))
     return Delivery(cast=cast, members=frozenset(node.id for node in needy), behind=behind)
 
 
@@ -201,11 +202,15 @@ def new_cast(
     targets: Sequence[NodeRecord],
     cast_id: str,
     wall_s: float,
+    links: KnownLinks,
 ) -> CastRecord:
     """Fast nodes come first, so that in a chain none waits for a slower one."""
     assert version.image is not None
-    order = [*sorted(sources, key=_slowness), *sorted(targets, key=_slowness)]
-    decision = choose(order, len(sources), version.image_bytes)
+    order = [
+        *sorted(sources, key=lambda node: -links.rates[node.id]),
+        *sorted(targets, key=lambda node: -links.rates[node.id]),
+    ]
+    decision = choose(order, len(sources), version.image_bytes, links)
     return CastRecord(
         cast_id=cast_id,
         image=version.image,
@@ -236,14 +241,13 @@ def join(record: CastRecord, targets: Sequence[NodeRecord], wall_s: float) -> Ca
     return replace(record, members=tuple(members.values()), epoch=epoch)
 
 
-def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
+def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: KnownLinks) -> Decision:
     """Planner and number of blocks for these nodes, of which the first `sources` hold the image.
 
     The nodes are told no rates: what is chosen is what each can work out from their order alone.
     """
-    rates = [_rate(node) for node in nodes]
-    facts = replace(USUAL, bytes_per_s=min(rates))
-    sites = [Site(bytes_per_s=rate) for rate in rates]
+    facts = links.facts
+    sites = [Site(bytes_per_s=links.rates[node.id]) for node in nodes]
     decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
     units = -(-nbytes // UNIT_BYTES)
     least = min(units, MOST_BLOCKS, max(FEWEST_BLOCKS, -(-nbytes // MOST_BLOCK_BYTES)))
@@ -253,7 +257,7 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int) -> Decision:
         decision = choose_planner(
             nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
         )
-    return replace(decision, sites=None, reason=f"{decision.reason} ({_known(nodes)})")
+    return replace(decision, sites=None, reason=f"{decision.reason} ({links.said})")
 
 
 def block_bytes(nbytes: int, blocks: int) -> int:
@@ -311,23 +315,6 @@ def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0
         epoch=epoch,
         joined_at=joined_at,
     )
-
-
-def _rate(node: NodeRecord) -> float:
-    return float(node.link_rate_bytes_s or USUAL.bytes_per_s)
-
-
-def _known(nodes: Sequence[NodeRecord]) -> str:
-    """How the rates of these nodes are known."""
-    capped = sum(node.link_rate_bytes_s is not None for node in nodes)
-    assumed = f"links of {USUAL.bytes_per_s / 1.25e8:g} Gbit/s assumed"
-    if not capped:
-        return assumed
-    return "links as capped" if capped == len(nodes) else f"{capped} links as capped, of others {assumed}"
-
-
-def _slowness(node: NodeRecord) -> float:
-    return -_rate(node)
 
 
 def _delivered(action: Action, deliveries: Mapping[str, Delivery]) -> Action:

@@ -15,6 +15,7 @@ from gateway.cast_ends import CastEnds
 from gateway.directory_entries import NodeEntry, RemoteDemand, StartFailure, Wish
 from gateway.known_casts import KnownCasts
 from gateway.known_live import KnownLive
+from gateway.measured_links import MeasuredLinks
 from gateway.servers import Server
 from registry.change import (
     CastChanged,
@@ -64,6 +65,8 @@ class Directory:
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
         self.casts = KnownCasts()
         self.cast_ends = CastEnds()
+        self.links = MeasuredLinks()
+        self.cast_ends.each(lambda end: self.links.over(end.record))
         self.live = KnownLive()
         self.failure_serial = 0
         self._versions: dict[VersionKey, FunctionVersion] = {}
@@ -150,6 +153,7 @@ class Directory:
                 self.casts.put(record)
                 self.cast_ends.changed(record, now)
             case CastPartEnded(progress=progress):
+                self.links.told(progress)
                 self.cast_ends.ended(progress, now)
             case LiveChanged():
                 self.live.put(change, now)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from gateway.directory import GRACE_S, Directory
 from gateway.wakeup import Wakeup
-from registry.cast import CastRecord
+from registry.cast import CastRecord, CastStatus
 from registry.clock import Clock
 from registry.errors import InvalidRecord, NotFound, StateUnavailable
 from registry.state import ClusterState
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT_S = 0.05
 _LAST_WAIT_S = 0.5
 _HELD_UP_S = 1.0
+_LEARNT_MEMBERS = 4096  # of as many parts of casts this gateway learns before it is ready
 
 
 class DirectorySync:
@@ -48,6 +49,7 @@ class DirectorySync:
             try:
                 snapshot = await self._state.snapshot()
                 await self._hear_last_words(snapshot.casts)
+                await self._learn_links(snapshot.casts)
                 self._directory.load(snapshot, self._clock.monotonic_s())
                 self.alive, wait_s = True, _FIRST_WAIT_S
                 self.ready.set()
@@ -78,13 +80,31 @@ class DirectorySync:
         ends = self._directory.cast_ends
         ends.missed(records)
         for cast_id in ends.running:
-            try:
-                found = await self._state.casts(cast_id)
-            except InvalidRecord as error:
-                log.warning("what nodes told of cast %s cannot be read: %s", cast_id, error)
-                continue
-            for progress in [one for status in found for one in status.progress if one.is_final]:
-                ends.ended(progress, self._clock.monotonic_s())
+            for status in await self._cast(cast_id):
+                for progress in [one for one in status.progress if one.is_final]:
+                    self._directory.links.told(progress)
+                    ends.ended(progress, self._clock.monotonic_s())
+
+    async def _learn_links(self, records: Iterable[CastRecord]) -> None:
+        """Of the latest casts that ended before this gateway followed the feed: what they showed of links."""
+        links, latest, members = self._directory.links, list[CastRecord](), 0
+        for record in sorted(records, key=lambda one: one.started_at, reverse=True):
+            members += len(record.members)
+            if members > _LEARNT_MEMBERS:
+                break
+            if not links.counted(record.cast_id):
+                latest.append(record)
+        for record in reversed(latest):
+            for status in await self._cast(record.cast_id):
+                links.heard(status)
+
+    async def _cast(self, cast_id: str) -> list[CastStatus]:
+        """The cast and what is told of it; nothing if it cannot be read."""
+        try:
+            return await self._state.casts(cast_id)
+        except InvalidRecord as error:
+            log.warning("what nodes told of cast %s cannot be read: %s", cast_id, error)
+            return []
 
     async def _expire(self) -> None:
         while True:

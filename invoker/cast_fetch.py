@@ -201,6 +201,8 @@ class _Part:
                 updated_at=self._wall_less_monotonic_s + self._gear.clock.monotonic_s(),
                 epoch=self._ref.epoch,
                 received=dict(report.bytes_by_transport),
+                span_s=(report.last_block_s or 0.0) - (report.first_block_s or 0.0),
+                pulled=dict(report.bytes_by_peer),
                 transports={
                     peer: f"{choice.transport}: {choice.reason}" for peer, choice in report.choices.items()
                 },

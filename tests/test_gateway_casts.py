@@ -1,6 +1,7 @@
 """Which starts become one cast, from whom, and who joins one that runs: pure decisions."""
 
 import asyncio
+from dataclasses import replace
 from itertools import count
 
 import msgspec
@@ -13,6 +14,8 @@ from gateway.actions import StartOn, WarmOn
 from gateway.cast_records import CastRecords
 from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose
 from gateway.directory import Directory
+from gateway.known_links import known_links
+from gateway.measured_links import MeasuredLinks
 from gateway.placement import choose_sources
 from gateway.plan import Plan
 from gateway.start_assets import cast_ref
@@ -232,7 +235,7 @@ def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
     nbytes: int, nodes: int, sources: int
 ) -> None:
     members = [make_node(f"n{number}") for number in range(nodes)]
-    decision = choose(members, min(sources, nodes - 1), nbytes)
+    decision = choose(members, min(sources, nodes - 1), nbytes, known_links(members, MeasuredLinks()))
     size = block_bytes(nbytes, decision.blocks)
     blocks, units = -(-nbytes // size), -(-nbytes // UNIT_BYTES)
     assert size % UNIT_BYTES == 0 and blocks == decision.blocks <= MOST_BLOCKS
@@ -364,7 +367,7 @@ def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
 def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
     rates = (1e8, 1e8, 4e8, 3e8, 2e8, 1e8)
     nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
-    decision = choose(nodes, 2, 64 * MIB)
+    decision = choose(nodes, 2, 64 * MIB, known_links(nodes, MeasuredLinks()))
     assert decision.planner == "multi-chain" and "links as capped" in decision.reason
     plan = decision.plan(6, (0, 1))
     for node in range(2, 6):
@@ -375,11 +378,14 @@ def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
 
 def test_the_reason_says_what_is_only_assumed() -> None:
     known, unknown = make_node("a", link_rate_bytes_s=1e9), make_node("b", link_rate_bytes_s=None)
-    assert "links of 10 Gbit/s assumed" in choose([unknown, unknown], 1, MIB).reason
-    assert "1 links as capped, of others" in choose([known, unknown], 1, MIB).reason
+    for nodes, said in (
+        ([unknown, replace(unknown, id="c")], "(links of 10 Gbit/s assumed)"),
+        ([known, unknown], "(1 links as capped, 1 links of 10 Gbit/s assumed)"),
+    ):
+        assert choose(nodes, 1, MIB, known_links(nodes, MeasuredLinks())).reason.endswith(said)
 
 
 def test_no_more_are_at_the_edge_than_nodes_can_be_told_of() -> None:
     rates = [1e9] * 1500 + [1e8] * 300
     nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
-    assert len(choose(nodes, 1, 64 * MIB).edge) <= MOST_SLOW
+    assert len(choose(nodes, 1, 64 * MIB, known_links(nodes, MeasuredLinks())).edge) <= MOST_SLOW

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.planners.automatic import LEAST_BLOCK_BYTES, Decision, LinkFacts, choose_planner
+from rdmacast.planners.automatic import (
+    LEAST_BLOCK_BYTES,
+    Decision,
+    LinkFacts,
+    choose_planner,
+    usual_links,
+)
 from rdmacast.planners.topology import Site
 from rdmacast.simulate import Links, simulate
 from rdmacast.stragglers import order_around
@@ -26,6 +32,13 @@ def test_it_knows_which_case_it_is_in() -> None:
     far = LinkFacts(bytes_per_s=25e6, latency_s=0.05, overhead_s=2e-4, restart_s=2e-3)
     assert decide(16, far).planner == "binomial"  # high latency
     assert decide(8, RDMA).planner == decide(1024, RDMA).planner == "binomial"
+
+
+def test_the_same_links_by_another_transport_are_another_case() -> None:
+    assert decide(8, usual_links("tcp"), 512, 8192 * MIB).planner == "chain"
+    for transport in ("verbs", "shm", "cuda_ipc", "nixl"):
+        assert usual_links(transport).restart_s == 0.0
+        assert decide(8, usual_links(transport), 512, 8192 * MIB).planner == "binomial"
 
 
 def test_its_reason_is_one_line_with_the_rival_in_it() -> None:
