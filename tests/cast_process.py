@@ -5,13 +5,16 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
 from rdmacast.connector import Connector
+from rdmacast.errors import BlocksLost
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.tcp import TcpTransport
@@ -54,6 +57,17 @@ class NodeProcess:
         while self.hears("block") < blocks:
             pass
 
+    def cancel(self) -> int:
+        """Have it give up its part in the cast. How many blocks it has then."""
+        self._pipe.send("cancel")
+        return int(self.hears("left"))
+
+    def more(self) -> tuple[int, int]:
+        """Files and tasks that it has, once it gave up, and had not before its part."""
+        self._pipe.send("more")
+        files, tasks = self.hears("more")
+        return files, tasks
+
     def kill(self) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGKILL)
@@ -80,6 +94,22 @@ def spec_of(nodes: Sequence[NodeProcess], sources: int, nbytes: int, planner: st
     )
 
 
+def belongings() -> tuple[int, int]:
+    """Open files of this process, and tasks that run in it."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(asyncio.all_tasks())
+
+
+async def more_than(before: tuple[int, int]) -> tuple[int, int]:
+    """What this process has and had not before: nothing, unless that stays so for long."""
+    deadline_s = time.monotonic() + PATIENCE_S / 2
+    while True:
+        files, tasks = belongings()
+        more = max(0, files - before[0]), max(0, tasks - before[1])
+        if more == (0, 0) or time.monotonic() > deadline_s:
+            return more
+        await asyncio.sleep(0.01)  # peers hang up by themselves
+
+
 def _main(pipe: Connection, name: str, content: bytes, holds: bool, rate_bytes_s: float) -> None:
     asyncio.run(_serve(pipe, name, content, holds, rate_bytes_s))
 
@@ -91,9 +121,21 @@ async def _serve(pipe: Connection, name: str, content: bytes, holds: bool, rate_
         server.publish("image", region)
         pipe.send(("address", server.address))
         spec = await run_in_thread(None, pipe.recv)
+        before = belongings()
+        told = asyncio.ensure_future(run_in_thread(None, pipe.recv))
         if not holds:
-            await _pull(pipe, name, spec, buffer, region, content)
-        await run_in_thread(None, pipe.recv)
+            part = asyncio.ensure_future(_pull(pipe, name, spec, buffer, region, content))
+            await asyncio.wait({part, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not part.done():  # told to cancel
+                part.cancel()
+                await asyncio.wait({part})
+                pipe.send(("left", region.have_map(BLOCK_BYTES).held.bit_count()))
+                await run_in_thread(None, pipe.recv)
+                pipe.send(("more", await more_than(before)))
+                told = asyncio.ensure_future(run_in_thread(None, pipe.recv))
+            else:
+                part.result()
+        await told
 
 
 async def _pull(
@@ -106,7 +148,7 @@ async def _pull(
         blocks += 1
         pipe.send(("block", blocks))
 
-    report = await Cast(
+    part = Cast(
         spec,
         name,
         memoryview(buffer),
@@ -116,6 +158,11 @@ async def _pull(
         on_block=on_block,
         region=region,
         settings=PATIENT,
-    ).run()
+    )
+    try:
+        report = await part.run()
+    except BlocksLost as error:
+        pipe.send(("lost", (error.blocks, region.have_map(BLOCK_BYTES).held)))
+        return
     pipe.send(("slow", report.slow))
     pipe.send(("done", (hashlib.sha256(buffer).hexdigest(), tuple(report.faults.lost))))

@@ -1,4 +1,4 @@
-"""Casts between processes, of which one is killed."""
+"""Casts between processes, of which one is killed, gives up or is slow."""
 
 import hashlib
 import random
@@ -28,6 +28,43 @@ def test_after_kill_9_all_others_complete(victim: int, planner: str) -> None:
     finally:
         codes = [node.stop() for node in nodes]
     assert [code for code in codes if code] == [-9]
+
+
+def test_after_kill_9_of_the_only_source_all_name_the_blocks_that_nobody_holds() -> None:
+    nodes = [NodeProcess(f"n{index}", CONTENT, holds=index == 0) for index in range(4)]
+    try:
+        spec = spec_of(nodes, 1, len(CONTENT), "chain")
+        for node in nodes:
+            node.begin(spec)
+        nodes[1].holds(3)
+        nodes[0].kill()
+        told = [node.hears("lost") for node in nodes[1:]]
+        somewhere = 0
+        for _, held in told:
+            somewhere |= held
+        nobodys = tuple(block for block in range(spec.blocks) if not somewhere >> block & 1)
+        assert nobodys and {blocks for blocks, _ in told} == {nobodys}
+    finally:
+        codes = [node.stop() for node in nodes]
+    assert codes == [-9, 0, 0, 0]
+
+
+def test_one_that_gives_up_frees_all_but_what_it_has_and_holds_up_nobody() -> None:
+    nodes = [NodeProcess(f"n{index}", CONTENT, holds=index == 0) for index in range(4)]
+    try:
+        spec = spec_of(nodes, 1, len(CONTENT), "chain")
+        for node in nodes:
+            node.begin(spec)
+        nodes[2].holds(5)
+        assert 5 <= nodes[2].cancel() < spec.blocks
+        for node in (nodes[1], nodes[3]):
+            assert node.hears("done")[0] == hashlib.sha256(CONTENT).hexdigest()
+        for node in (nodes[0], nodes[1], nodes[3]):
+            assert node.stop() == 0
+        assert nodes[2].more() == (0, 0)
+    finally:
+        codes = [node.stop() for node in nodes]
+    assert codes == [0] * 4
 
 
 def test_a_node_that_gives_slowly_is_planned_around() -> None:
