@@ -229,7 +229,7 @@ async def serve() -> None:
     while line := await reader.readline():
         try:
             answer = await node.carry_out(decode_order(line))
-        except Exception as error:
+        except Exception as error:  # the fleet is told, then this ends
             tell(Failed(reason=repr(error)))
             raise
         tell(answer)

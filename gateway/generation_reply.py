@@ -84,7 +84,7 @@ class StreamReply:
                 await stream.end(writer.tail())
         except ClientGone:
             raise
-        except Exception as error:
+        except Exception as error:  # an event, once the stream has begun
             await fail_stream(stream, error, plan.exchange)
 
 

@@ -59,7 +59,7 @@ class HandlerReply:
             await json_response(answer, headers=job.headers(final=True))(scope, receive, send)
         except ClientGone:
             raise
-        except Exception as error:
+        except Exception as error:  # an event, once the stream has begun
             await fail_stream(stream, error, self._exchange)
 
     async def _run(self, job: Job, stream: EventStream, teller: StageTeller) -> bytes | None:

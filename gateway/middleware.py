@@ -56,7 +56,7 @@ class RequestMiddleware:
             if self._services.gate.phase is not Phase.DRAINING:
                 raise
             await self._fail(Draining(), reply, exchange)
-        except Exception as error:
+        except Exception as error:  # whatever it is, somebody waits for an answer
             await self._fail(error, reply, exchange)
         finally:
             self._finish(scope, exchange, reply.status)

@@ -146,7 +146,7 @@ class Instances:
             instance.failure = fault
             if isinstance(fault, OutOfDeviceMemory) and instance.state is InstanceState.STARTING:
                 instance.life = instance.life.lacked_room()
-        except Exception as fault:
+        except Exception as fault:  # ours; the instance fails, and its node serves on
             log.exception("instance %s failed unexpectedly", instance.id)
             state, error = InstanceState.FAILED, f"{type(fault).__name__}: {fault}"
             instance.failure = fault

@@ -92,7 +92,7 @@ class MeterJournal:
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
-            with suppress(OSError):
+            with suppress(OSError):  # the disk that is full, or gone
                 beside.unlink(missing_ok=True)
             self._fail(error)
             return

@@ -51,7 +51,7 @@ async def in_own_thread(function: Callable[..., None], *args: object) -> None:
         error: BaseException | None = None
         try:
             function(*args)
-        except BaseException as raised:
+        except BaseException as raised:  # handed to who waits
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, error)

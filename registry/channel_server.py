@@ -130,7 +130,7 @@ class _ServerConnection(ChannelConnection):
         except ChannelClosed as error:
             if self.reason is None:  # another channel's, that the handler used
                 self.write(pack_failure(id_, *_describe(error, request)))
-        except Exception as error:
+        except Exception as error:  # whatever it is, the caller is told
             self.write(pack_failure(id_, *_describe(error, request)))
         finally:
             # After a CANCEL the id may belong to another call by now.

@@ -24,7 +24,7 @@ class Begun(Generic[T]):
             value, failure = None, None
             try:
                 value = yield waited_for
-            except BaseException as error:
+            except BaseException as error:  # passed on into the work
                 failure = error
             try:
                 waited_for = work.send(value) if failure is None else work.throw(failure)

@@ -240,7 +240,7 @@ class EngineRunner:
             while self._run_commands():
                 if self._generator is not None and self._generator.has_work:
                     self._step(self._generator)
-        except Exception as error:
+        except Exception as error:  # the engine's: `failure` tells of it
             logger.exception("the engine failed and is closed")
             # Without its frames, which would keep the engine's tensors and so the region's memory.
             self.failure = error.with_traceback(None)
@@ -250,7 +250,7 @@ class EngineRunner:
             self._live.clear()
             try:
                 self._engine.close()
-            except Exception as error:
+            except Exception as error:  # what has failed may fail to close, too
                 logger.exception("the engine failed while it was closed")
                 self.failure = self.failure or error.with_traceback(None)
             finally:
@@ -324,7 +324,7 @@ class EngineRunner:
                 self._meter.ended([(call, 1)])
         except EngineError as error:
             self._post(self._settle, forward, None, error)
-        except Exception as error:
+        except Exception as error:  # of this call alone: its caller hears of it
             logger.exception("a forward failed")
             self._post(self._settle, forward, None, EngineError(f"the engine failed in this call: {error}"))
         else:

@@ -67,7 +67,7 @@ def main() -> None:
     confine.set_limits(memory_bytes=load.memory_bytes, file_bytes=load.file_bytes, open_files=load.open_files)
     try:
         handler = _load(scratch, load)
-    except BaseException:
+    except BaseException:  # the user's code may raise anything
         sock.sendall(encode(LoadFailed(message=_short_traceback())))
         raise SystemExit(1) from None
     sock.sendall(encode(Ready(confined=confined)))
@@ -165,7 +165,7 @@ class _Service:
             last = Failed(call=call, kind="cancelled", message="cancelled")
         except MemoryError:
             last = Failed(call=call, kind="out_of_memory", message=_short_traceback())
-        except BaseException:
+        except BaseException:  # the user's code may raise anything
             last = Failed(call=call, kind="raised", message=_short_traceback())
         del self._tasks[call], self._cancelled[call]
         await self._send(last)

@@ -280,7 +280,7 @@ class RunningHandler:
         self._output.close()
         self._log.end()
         self._writer.close()
-        with suppress(OSError):
+        with suppress(OSError):  # the other end is gone
             await self._writer.wait_closed()
         reason = self._kill_reason or HandlerCrashed(self._with_log(self._how_it_ended()))
         self.ended.set()
