@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.ablation_reads import SECRET, Reads, Spent, by_blocks, by_tensors, copied, served
 from benchmarks.arguments import at_least, listed, parser_of, say, size
-from benchmarks.machine import describe_machine, write_records
+from benchmarks.machine import describe_machine, tell_records
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress, Transport
@@ -159,10 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         interrupted = True
         say("interrupted")
     rows = records(found, args, machine)
-    for row in rows:
-        print(show(row))
-    if args.json:
-        write_records(args.json, rows)
+    tell_records(rows, show, args.json)
     sys.exit(130 if interrupted else 0)
 
 

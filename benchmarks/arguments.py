@@ -6,10 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from registry.errors import InvalidRecord
+from registry.arguments import argument
 from registry.sizes import parse_rate, parse_size
 
 T = TypeVar("T")
+
+size = argument(parse_size)  # bytes, as in 64MiB
+rate = argument(parse_rate)  # bytes a second, as in 200mbit
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -67,22 +70,6 @@ def share(text: str) -> float:
     if value > 1:
         raise argparse.ArgumentTypeError(f"must be at most 1, not {text}")
     return value
-
-
-def size(text: str) -> int:
-    """Bytes, as in 64MiB."""
-    try:
-        return parse_size(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def rate(text: str) -> int:
-    """Bytes a second, as in 200mbit."""
-    try:
-        return parse_rate(text)
-    except InvalidRecord as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def say(line: str) -> None:

@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.arguments import at_least, parser_of
 from benchmarks.channel_contenders import Client, Contender, contenders, request_for
-from benchmarks.machine import describe_machine, write_records
+from benchmarks.machine import describe_machine, tell_records
 
 STREAMS, TOKENS = 64, 400
 
@@ -162,10 +162,7 @@ def main() -> None:
     parser.add_argument("--calls", type=at_least(4), default=4000)
     args = parser.parse_args()
     records = run(args.rounds, args.calls)
-    for record in records:
-        print(show(record))
-    if args.json:
-        write_records(args.json, records)
+    tell_records(records, show, args.json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import torch
 from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.arguments import at_least, listed, parser_of
-from benchmarks.machine import describe_machine, write_records
+from benchmarks.machine import describe_machine, tell_records
 from benchmarks.random_model import RandomModel, llama_125m, random_model
 from invoker.engine.conductor import Conductor, PipelineShape
 from invoker.engine.contract import GenerateEngine, NewSequence
@@ -355,10 +355,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = parse()
     rows = run(args, llama_125m())
-    for row in rows:
-        print(show(row))
-    if args.json:
-        write_records(args.json, rows)
+    tell_records(rows, show, args.json)
     if rows[0]["params"]["dtype"] == "float32" and not rows[0]["params"]["tokens_equal"]:
         sys.exit("the tokens differ")
 

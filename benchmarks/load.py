@@ -47,7 +47,7 @@ from benchmarks.arguments import at_least, listed, parser_of, say, size
 from benchmarks.load_limits import COLD, WARM, Way, read_limits
 from benchmarks.load_ways import device_ways, host_ways, resident
 from benchmarks.load_weights import StoredWeights, forget, prepare, recall
-from benchmarks.machine import ROOT, describe_machine, write_records
+from benchmarks.machine import ROOT, describe_machine, tell_records
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CACHES = (COLD, WARM)
@@ -168,10 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shm-dir", type=Path, default=Path("/dev/shm"), help="where host tiers are made")
     args = parser.parse_args(argv)
     rows = run(args)
-    for row in rows:
-        print(show(row))
-    if args.json:
-        write_records(args.json, rows)
+    tell_records(rows, show, args.json)
 
 
 if __name__ == "__main__":

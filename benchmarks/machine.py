@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,16 @@ def commit() -> str:
     """The commit of this tree, with "+" if tracked files differ from it; "" outside a repository."""
     head = _git("rev-parse", "HEAD")
     return head + ("+" if head and _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def tell_records(
+    records: Sequence[dict[str, Any]], show: Callable[[dict[str, Any]], str], path: Path | None
+) -> None:
+    """A line each for people, and all of them in the file, if one is asked for."""
+    for record in records:
+        print(show(record))
+    if path is not None:
+        write_records(path, records)
 
 
 def write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:

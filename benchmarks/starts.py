@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.arguments import at_least, parser_of
 from benchmarks.endings import end_politely
-from benchmarks.machine import ROOT, describe_machine, write_records
+from benchmarks.machine import ROOT, describe_machine, tell_records
 from benchmarks.random_llama import write_random_llama
 from registry.change import Change, NodeUp
 from registry.channel import Channel
@@ -334,10 +334,7 @@ def main() -> None:
     parser.add_argument("--layers", type=at_least(1), default=5, help="of about 51 MB each")
     args = parser.parse_args()
     rows = run(args.rounds, args.layers)
-    for row in rows:
-        print(show(row))
-    if args.json:
-        write_records(args.json, rows)
+    tell_records(rows, show, args.json)
 
 
 if __name__ == "__main__":
