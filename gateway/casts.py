@@ -112,11 +112,13 @@ class Casts:
             readers=frozenset(name for name in new if not holders[name]),
         )
         delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s, directory.links)
-        if delivery.cast is not None:
+        cast = delivery.cast
+        if cast is not None:
             if self._fixed is not None:
-                delivery = replace(delivery, cast=self._fixed.of(delivery.cast))
+                cast = self._fixed.of(cast)
+                delivery = replace(delivery, cast=cast)
             self._latest.pop(image, None)
-            self._latest[image] = delivery.cast
+            self._latest[image] = cast
             if len(self._latest) > _KEPT:
                 del self._latest[next(iter(self._latest))]
         return delivery

@@ -1,0 +1,112 @@
+"""Sends a burst of completions at once and tells, as JSON, when which tokens came.
+
+    python -m benchmarks.scaleout_client URL KEY '{"model": "f", "requests": 50, "prompt_tokens": 512, ...}'
+
+Each prompt is different. Every token is held against what the model must say: a token that is lost, repeated
+or changed fails its request.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import httpx2
+
+from invoker.emulated.profiles import MODELS
+from invoker.emulated.tokens import FIRST_TOKEN, continuation
+from registry.emulation import parse_model
+from registry.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """What is sent: `architecture` is the emulated model's."""
+
+    model: str
+    architecture: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    timeout_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One request: when tokens came, in seconds since the burst began, and how many each time."""
+
+    arrived_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    start_kind: str = ""
+    failure: str = ""
+
+
+def prompt_of(index: int, tokens: int) -> list[int]:
+    return [FIRST_TOKEN + (index * 7919 + place * 31) % 31_000 for place in range(tokens)]
+
+
+async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: float) -> Answer:
+    """Ask for one completion and follow it to its end."""
+    prompt, answer, ids = prompt_of(index, burst.prompt_tokens), Answer(), []
+    body = {
+        "model": burst.model,
+        "prompt": prompt,
+        "max_tokens": burst.output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                answer.failure = f"{response.status_code} {(await response.aread())[:300]!r}"
+                return answer
+            async for line in response.aiter_lines():
+                event = event_of(line)
+                new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
+                if new:
+                    answer.arrived_s.append(time.perf_counter() - began_s)
+                    answer.tokens.append(len(new))
+                    ids += new
+                answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
+                answer.failure = json.dumps(event["error"]) if "error" in event else answer.failure
+    except httpx2.HTTPError as error:
+        answer.failure = f"{type(error).__name__}: {error}"
+    vocabulary = MODELS[parse_model(burst.architecture).name].vocabulary
+    greedy = Sampling(max_tokens=burst.output_tokens, temperature=0.0)
+    if not answer.failure and ids != continuation(prompt, burst.output_tokens, vocabulary, greedy):
+        answer.failure = "its tokens are not those of the model"
+    return answer
+
+
+def event_of(line: str) -> dict[str, Any]:
+    """The object in a line of an event stream, an empty one where there is none."""
+    if not line.startswith("data:") or line.endswith("[DONE]"):
+        return {}
+    found = json.loads(line[5:])
+    return found if isinstance(found, dict) else {}
+
+
+async def send(url: str, key: str, burst: Burst) -> list[Answer]:
+    limits = httpx2.Limits(max_connections=burst.requests)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(
+        base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s
+    ) as client:
+        await client.get("/livez")
+        began_s = time.perf_counter()
+        return await asyncio.gather(*(ask(client, burst, at, began_s) for at in range(burst.requests)))
+
+
+def main() -> None:
+    url, key, told = sys.argv[1:]
+    answers = asyncio.run(send(url, key, Burst(**json.loads(told))))
+    print(json.dumps([asdict(answer) for answer in answers]))
+
+
+if __name__ == "__main__":
+    main()
