@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 
@@ -147,7 +148,9 @@ def test_a_killed_relay_holds_up_nobody(spread: Platform) -> None:
     cast = casts(spread)[0].record
     read = spread.counter("disk_read_bytes")
     victim = cast.targets[0].node
-    pid = next(node["pid"] for node in spread.nodes() if node["id"] == victim)
+    size = spread.get(f"/admin/functions/{MODEL}")["current"]["image_bytes"]
+    pid = pids(spread)[victim]
+    spread.until("the victim has blocks", lambda: victim in told(spread) and told(spread)[victim].held)
     assert any(one.state is CastState.RUNNING for one in told(spread).values())
     os.kill(pid, signal.SIGKILL)
     others = {member.node for member in cast.targets} - {victim}
@@ -156,6 +159,42 @@ def test_a_killed_relay_holds_up_nobody(spread: Platform) -> None:
     spread.run("scale", MODEL, "--instances", str(NODES))
     bytes_are_right(spread)
     assert spread.counter("disk_read_bytes") <= read  # the victim's count is gone with it
+    # It came back, and what its process had is in its host's memory.
+    (again, *_) = [
+        one
+        for status in casts(spread)
+        for one in status.progress
+        if (one.node, one.held) == (victim, one.blocks)
+    ]
+    assert sum(again.received.values()) < size
+
+
+def test_a_cast_that_nobody_wants_any_more_leaves_nothing(spread: Platform) -> None:
+    free = {node["id"]: node["host_free_bytes"] for node in spread.nodes()}
+    before = connections(spread)
+    begin(spread, NODES)
+    targets = {member.node for member in casts(spread)[0].record.targets}
+    with spread.http() as http:
+        wish = {"instances": 0, "on": [], "wait": False}
+        assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
+    spread.until(
+        "all have told an end",
+        lambda: {node for node, one in told(spread).items() if one.is_final} == targets,
+    )
+    cancelled = {node for node, one in told(spread).items() if one.state is CastState.CANCELLED}
+    assert cancelled and {one.state for one in told(spread).values()} <= {
+        CastState.CANCELLED,
+        CastState.COMPLETE,
+    }
+    spread.until("none runs it", lambda: not spread.instances(MODEL))
+
+    def freed() -> bool:
+        now = {node["id"]: node["host_free_bytes"] for node in spread.nodes()}
+        return all(now[node] == free[node] for node in cancelled)
+
+    spread.until("its memory is free again", freed)
+    spread.until("its connections are closed", lambda: connections(spread) <= before)
+    bytes_are_right(spread, NODES - len(cancelled))
 
 
 def test_a_late_start_joins(spread: Platform) -> None:
@@ -163,7 +202,9 @@ def test_a_late_start_joins(spread: Platform) -> None:
     nodes = sorted(set(ready(spread)) - {kept})
     begin(spread, 3, nodes[:3])
     first = casts(spread)[0].record
-    spread.run("scale", MODEL, "--instances", "4", *(f"--on={node}" for node in nodes))
+    with spread.http() as http:  # not by the command line: the cast could be over before it has started
+        wish = {"instances": 4, "on": nodes, "wait": True}
+        assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
     joined = casts(spread)[0].record
     assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, 4)
     assert {member.node for member in joined.targets} == set(nodes)
@@ -174,13 +215,63 @@ def test_a_late_start_joins(spread: Platform) -> None:
 def test_a_cast_outlives_the_gateway_that_planned_it(spread: Platform) -> None:
     begin(spread, NODES)
     cast = casts(spread)[0].record
-    for process in psutil.Process(supervisor(spread)).children():
-        if process.cmdline()[1:3] == ["-m", "gateway"]:  # both: whichever planned it
-            process.kill()
+    kill_gateways(spread)
     targets = {member.node for member in cast.targets}
     spread.until("the nodes have it", complete(spread, targets))
     assert casts(spread)[0].record.cast_id == cast.cast_id
     bytes_are_right(spread)
+
+
+def test_a_new_controller_finds_the_cast_that_runs_and_lets_others_join(spread: Platform) -> None:
+    (kept,) = holders(spread)
+    nodes = sorted(set(ready(spread)) - {kept})
+    begin(spread, 3, nodes[:3])
+    first = casts(spread)[0].record
+    kill_gateways(spread)
+    wish = {"instances": 4, "on": nodes, "wait": False}
+
+    def asked() -> bool:
+        try:
+            with spread.http() as http:
+                return http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    spread.until("a new gateway takes a wish", asked)
+    spread.until("all are ready", lambda: len(spread.instances(MODEL)) == 4)
+    last = casts(spread)[0]
+    assert nodes[3] in {member.node for member in last.record.targets}
+    spread.until("all have told", complete(spread, {member.node for member in last.record.targets}))
+    joined_at = next(one.joined_at for one in last.record.members if one.node == nodes[3])
+    ends = [one.updated_at for one in told(spread).values() if one.node != nodes[3]]
+    # Unless the cast was over by then; nodes and gateways have one clock here.
+    if last.record.cast_id != first.cast_id:
+        ends = [one.updated_at for one in casts(spread)[1].progress]
+        joined_at = last.record.started_at
+    assert (last.record.cast_id == first.cast_id) == (joined_at < max(ends))
+    bytes_are_right(spread)
+
+
+def pids(five: Platform) -> dict[str, int]:
+    """By node."""
+    return {node["id"]: node["pid"] for node in five.nodes()}
+
+
+def connections(five: Platform) -> int:
+    """How many there are from nodes to what nodes serve of images."""
+    served = {int(node["cast"].rpartition(":")[2]) for node in five.nodes()}
+    return sum(
+        bool(one.raddr) and one.raddr.port in served
+        for pid in pids(five).values()
+        for one in psutil.Process(pid).net_connections("tcp")
+    )
+
+
+def kill_gateways(five: Platform) -> None:
+    """All of them, whichever is the controller."""
+    for process in psutil.Process(supervisor(five)).children():
+        if process.cmdline()[1:3] == ["-m", "gateway"]:
+            process.kill()
 
 
 def supervisor(five: Platform) -> int:
