@@ -212,6 +212,8 @@ class Nodes:
             return
         assert zygote.stdin is not None
         zygote.stdin.close()  # its word to stop the nodes and end
+        if not self._forked:
+            zygote.terminate()  # the same word, which it hears while it imports, too
         try:
             await asyncio.wait_for(zygote.wait(), STOP_TIMEOUT_S)
         except TimeoutError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import Child, Nodes, together
+from cli.children import STOP_TIMEOUT_S, Child, Nodes, together
 from cli.errors import CliError
 from cli.orphans import orphans_taken, reap
 from cli.supervisor import ended, force_each_second, until_stopped
@@ -162,6 +162,15 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
         first = asyncio.run(main())
         assert os.waitpid(-1, 0)[1] == signal.SIGKILL  # the last `a`: there is no other child left
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+
+
+def test_a_zygote_that_still_imports_is_not_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(STOP_TIMEOUT_S / 2):
+            async with Nodes({"a": []}, tmp_path, ("sleep", "1000")):
+                pass
+
+    asyncio.run(main())
 
 
 def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_path: Path) -> None:
