@@ -15,7 +15,7 @@ class StartOn:
     `holders` (none: from disk or store).
 
     `room_bytes` is how much of the arena it was thought to have. One that is `live` may be a stage of a
-    pipeline while it loads.
+    pipeline while it loads; from its host's memory it loads the layers from `first_layer` on first.
     """
 
     instance_id: str
@@ -26,6 +26,7 @@ class StartOn:
     room_bytes: int = 0
     cast: CastRecord | None = None
     live: bool = False
+    first_layer: int = 0
 
     @property
     def key(self) -> VersionKey:

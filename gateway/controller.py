@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.actions import Action, DropFrom, FetchVersion, GiveUp, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
@@ -155,7 +155,7 @@ class Controller:
         self._starts.add(instance_id)
         log.info("starting %s of %s on %s", instance_id, key, action.node)
         try:
-            action = replace(action, live=await self._live.begin(action))
+            action = await self._live.begin(action)
             async for step in self._calls.start(action, epoch or 0):
                 stage = step.stage
                 self._progress.note(key, instance_id, stage, step.fraction)

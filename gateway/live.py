@@ -15,7 +15,7 @@ from gateway.directory import Directory, VersionKey
 from gateway.live_adopted import todos
 from gateway.live_board import LiveBoard
 from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, Todo
-from gateway.live_outlook import arriving, outlook
+from gateway.live_outlook import Arriving, arriving, first_layer, outlook
 from gateway.live_policy import LiveDecision, decide_live
 from gateway.model_layers import ModelLayers, NotLayered, layers_of
 from gateway.node_client import Links
@@ -56,7 +56,7 @@ class LiveServing:
         self._board = board
         self._epoch: int | None = None
         self._groups: dict[VersionKey, LiveGroup] = {}
-        self._order: dict[str, int] = {}  # instance -> the block order in which its image comes
+        self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._open: dict[_Place, asyncio.Task[None]] = {}
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -92,7 +92,8 @@ class LiveServing:
             self._board.decided(key, decision)
             if decision.way is Live.PIPELINE:
                 live |= {start.instance_id for start in made}
-                self._order |= {one.start.instance_id: one.group for one in arriving(made)}
+                nodes = {node.id: node for node in self._directory.usable_nodes()}
+                self._arriving |= {one.start.instance_id: one for one in arriving(made, nodes)}
         plan.actions[:] = [
             replace(action, live=True)
             if isinstance(action, StartOn) and action.instance_id in live
@@ -100,22 +101,22 @@ class LiveServing:
             for action in plan.actions
         ]
 
-    async def begin(self, start: StartOn) -> bool:
-        """The start is about to be made; says whether it is live."""
-        if not start.live:
-            return False
-        order = self._order.pop(start.instance_id, 0)
+    async def begin(self, start: StartOn) -> StartOn:
+        """The start is about to be made; returns it as it is to be made."""
+        one = self._arriving.pop(start.instance_id, None)
+        if not start.live or one is None:
+            return replace(start, live=False)
+        try:
+            layers, head_first = await self._layers(start.version)
+        except (NotLayered, NotFound, ImageError) as error:
+            self._board.decided(start.key, LiveDecision(way=Live.OFF, reason=f"cannot go live: {error}"))
+            return replace(start, live=False)
         group = self._groups.get(start.key)
         if group is None:
-            try:
-                layers, head_first = await self._layers(start.version)
-            except (NotLayered, NotFound, ImageError) as error:
-                self._board.decided(start.key, LiveDecision(way=Live.OFF, reason=f"cannot go live: {error}"))
-                return False
             settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
-            group = self._groups.setdefault(start.key, LiveGroup(layers, settings, _pipeline_id))
-        self._carry_out(start.key, group.begin(start.node, start.instance_id, order))
-        return True
+            group = self._groups[start.key] = LiveGroup(layers, settings, _pipeline_id)
+        self._carry_out(start.key, group.begin(start.node, start.instance_id, one.group))
+        return replace(start, first_layer=first_layer(one, layers))
 
     def heard(self, start: StartOn, held: bytes) -> None:
         """The start tells which layers can run."""
@@ -130,7 +131,7 @@ class LiveServing:
 
     def gone(self, start: StartOn, reason: str) -> None:
         """The start failed, or was stopped."""
-        self._order.pop(start.instance_id, None)
+        self._arriving.pop(start.instance_id, None)
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
             self._tidy(start.key)

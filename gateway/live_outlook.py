@@ -1,15 +1,17 @@
 """What is predicted of a function's starts, for the decision whether to serve while they load (pure)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from gateway.actions import StartOn
 from gateway.live_policy import Outlook
+from gateway.model_layers import ModelLayers
+from gateway.warm_orders import ColdGroups, warm_orders
 from rdmacast.plan import CastShape
 from rdmacast.planners.subgroups import subgroups
 from registry.cast import CastRecord
-from registry.node import NodeRecord
+from registry.node import NodeRecord, Tier
 
 _LINK_BYTES_PER_S = 1.25e9  # of links of which nothing was told: 10 Gbit/s
 # From host memory to where the node computes, where nothing better is known.
@@ -19,47 +21,72 @@ _OWN = -1  # and below: of nodes that get the image in no sub-group's order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arriving:
-    """A start that is made: `group` names the block order in which the image comes."""
+    """A start that is made: `group` names the block order in which the image comes. One that loads from its
+    own host's memory is number `warm` of `warms`, beside `colds` sub-groups; of others `warms` is 0."""
 
     start: StartOn
     group: int
+    warm: int = 0
+    warms: int = 0
+    colds: int = 0
 
 
-def arriving(starts: Sequence[StartOn]) -> tuple[Arriving, ...]:
+def arriving(starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord]) -> tuple[Arriving, ...]:
+    warm = [start.node for start in starts if _is_warm(start, nodes)]
+    groups = [_group(start.cast, start.node, _OWN - place) for place, start in enumerate(starts)]
+    colds = len({group for group in groups if group > _OWN})
     return tuple(
-        Arriving(start=start, group=_group(start.cast, start.node, _OWN - place))
-        for place, start in enumerate(starts)
+        Arriving(start=start, group=group, warm=warm.index(start.node), warms=len(warm), colds=colds)
+        if start.node in warm
+        else Arriving(start=start, group=group)
+        for start, group in zip(starts, groups, strict=True)
     )
 
 
+def first_layer(one: Arriving, layers: ModelLayers) -> int:
+    """From which layer on it is to load, so that all of them can serve together early."""
+    if not one.warms:
+        return 0
+    cold = ColdGroups(groups=one.colds, rate=_LINK_BYTES_PER_S)
+    return warm_orders(layers, one.warms, _HOST_BYTES_PER_S, cold).first_layers[one.warm]
+
+
 def outlook(
-    starts: Sequence[StartOn], nodes: dict[str, NodeRecord], *, loading: int, ready: int, held: int
+    starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord], *, loading: int, ready: int, held: int
 ) -> Outlook:
     """`loading` instances load already, `ready` ones serve, and `held` calls wait for a slot.
 
-    A pipeline is there when each of k sub-groups has its kth of the image. What begins at the same block
-    everywhere holds all of it nowhere before the first node does.
+    A pipeline is there when each of k sub-groups, or of k nodes that load from their own hosts' memory, has
+    its kth of the image. What begins alike everywhere is whole nowhere before the first node is.
     """
     wait_s = min((_load_s(start, nodes) for start in starts), default=inf)
-    groups = {one.group for one in arriving(starts) if one.start.cast is not None}
-    together = len(starts) + loading
-    pipeline_s = wait_s / max(1, len(groups)) if together > 1 else inf
+    coming = arriving(starts, nodes)
+    groups = {one.group for one in coming if one.start.cast is not None}
+    parts = max(1, len(groups), *(one.warms for one in coming))
+    pipeline_s = wait_s / parts if len(starts) + loading > 1 else inf
     queue_s = inf if not ready or held else 0.0
     return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s)
 
 
-def _load_s(start: StartOn, nodes: dict[str, NodeRecord]) -> float:
+def _load_s(start: StartOn, nodes: Mapping[str, NodeRecord]) -> float:
     nbytes = start.version.image_bytes
     copy_s = nbytes / _HOST_BYTES_PER_S
-    node = nodes.get(start.node)
-    if start.cast is None and (not start.holders or node is None or _is_here(start, node)):
+    if _is_warm(start, nodes):
         return copy_s
+    node = nodes.get(start.node)
     rate = None if node is None else node.link_rate_bytes_s
     return max(copy_s, nbytes / (rate or _LINK_BYTES_PER_S))
 
 
-def _is_here(start: StartOn, node: NodeRecord) -> bool:
-    return any(holder.host == node.host for holder in start.holders)
+def _is_warm(start: StartOn, nodes: Mapping[str, NodeRecord]) -> bool:
+    """Whether the image is in its own host's memory."""
+    node = nodes.get(start.node)
+    hosts = {one.host for one in nodes.values() if _holds(one, start.version.image)}
+    return start.cast is None and node is not None and node.host in hosts
+
+
+def _holds(node: NodeRecord, image: str | None) -> bool:
+    return any(one.image == image and Tier.HOST in one.tiers for one in node.holdings)
 
 
 def _group(cast: CastRecord | None, node: str, own: int) -> int:

@@ -74,6 +74,7 @@ class NodeCalls:
             image=await self._assets.image_ref(version, action.holders, action.cast),
             controller_epoch=controller_epoch,
             live=action.live,
+            first_layer=action.first_layer,
         )
         with self._arriving(version.image, action.node) as arrival:
             async with self._casts.part(action.cast, action.node):
