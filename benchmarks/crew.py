@@ -88,20 +88,24 @@ class Crew:
     def ask(self, order: Order, expected: type[A], patience_s: float) -> list[A]:
         """The answers of all, by rank. Raises CrewError."""
         self.tell(order)
+        return self.hear(range(self._size), expected, patience_s)
+
+    def hear(self, ranks: Sequence[int], expected: type[A], patience_s: float) -> list[A]:
+        """The answers of these, in their order, to what they were told. Raises CrewError."""
         deadline_s = time.monotonic() + patience_s
         found: dict[int, A] = {}
         with selectors.DefaultSelector() as waiting:
-            for rank, member in enumerate(self._members):
-                waiting.register(member.socket, selectors.EVENT_READ, rank)
-            while len(found) < self._size:
+            for rank in ranks:
+                waiting.register(self._members[rank].socket, selectors.EVENT_READ, rank)
+            while len(found) < len(ranks):
                 ready = waiting.select(max(0.0, deadline_s - time.monotonic()))
                 if not ready:
-                    missing = sorted(set(range(self._size)) - set(found))
+                    missing = sorted(set(ranks) - set(found))
                     raise CrewError(f"{self._name}: no answer of {missing} after {patience_s:g} s")
                 for key, _ in ready:
                     found[key.data] = self._expect(key.data, expected, deadline_s - time.monotonic())
                     waiting.unregister(key.fileobj)
-        return [found[rank] for rank in range(self._size)]
+        return [found[rank] for rank in ranks]
 
     def _expect(self, rank: int, expected: type[A], patience_s: float) -> A:
         answer = self._members[rank].read(patience_s)

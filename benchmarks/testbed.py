@@ -94,6 +94,15 @@ class Testbed:
     def stop(self, process: subprocess.Popen[Any]) -> None:
         self._processes.stop(process)
 
+    def cut(self, host: int) -> None:
+        """Take the host's link down, as if its power had failed: nobody is told. Raises TestbedError."""
+        _run(self._plan.cut(host))
+
+    def sent_bytes(self, host: int) -> int:
+        """What came from the host over its link so far. Raises TestbedError."""
+        told = json.loads(_run(self._plan.sent_bytes(host)))
+        return int(told[0]["stats64"]["rx"]["bytes"])
+
     def link_rate(self, giver: int, taker: int, nbytes: int) -> LinkRate:
         """Copy so much once from one host to another. Raises TestbedError."""
         give = module("benchmarks.link_rate", "give", self.address(giver), nbytes)

@@ -79,8 +79,21 @@ class TestbedPlan:
         ]
         return bridge + [command for host in range(self.hosts) for command in self._host(host)]
 
+    def cut(self, host: int) -> Command:
+        """What takes a host's link down, at the switch: the host lives on, and nobody hears of it."""
+        self._check(host)
+        return ("ip", "-n", self.switch, "link", "set", self._port(host), "down")
+
+    def sent_bytes(self, host: int) -> Command:
+        """What tells in JSON, among other things, what came from a host over its link."""
+        self._check(host)
+        return ("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", self._port(host))
+
+    def _port(self, host: int) -> str:
+        return f"p{host}"
+
     def _host(self, host: int) -> list[Command]:
-        name, port, mtu = self.namespace(host), f"p{host}", ("mtu", str(self.shape.mtu))
+        name, port, mtu = self.namespace(host), self._port(host), ("mtu", str(self.shape.mtu))
         pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
         route = ("10.77.0.0/24", "dev", INTERFACE, "src", self.address(host))
         return [

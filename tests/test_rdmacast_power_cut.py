@@ -1,0 +1,62 @@
+"""A host that loses its power: no RST, no FIN, only silence. Over real links, which need root."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import testbed as beds
+from benchmarks.crew_messages import CastTask, Check, Checked, Done, Go, NodeAt, Prepare, Ready
+from benchmarks.multicast_ours import on_hosts
+from benchmarks.multicast_run import CastImage
+from benchmarks.testbed_plan import LinkShape
+from rdmacast.settings import LinkSettings
+
+NODES, RELAY = 5, 2
+MIB = 1 << 20
+RATE = 4 * MIB
+HANGS_S = 300.0  # whoever answers later never does
+
+
+@pytest.fixture
+def possible() -> None:
+    reason = beds.why_not()
+    if reason:
+        pytest.skip(f"no testbed here: {reason}")
+
+
+@pytest.mark.usefixtures("possible")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("planner", ["chain", "binomial"])
+def test_the_others_finish_when_the_link_of_a_relay_goes_down(planner: str, tmp_path: Path) -> None:
+    image = CastImage.make(24 * MIB, 3)
+    others = [rank for rank in range(1, NODES) if rank != RELAY]
+    with (
+        beds.Testbed(NODES, LinkShape(rate_bytes_s=RATE)) as testbed,
+        on_hosts(testbed, NODES, tmp_path) as crew,
+    ):
+        order = Prepare(
+            nbytes=image.nbytes,
+            seed=image.seed,
+            cast="c",
+            task=CastTask(planner=planner, blocks=48, sources=1, window=3),
+            nodes=[NodeAt(url=hello.url, host=hello.host) for hello in crew.hellos],
+            units=image.units,
+        )
+        crew.ask(order, Ready, HANGS_S)
+        crew.tell(Go())
+        while testbed.sent_bytes(RELAY) < 4 * MIB:
+            time.sleep(0.01)  # it passes on what it got
+        testbed.cut(RELAY)
+        cut_s = time.monotonic()
+        crew.hear([0], Done, HANGS_S)
+        done = crew.hear(others, Done, HANGS_S)
+        ended_s = max(one.ended_s for one in done) - cut_s
+        crew.tell(Check())
+        told = crew.hear([0, *others], Checked, HANGS_S)
+    assert [one.digest for one in told] == [image.digest] * (NODES - 1)
+    assert sum(one.faults["replanned"] for one in done) > 0  # blocks that the relay was to give
+    # Whoever is silent is found dead by then, and one more that is dialled once; then the rest is cast.
+    settings = LinkSettings()
+    found_s = settings.ping_interval_s + settings.ping_timeout_s + settings.handshake_timeout_s
+    assert ended_s < 2 * found_s + 10 * image.nbytes / RATE, f"{ended_s:.1f} s from the cut to the end"
