@@ -80,17 +80,26 @@ def measure(args: argparse.Namespace, into: list[dict[str, Any]]) -> None:
     common = describe_machine("benchmarks.scaleout")
     rate = int(args.profile.network_bytes_per_s / args.slower)
     for scene in scenes(args):
-        with Testbed(args.nodes + 1, LinkShape(rate_bytes_s=rate)) as testbed:
-            runs: dict[str, list[list[Request]]] = {name: [] for name in args.modes}
-            for turn in range(args.repeat):
-                for name in args.modes:
-                    say(f"{scene.holders} k={scene.sources} turn {turn}: {name}")
-                    answers = run_mode(testbed, MODES[name], scene, args.keep_logs)
-                    runs[name].append(requests_of(answers, args.slower))
+        runs: dict[str, list[list[Request]]] = {name: [] for name in args.modes}
+        try:
+            with Testbed(args.nodes + 1, LinkShape(rate_bytes_s=rate)) as testbed:
+                take_turns(testbed, scene, args, runs)
+        finally:
+            for name in (name for name in args.modes if runs[name]):
+                params = {**params_of(args, scene, MODES[name]), **common}
+                into.append(record_of(name, runs[name], limit_of(args), params))
+                print(show(into[-1]), flush=True)
+
+
+def take_turns(
+    testbed: Testbed, scene: Scene, args: argparse.Namespace, runs: dict[str, list[list[Request]]]
+) -> None:
+    """All modes one after the other, as often as is asked for. Raises ScaleoutError, ValueError."""
+    for turn in range(args.repeat):
         for name in args.modes:
-            params = {**params_of(args, scene, MODES[name]), **common}
-            into.append(record_of(name, runs[name], limit_of(args), params))
-            print(show(into[-1]), flush=True)
+            say(f"{scene.holders} k={scene.sources} turn {turn}: {name}")
+            answers = run_mode(testbed, MODES[name], scene, args.keep_logs)
+            runs[name].append(requests_of(answers, args.slower))
 
 
 def run_mode(testbed: Testbed, mode: Mode, scene: Scene, keep_logs: Path | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -23,6 +23,7 @@ from cli.bundle import Bundle
 from cli.client import Client
 from cli.deploy import registration, send
 from cli.errors import CliError
+from cli.logtail import tail
 from cli.options import connect
 from cli.scaling import follow
 from registry.change import NodeUp
@@ -145,8 +146,12 @@ class Scaleout:
                 "log": str(self._folder / "logs" / f"n{number}.log"),
                 "setup_s": self._mode.setup_s * self._scene.device.slower,
             }
-            self._launcher.stdin.write(json.dumps(order) + "\n")
-        self._launcher.stdin.flush()
+            try:
+                self._launcher.stdin.write(json.dumps(order) + "\n")
+                self._launcher.stdin.flush()
+            except BrokenPipeError:
+                said = tail(self._folder / "logs" / "launcher.log")
+                raise ScaleoutError(f"no nodes can be started:\n{said}") from None
         asyncio.run(_nodes_there(self._redis_url, max(numbers, default=-1) + 1))
 
     def _in_testbed(self, work: Callable[[Client], T]) -> T:
@@ -235,7 +240,8 @@ async def _nodes_there(redis_url: str, count: int) -> None:
 def _end(process: subprocess.Popen[Any]) -> None:
     """At its standard input's end, or by SIGTERM; killed if that does not help."""
     if process.stdin is not None:
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
     else:
         process.terminate()
     try:
