@@ -31,6 +31,7 @@ from registry.live_messages import OpenPipeline, PipelineOpened, StageOf, held_o
 log = logging.getLogger(__name__)
 
 _OPEN_S = 15.0  # until all stages answer
+_KEPT = 64  # models whose layers are known: a large manifest takes long to read
 _Place = tuple[str, int]  # a pipeline's id and epoch
 
 
@@ -59,6 +60,7 @@ class LiveServing:
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._open: dict[_Place, asyncio.Task[None]] = {}
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
+        self._layered: dict[str, tuple[ModelLayers, bool]] = {}  # by manifest
         self._tasks: asyncio.TaskGroup | None = None
         self._is_over = False
 
@@ -154,13 +156,20 @@ class LiveServing:
 
     async def _layers(self, version: FunctionVersion) -> tuple[ModelLayers, bool]:
         """A bit a layer, and whether the head is with the first one. Raises NotLayered."""
+        known = self._layered.get(version.manifest or "")
+        if known is not None:
+            return known
         image = await self._assets.image_ref(version, ())
         if image is None:
             raise NotLayered(f"{version.function} has no image")
         manifest = decode_manifest(image.manifest_bytes)
         costs = layers_of(manifest, UNIT_BYTES).costs
         needs = tuple(1 << layer for layer in range(len(costs)))
-        return ModelLayers(needs=needs, costs=costs), manifest.tied_head
+        found = ModelLayers(needs=needs, costs=costs), manifest.tied_head
+        self._layered[image.manifest] = found
+        if len(self._layered) > _KEPT:
+            del self._layered[next(iter(self._layered))]
+        return found
 
     # --- carrying out
 
