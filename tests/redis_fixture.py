@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from registry.embedded_redis import EmbeddedRedis
+from tests.patience import PATIENCE_S
 
 
 class RedisServer:
@@ -35,7 +36,7 @@ class RedisServer:
         """Start it and return when it answers."""
         self._spawn()
         try:
-            await self.embedded.wait_ready(30.0)
+            await self.embedded.wait_ready(PATIENCE_S)
         except BaseException:
             self._end(signal.SIGKILL)
             raise

@@ -75,7 +75,7 @@ def run(work: Awaitable[None]) -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        async with asyncio.timeout(2 * PATIENCE_S):
+        async with asyncio.timeout(4 * PATIENCE_S):  # hundreds of conversations
             await work
 
     asyncio.run(main())

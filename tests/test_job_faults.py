@@ -15,7 +15,7 @@ import pytest
 from tests.platform_fixture import COMMAND_S, Platform
 
 MODEL = "killed"
-TOKENS, BEGUN = 120, 12
+TOKENS, BEGUN = 120, 4  # far from the end, as who reads may lag behind
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}
 
 
