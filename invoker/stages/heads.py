@@ -172,7 +172,7 @@ class Pipeline:
         return PipelineLost(f"{self._own.node}: {driver.failure or 'the pipeline has ended'}")
 
     def _blamed(self) -> Member | None:
-        return next((member for member in self._members if member.is_dead), None)
+        return next((member for member in self._members if member.is_cause), None)
 
     async def _close(self, driver: PipelineDriver) -> None:
         lost = self._reason

@@ -13,14 +13,14 @@ from registry.messages import Reply
 class Member:
     """Opened by `open`; from then on `watch` ends when the stage does. `lost` says why, with the node's id.
 
-    `is_dead` says that the node itself is gone, not a stage that misses its neighbour.
+    `is_cause` says that it ended by itself, not since it misses its neighbour.
     """
 
     def __init__(self, stage: StageOf, place: int, pipeline: str, epoch: int, secret: bytes) -> None:
         self.node = stage.node
         self.place = place
         self.opened: StageOpened | None = None
-        self.is_dead = False
+        self.is_cause = False
         self.lost: PipelineLost | None = None
         self.watch: asyncio.Task[None] | None = None
         self._stage = stage
@@ -87,7 +87,7 @@ class Member:
         await self._stack.aclose()
 
     def _fault(self, error: Exception) -> PipelineLost:
-        self.is_dead = isinstance(error, ChannelClosed)
+        self.is_cause = not (isinstance(error, RemoteError) and error.code == PipelineLost.code)
         text = error.message if isinstance(error, RemoteError) else str(error) or type(error).__name__
         self.lost = PipelineLost(f"{self.node}: {text}")
         return self.lost
