@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.fake_channel import FakeChannel, FakeNet, Gate, Send
 from gateway.fake_pipelines import FakeLayers, FakePipelines
+from gateway.fake_tiers import with_image, with_mark, without_image
 from gateway.wakeup import Wakeup
 from registry.errors import RemoteError
 from registry.instance import InstanceRecord, InstanceState, StartKind
@@ -43,7 +44,7 @@ from registry.messages import (
     Usage,
     WarmImage,
 )
-from registry.node import Holding, NodeRecord, NodeState, Tier
+from registry.node import NodeRecord, NodeState, Tier
 from registry.state import ClusterState
 
 OUTPUT_US = 10
@@ -297,39 +298,20 @@ class FakeNode:
         loaded.set()
 
     async def _hold(self, image: str, tier: Tier, nbytes: int) -> None:
-        held = {holding.image: holding for holding in self._record.holdings}
-        known = held.get(image)
-        if known is not None and tier in known.tiers:
-            return
-        tiers = (known.tiers if known else ()) + (tier,)
-        kept = known is not None and known.kept
-        held[image] = Holding(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12, kept=kept)
-        free = self._record.gpu_free_bytes - (nbytes if tier is Tier.GPU else 0)
-        self._record = replace(self._record, holdings=tuple(held.values()), gpu_free_bytes=free)
-        await self.beat()
+        record = with_image(self._record, image, tier, nbytes)
+        if record is not self._record:
+            self._record = record
+            await self.beat()
 
     async def _mark(self, image: str, *, kept: bool) -> None:
-        held = (replace(h, kept=kept) if h.image == image else h for h in self._record.holdings)
-        self._record = replace(self._record, holdings=tuple(held))
+        self._record = with_mark(self._record, image, kept=kept)
         await self.beat()
 
     async def _drop(self, image: str, tier: Tier) -> None:
         self.counts["drops"] += 1
-        freed = sum(
-            h.bytes for h in self._record.holdings if h.image == image and tier is Tier.GPU in h.tiers
-        )
-        holdings = []
-        for holding in self._record.holdings:
-            if holding.image == image:
-                tiers = tuple(t for t in holding.tiers if t is not tier)
-                holding = replace(holding, tiers=tiers, kept=holding.kept and tier is not Tier.HOST)
-            if holding.tiers:
-                holdings.append(holding)
         if tier is Tier.HOST:
             self.loaded.pop(image, None)
-        self._record = replace(
-            self._record, holdings=tuple(holdings), gpu_free_bytes=self._record.gpu_free_bytes + freed
-        )
+        self._record = without_image(self._record, image, tier)
         await self.beat()
 
     async def _stop(self, request: StopInstance, send: Send) -> None:

@@ -1,0 +1,136 @@
+"""Requests that nodes serve while they load: on a whole platform, over slow links, as users see it."""
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.platform_fixture import Platform
+
+NODES = 4
+MODEL = "coder"
+# Prompts, and how many tokens each asks for: they end at different times, so that some are under way at any.
+PROMPTS = {"def add(a, b):\n": 60, "for i in range(": 100, "class Tree:\n": 170, "import ": 290}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    prompt: str
+    ids: tuple[int, ...]
+    start_kind: str
+    request_id: str
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Platform]:
+    """Four nodes on four hosts; over their links the model takes 16 s."""
+    made = Platform(
+        data=tmp_path_factory.mktemp("four") / "data",
+        flags=("--nodes", str(NODES), "--hosts", str(NODES), "--link-rate", "8mbit"),
+    )
+    made.up()
+    try:
+        model = tmp_path_factory.mktemp("untied")
+        untie(root / "functions" / "tiny-coder" / "model", model)
+        limits = ("--max-instances", "2", "--target-concurrency", "32", "--keep-alive", "10m")
+        made.run("deploy", str(model), "--name", MODEL, "--dtype", "float32", "--live", "pipeline", *limits)
+        yield made
+    finally:
+        made.down()
+
+
+def untie(model: Path, out: Path) -> None:
+    """The same model with a head of its own, which lies at the end of its image."""
+    shutil.copytree(model, out, dirs_exist_ok=True)
+    config = json.loads((model / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    raw = (model / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    head, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    embedding = head["model.embed_tokens.weight"]
+    start, end = embedding["data_offsets"]
+    offsets = [len(data), len(data) + end - start]
+    head["lm_head.weight"] = {**embedding, "data_offsets": offsets}
+    packed = json.dumps(head).encode()
+    packed += b" " * (-len(packed) % 8)
+    written = len(packed).to_bytes(8, "little") + packed + data + data[start:end]
+    (out / "model.safetensors").write_bytes(written)
+
+
+def ask(four: Platform, prompt: str) -> Answer:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": PROMPTS[prompt], "temperature": 0}
+    with four.http() as http:
+        response = http.post("/v1/completions", json={**body, "ignore_eos": True, "return_token_ids": True})
+    assert response.status_code == 200, response.text
+    return Answer(
+        prompt=prompt,
+        ids=tuple(response.json()["choices"][0]["token_ids"]),
+        start_kind=response.headers["x-start-kind"],
+        request_id=response.headers["x-request-id"],
+    )
+
+
+def holders(four: Platform) -> list[str]:
+    return [node["id"] for node in four.nodes() if f"{MODEL}:1" in node["tiers"]["host"]]
+
+
+def states(four: Platform) -> list[str]:
+    return [instance["state"] for instance in four.instances(MODEL)]
+
+
+def moves(four: Platform) -> float:
+    with four.http() as http:
+        metrics = http.get("/metrics").text
+    return float(re.findall(r"^hypercast_live_moves_total (\S+)$", metrics, re.MULTILINE)[0])
+
+
+def scale(four: Platform, instances: int, *nodes: str) -> None:
+    with four.http() as http:
+        wish = {"instances": instances, "on": list(nodes), "wait": False}
+        assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
+
+
+def test_requests_are_served_while_two_nodes_load_and_notice_nothing(four: Platform) -> None:
+    expected = {prompt: ask(four, prompt).ids for prompt in PROMPTS}
+    four.run("scale", MODEL, "--instances", "0")
+    four.until("none runs it", lambda: not four.instances(MODEL))
+    (first, *_) = holders(four)
+    second = next(node["id"] for node in four.nodes() if node["id"] != first)
+    four.run("warm", MODEL, "--on", second)
+    four.until("two hold it", lambda: set(holders(four)) == {first, second})
+    cold = [node["id"] for node in four.nodes() if node["id"] not in (first, second)]
+
+    scale(four, 2, *cold)
+    four.until("both load", lambda: len(states(four)) == 2)
+    over = threading.Event()
+
+    def keep_asking(prompt: str) -> list[Answer]:
+        found = []
+        while not over.is_set():
+            found.append(ask(four, prompt))
+        return found
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        asking = [pool.submit(keep_asking, prompt) for prompt in PROMPTS]
+        try:
+            four.until("both are ready", lambda: states(four) == ["ready", "ready"])
+        finally:
+            over.set()
+        answers = [answer for one in asking for answer in one.result()]
+
+    # The first requests came long before any node had the model: they were answered by both together.
+    live = [answer for answer in answers if answer.start_kind == "live"]
+    assert {answer.prompt for answer in live} == PROMPTS.keys()
+    assert [answer for answer in answers if answer.ids != expected[answer.prompt]] == []
+    assert moves(four) > 0
+    records = [four.json("usage", "show", answer.request_id) for answer in live]
+    assert all({part["node"] for part in record["gpu"]} >= set(cold) for record in records)
+    assert {record["start_kind"] for record in records} == {"live"}
+    four.run("scale", MODEL, "--instances", "0")
+    four.run("usage", "check", "--wait", "60s")
