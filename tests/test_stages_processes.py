@@ -1,0 +1,178 @@
+"""Pipelines of real processes: a node that is killed at any token loses, repeats and changes none."""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from invoker.engine.contract import NewSequence
+from invoker.engine.decoder import DecoderEngine
+from registry.channel import Channel
+from registry.errors import ChannelClosed, RemoteError
+from registry.images.store import LocalStore
+from registry.live_messages import OpenPipeline, PipelineOpened, StageOf
+from registry.messages import Generate, Sampling, Tokens
+from registry.redis_state import RedisState
+from registry.state import ClusterConfig
+from tests.checkpoints import LAYERS
+from tests.engine_fixture import load_image, run_all
+from tests.patience import PATIENCE_S
+from tests.redis_fixture import running_redis
+from tests.zygote_fixture import Machine, Model, Zygote, ask, channel_to, joined, make_model, put
+
+CLUSTER = f"stages-{os.getpid()}"
+SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
+TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("machine")
+    store = LocalStore(folder / "store")
+
+    async def prepare() -> None:
+        await store.claim(CLUSTER)
+        async with RedisState.connect(redis.url) as state:
+            await state.cluster_config(ClusterConfig(cluster_id=CLUSTER, store_url=store.url))
+
+    with running_redis(folder) as redis:
+        asyncio.run(prepare())
+        zygote = Zygote(folder, redis.url)
+        try:
+            yield Machine(zygote, redis, store, folder)
+        finally:
+            if zygote.process.poll() is None:
+                zygote.stop()
+    shutil.rmtree(SHM, ignore_errors=True)
+
+
+def some_requests(model: Model) -> list[Generate]:
+    """Greedy and drawn ones, by the pipeline of head `i2`."""
+    found = []
+    for number in range(4):
+        drawn = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0.0}
+        sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, **drawn)  # type: ignore[arg-type]
+        found.append(
+            Generate(
+                request_id=f"r{number}", instance_id="", prompt_ids=(3, 4, 5 + number), sampling=sampling
+            )
+        )
+    return found
+
+
+def expected(folder: Path, requests: list[Generate]) -> list[list[int]]:
+    spec, region = load_image(folder)
+    engine = DecoderEngine(replace(spec, context_length=128), region, 2 << 20)
+    sequences = [
+        NewSequence(
+            request_id=one.request_id, prompt_ids=one.prompt_ids, generated_ids=(), sampling=one.sampling
+        )
+        for one in requests
+    ]
+    found = run_all(engine, sequences)
+    return [found[one.request_id] for one in requests]
+
+
+async def until_lost(channel: Channel, request: Generate, seen: asyncio.Queue[int]) -> list[int]:
+    """The tokens that came before the pipeline was lost, or all."""
+    ids: list[int] = []
+    try:
+        async with channel.call(request) as replies:
+            async for reply in replies:
+                if isinstance(reply, Tokens):
+                    ids += reply.ids
+                    for token in reply.ids:
+                        seen.put_nowait(token)
+    except RemoteError as error:
+        assert error.code == "pipeline_lost"
+    except ChannelClosed:
+        pass  # it was the head that was killed
+    return ids
+
+
+@pytest.mark.parametrize(("kind", "hosts"), [("llama", 1), ("gpt2", 3), ("qwen2-tied", 3)])
+def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, hosts: int) -> None:
+    random_ = random.Random(kind)
+    model = make_model(machine.folder / kind, kind)
+    requests = some_requests(model)
+    names = [f"{kind}-{place}" for place in range(3)]
+    pids = [machine.zygote.spawn(name, f"{kind}-h{place % hosts}") for place, name in enumerate(names)]
+    tied = model.packed.manifest.tied_head
+    head, victim = (0 if tied else 2), random_.randrange(3)
+
+    async def main() -> list[list[int]]:
+        async with (
+            asyncio.timeout(3 * PATIENCE_S),
+            RedisState.connect(machine.redis.url) as state,
+            AsyncExitStack() as stack,
+        ):
+            await put(machine.store, model.data)
+            records = [await joined(state, name) for name in names]
+            channels = [await stack.enter_async_context(channel_to(record)) for record in records]
+            for place, channel in enumerate(channels):
+                await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
+            edges = (0, 1, 3, LAYERS)
+            stages = tuple(
+                StageOf(
+                    node=names[place],
+                    address=records[place].channel,
+                    instance=f"i{place}",
+                    first=edges[place],
+                    last=edges[place + 1],
+                )
+                for place in range(3)
+            )
+            opening = OpenPipeline(pipeline="p", epoch=0, stages=stages)
+            seen: asyncio.Queue[int] = asyncio.Queue()
+            async with channels[head].call(opening) as opened:
+                assert isinstance(await anext(opened), PipelineOpened)
+                running = [
+                    asyncio.create_task(
+                        until_lost(
+                            channels[head],
+                            msgspec.structs.replace(one, instance_id=f"i{head}", pipeline="p.0"),
+                            seen,
+                        )
+                    )
+                    for one in requests
+                ]
+                for _ in range(random_.randrange(1, 3 * TOKENS)):
+                    await seen.get()
+                os.kill(pids[victim], signal.SIGKILL)
+                so_far = await asyncio.gather(*running)
+                with pytest.raises((RemoteError, ChannelClosed)) as lost:
+                    await anext(opened)
+            if victim != head:
+                assert isinstance(lost.value, RemoteError)
+                assert lost.value.message.startswith(f"{names[victim]}: "), lost.value.message
+            left = next(place for place in range(3) if place != victim)
+            return [
+                ids + await _goes_on(channels[left], one, ids, f"i{left}")
+                for one, ids in zip(requests, so_far, strict=True)
+            ]
+
+    assert asyncio.run(main()) == expected(machine.folder / kind, requests)
+    for place, pid in enumerate(pids):
+        if place != victim:
+            os.kill(pid, signal.SIGKILL)
+    assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
+
+
+async def _goes_on(channel: Channel, request: Generate, ids: list[int], instance: str) -> list[int]:
+    if len(ids) == TOKENS:
+        return []
+    rest = msgspec.structs.replace(
+        request,
+        request_id=f"{request.request_id}+1",
+        instance_id=instance,
+        generated_ids=tuple(ids),
+    )
+    return [token for reply in await ask(channel, rest) if isinstance(reply, Tokens) for token in reply.ids]
