@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.contract import Deadlines
 from gateway.fixed_plan import FixedPlan, parse_fixed_plan
-from registry.arguments import argument
+from registry.arguments import argument, number, tcp_port
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.secrets import load_or_create_secret
@@ -113,17 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hypercast gateway", description="The HTTP gateway of a Hypercast cluster.", allow_abbrev=False
     )
-    size, duration = argument(parse_size), argument(parse_duration)
+    size, duration, count = argument(parse_size), argument(parse_duration), number(0, 1 << 31)
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=_port, default=8080, help="port to listen on; 0 takes a free one")
+    add("--port", type=tcp_port, default=8080, help="port to listen on; 0 takes a free one")
     add("--gateway-id", default="", help="this gateway's name in the cluster; default: a fresh one")
     add("--redis-url", required=True, help="redis://host:port/db or unix:///path/redis.sock")
     add("--store", required=True, help="blob store: a folder or an fsspec URL")
     add("--data-dir", type=Path, help="where admin.key and cluster.secret are by default")
     add("--secret-file", type=Path, help="file with the cluster's secret (or HYPERCAST_CLUSTER_SECRET)")
     add("--admin-key-file", type=Path, help="where the first admin key is written, mode 0600")
-    add("--expect-nodes", type=_count, default=0, help="/readyz waits for so many nodes")
+    add("--expect-nodes", type=count, default=0, help="/readyz waits for so many nodes")
     add("--grace", type=duration, default=30.0, help="time for requests in flight on SIGTERM")
     add(
         "--linger",
@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         help="time to answer 503 before leaving on SIGTERM",
     )
-    add("--max-in-flight", type=_count, default=4096, help="requests at once in this gateway")
+    add("--max-in-flight", type=count, default=4096, help="requests at once in this gateway")
     add("--max-body", type=size, default=32 << 20, help="largest request body")
     add(
         "--start-timeout",
@@ -150,16 +150,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
-
-
-def _port(text: str) -> int:
-    port = _count(text)
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"bad port {text}")
-    return port
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, not {text!r}")
-    return int(text)

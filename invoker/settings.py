@@ -12,7 +12,7 @@ from typing import NoReturn
 from invoker.emulated.profiles import known_device
 from invoker.errors import SettingsError
 from rdmacast.tls import TlsFiles
-from registry.arguments import argument
+from registry.arguments import argument, number, tcp_port
 from registry.durations import parse_duration
 from registry.emulation import is_emulated, parse_device
 from registry.errors import InvalidRecord
@@ -133,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     size, rate, duration = argument(parse_size), argument(parse_rate), argument(parse_duration)
+    count = number(1, 4096)
     add = parser.add_argument
     add("--redis-url", required=True, help="the cluster's Redis: redis://host:port/db or unix:///path")
     add(
@@ -143,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--node-id", type=_name, help="a name of its own (default: host and process id)")
     add("--host-id", type=_name, help="nodes with equal host share one host tier (default: the host name)")
     add("--listen", type=_address, default=("127.0.0.1", 0), help="ADDR[:PORT] (default: 127.0.0.1)")
-    add("--cast-port", type=_port, default=0, help="port of the region server (default: any)")
-    add("--stage-port", type=_port, default=0, help="port for links between stages (default: any)")
+    add("--cast-port", type=tcp_port, default=0, help="port of the region server (default: any)")
+    add("--stage-port", type=tcp_port, default=0, help="port for links between stages (default: any)")
     add("--advertise", help="address that others reach this node at (default: the one listened on)")
     add("--device", type=_device, default="auto", help="auto, cpu, cuda:N or emulated:GPU (default: auto)")
     add(
@@ -176,8 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cast-tls-key", type=Path, help="the certificate's key")
     add("--cast-tls-ca", type=Path, help="the authority whose certificates other nodes must show")
     add("--allow-handlers", action="store_true", help="run users' own handler code on this node")
-    add("--threads", type=_count, help="compute threads (default: cores divided by --nodes-hint)")
-    add("--nodes-hint", type=_count, default=1, help="how many nodes share this machine (default: 1)")
+    add("--threads", type=count, help="compute threads (default: cores divided by --nodes-hint)")
+    add("--nodes-hint", type=count, default=1, help="how many nodes share this machine (default: 1)")
     add("--lease-s", type=_positive, default=6.0, help="life of the node's lease in seconds (default: 6)")
     add(
         "--grace",
@@ -274,18 +275,6 @@ def _interval(text: str) -> float:
     return seconds
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 4096")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return int(text)
-
-
 def _address(text: str) -> tuple[str, int]:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -296,7 +285,7 @@ def _address(text: str) -> tuple[str, int]:
         host, _, port = text.partition(":")
     if not host:
         raise argparse.ArgumentTypeError(f"{text!r} names no address")
-    return host, _port(port) if port else 0
+    return host, tcp_port(port) if port else 0
 
 
 def _reachable(host: str) -> str:

@@ -19,3 +19,17 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    """An argparse type for whole numbers with bounds."""
+
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return convert
+
+
+tcp_port = number(0, 65535)

@@ -44,7 +44,7 @@ def test_all_flags(tmp_path: Path) -> None:
         ([*LEAST, "--colour", "red"], SECRET, "--colour"),
         ([*LEAST, "--gpu-mem", "2GiB"], SECRET, "--gpu-mem"),
         ([*LEAST, "--device", "tpu"], SECRET, "neither auto, cpu, cuda:N nor emulated:GPU"),
-        ([*LEAST, "--listen", "1.2.3.4:port"], SECRET, "'port' is not a port"),
+        ([*LEAST, "--listen", "1.2.3.4:port"], SECRET, "'port' is not a number from 0 to 65535"),
         ([*LEAST, "--lease-s", "0"], SECRET, "not between 0.1 and 3600"),
         ([*LEAST, "--node-id", "a/b"], SECRET, "letters, digits"),
         ([*LEAST, "--grace", "5"], SECRET, "no unit"),
