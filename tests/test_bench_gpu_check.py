@@ -34,7 +34,8 @@ main(sys.argv[1:])
 
 
 def test_the_cpu_part_finds_all_well(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _RUN, "--device", "cpu", "--json", str(tmp_path / "check.json")]
+    command = [sys.executable, "-c", _RUN, "--device", "cpu", "--budget", "3600"]
+    command += ["--json", str(tmp_path / "check.json")]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )

@@ -15,6 +15,7 @@ from benchmarks.chaos_load import Asked, Fate
 from benchmarks.chaos_run import Chaos, Storm, close_books, platform, rage
 from benchmarks.chaos_watch import Growth, anonymous, descriptors
 from registry.usage import GpuSlice
+from tests.patience import PATIENCE_S
 from tests.registry_records import request
 
 GATEWAY, REDIS = Part(Kind.GATEWAY, "gateway"), Part(Kind.REDIS, "redis")
@@ -50,7 +51,8 @@ def test_nothing_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     with platform(tmp_path, findings, nodes=3, gateways=2) as cluster:
         # The bounds are wide, as tests run on busy machines; the benchmark has the true ones.
         each = Counter(Kind)
-        storm = Storm(seed=11, kills=6, deck=each, clients=5, tokens=48, limit_s=60.0, recovery_s=60.0)
+        bounds = {"limit_s": PATIENCE_S, "recovery_s": PATIENCE_S}
+        storm = Storm(seed=11, kills=6, deck=each, clients=5, tokens=48, **bounds)
 
         async def run() -> tuple[Chaos, dict[str, object]]:
             chaos = await rage(cluster, findings, storm)

@@ -299,7 +299,7 @@ def test_while_the_state_is_away_routes_keep_serving_and_starts_wait() -> None:
 
 def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:
     async def main() -> None:
-        async with open_cluster(1, ttl_s=0.1) as cluster:
+        async with open_cluster(1, ttl_s=1.0) as cluster:
             version = await cluster.deploy()
             assert version.image == digest("image-1")
             await cluster.control.changes.wait_for(lambda: not cluster.control.directory.nodes())

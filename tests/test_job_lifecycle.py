@@ -14,7 +14,7 @@ from tests.checkpoints import write_checkpoint
 from tests.patience import PATIENCE_S
 from tests.platform_fixture import Platform
 
-READY_LIMIT_S = 12.0  # or, on a slow machine, three times what the first start took
+READY_LIMIT_S = 60.0  # or, on a slow machine, three times what the first start took; an idle one needs 4
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_redeploy_switches_without_a_failed_request(own: Platform, tmp_path: P
             for _ in range(4):
                 callers.create_task(load(stop))
             await asyncio.to_thread(own.run, "deploy", str(tmp_path / "two"), "--name", "small")
-            await asyncio.to_thread(own.until, "the new version answers", lambda: ask(own) == "2")
+            await asyncio.to_thread(own.until, "the new version answers", lambda: "2" in versions)
             stop.set()
 
     asyncio.run(switch())
