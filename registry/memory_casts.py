@@ -48,9 +48,12 @@ class MemoryCasts:
 
     def _told(self, record: CastRecord, brief: bool) -> Iterator[CastProgress]:
         told = self._progress.get(record.cast_id, {})
+        if not brief:
+            yield from (one for _, one in sorted(told.items()))
+            return
         for node in sorted(member.node for member in record.members):
             if node in told:
-                yield told[node].brief if brief else told[node]
+                yield told[node].brief
 
     def _keep(self, cast_id: str) -> None:
         self._expires_at[cast_id] = self._clock.monotonic_s() + CAST_TTL_S

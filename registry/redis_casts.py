@@ -1,5 +1,7 @@
 """Casts in Redis: what was planned, and what each node tells of its part."""
 
+from collections.abc import Iterator, Mapping
+
 from registry import keys
 from registry.cast import CastDetails, CastProgress, CastRecord, CastStatus, in_order
 from registry.change import CastChanged, CastPartEnded
@@ -105,21 +107,21 @@ class RedisCasts(RedisStore):
         ]
 
     async def _told(self, record: CastRecord, brief: bool) -> tuple[CastProgress, ...]:
-        """What the members told of their parts, by node; without the details if `brief`."""
+        """What nodes told of their parts, by node; if `brief`, only the members, and without details."""
         key = keys.cast(record.cast_id)
-        nodes = sorted(member.node for member in record.members)
+        if not brief:
+            flat = await self._redis.call("HGETALL", key)
+            return tuple(_whole(dict(zip(flat[::2], flat[1::2], strict=True)), key))
+        fields = [f"node {node}" for node in sorted(member.node for member in record.members)]
         told: list[CastProgress] = []
-        for begin in range(0, len(nodes), _AT_ONCE):
-            group = nodes[begin : begin + _AT_ONCE]
-            fields = [f"node {node}" for node in group]
-            if not brief:
-                fields += [f"more {node}" for node in group]
-            raw = await self._redis.call("HMGET", key, *fields)
-            for index in range(len(group)):
-                if raw[index] is None:
-                    continue
-                progress = decode(CastProgress, raw[index], key)
-                if not brief and raw[len(group) + index] is not None:
-                    progress = progress.with_details(decode(CastDetails, raw[len(group) + index], key))
-                told.append(progress)
+        for begin in range(0, len(fields), _AT_ONCE):
+            raw = await self._redis.call("HMGET", key, *fields[begin : begin + _AT_ONCE])
+            told += [decode(CastProgress, one, key) for one in raw if one is not None]
         return tuple(told)
+
+
+def _whole(fields: Mapping[bytes, bytes], key: str) -> Iterator[CastProgress]:
+    for name in sorted(name for name in fields if name.startswith(b"node ")):
+        progress = decode(CastProgress, fields[name], key)
+        details = fields.get(b"more " + name.removeprefix(b"node "))
+        yield progress if details is None else progress.with_details(decode(CastDetails, details, key))

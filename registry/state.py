@@ -123,7 +123,7 @@ class ClusterState(Protocol):
         self, beginning: str = "", *, function: str | None = None, brief: bool = False
     ) -> list[CastStatus]:
         """Those that are kept, of the function if one is named, and whose ids begin so, the latest first.
-        With `brief` the details of what was told are not read (CastDetails)."""
+        With `brief` only what its members told is read, without the details (CastDetails)."""
         ...
 
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:

@@ -78,3 +78,24 @@ def test_three_images_in_four_places_are_never_read_from_disk_twice(
     ]
     tight.until("each image has one keeper", lambda: sorted(kept()) == sorted(images.values()))
     assert read() == sizes
+
+
+def test_the_nodes_of_a_host_share_one_copy(packed: dict[str, Path], tmp_path: Path) -> None:
+    made = Platform(
+        data=tmp_path,
+        flags=("--nodes", "2", "--hosts", "1", "--gpu-memory", "64MiB", "--host-memory", "64MiB"),
+    )
+    made.up()
+    try:
+        deployed = made.json("deploy", str(packed["one"]), "--name", "one", "--keep-alive", "10m")
+        made.run("scale", "one", "--instances", "2")
+        assert {instance["node"] for instance in made.instances("one")} == {"node-0", "node-1"}
+        assert [image for row in host_copies(made).values() for image in row] == [deployed["image"]]
+        read = lambda: made.counter("disk_read_bytes") + made.counter("store_read_bytes")  # noqa: E731
+        made.until("the counters show the load", lambda: read() == deployed["bytes"])
+        assert made.counter("cast_recv_bytes") == 0
+        # As many bytes of the host's memory as one copy takes, whichever node one asks.
+        (free,) = {node["host_free_bytes"] for node in made.nodes()}
+        assert (64 << 20) - free < 2 * deployed["bytes"]
+    finally:
+        made.down()
