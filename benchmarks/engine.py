@@ -11,6 +11,9 @@ the product of a matrix and a vector).
 `pipeline` is the same engine cut into `--stages` stages, all in this process and with one step under way, so
 that what it takes longer than `hypercast` is what stages cost: `stage_ms` of each step on each stage. What
 passes between nodes comes on top. On a GPU it also lacks the graphs of whole engines.
+
+`processes`, on a CPU, is such a pipeline of as many processes, connected by sockets as nodes are (`--links`):
+`hop_ms` is what a step takes while no stage computes, for each of its hops, of which it makes one a stage.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -28,6 +32,7 @@ import torch
 from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.arguments import at_least, listed, parser_of
+from benchmarks.engine_stages import ProcessPipeline, processes_of
 from benchmarks.machine import describe_machine, tell_records
 from benchmarks.random_model import RandomModel, llama_125m, random_model
 from invoker.engine.conductor import Conductor, PipelineShape
@@ -61,7 +66,9 @@ class Contender:
     batch: int
     generate: Callable[[Prompts], Generated]
     stages: int = 0
+    used_s: Callable[[], float] = float  # by computing, so far, where that is known
     rounds: list[Generated] = field(default_factory=list)
+    computed_s: list[float] = field(default_factory=list)  # by round
 
 
 def make_engine(
@@ -106,16 +113,8 @@ def make_pipeline(
 def run_engine(engine: GenerateEngine, prompts: Prompts, length: int) -> Generated:
     """Have the engine generate for all prompts at once."""
     began_s = time.perf_counter()
-    for index, prompt in enumerate(prompts):
-        engine.add(
-            NewSequence(
-                request_id=str(index),
-                prompt_ids=prompt,
-                generated_ids=(),
-                sampling=Sampling(max_tokens=length, temperature=0.0, ignore_eos=True),
-                flow=str(index),
-            )
-        )
+    for sequence in _sequences(prompts, length):
+        engine.add(sequence)
     tokens: list[list[int]] = [[] for _ in prompts]
     first_s = [0.0] * len(prompts)
     while engine.has_work:
@@ -130,6 +129,27 @@ def run_engine(engine: GenerateEngine, prompts: Prompts, length: int) -> Generat
     return Generated(
         seconds=time.perf_counter() - began_s, first_s=tuple(first_s), tokens=tuple(map(tuple, tokens))
     )
+
+
+def run_processes(pipeline: ProcessPipeline, prompts: Prompts, length: int) -> Generated:
+    """As run_engine, by processes."""
+    began_s = time.perf_counter()
+    came = pipeline.generate(_sequences(prompts, length))
+    return Generated(
+        seconds=time.perf_counter() - began_s,
+        first_s=tuple(tokens[0][0] for tokens in came),
+        tokens=tuple(tuple(token for _, token in tokens) for tokens in came),
+    )
+
+
+def _sequences(prompts: Prompts, length: int) -> list[NewSequence]:
+    sampling = Sampling(max_tokens=length, temperature=0.0, ignore_eos=True)
+    return [
+        NewSequence(
+            request_id=str(index), prompt_ids=prompt, generated_ids=(), sampling=sampling, flow=str(index)
+        )
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 _ROW_BYTES = 4096
@@ -210,14 +230,18 @@ def contenders(
     model: RandomModel,
     engine: DecoderEngine,
     pipelines: Mapping[int, LocalPipeline],
+    processes: Mapping[int, ProcessPipeline],
     batches: Sequence[int],
     length: int,
 ) -> list[Contender]:
-    """Who generates how, for each batch size; the pipelines by their number of stages."""
+    """Who generates how, for each batch size; pipelines by their number of stages."""
     found = []
 
     def ours(engine: GenerateEngine, prompts: Prompts) -> Generated:
         return run_engine(engine, prompts, length)
+
+    def by_processes(pipeline: ProcessPipeline, prompts: Prompts) -> Generated:
+        return run_processes(pipeline, prompts, length)
 
     def theirs(prompts: Prompts) -> Generated:
         return run_transformers(model, prompts, length)
@@ -237,6 +261,9 @@ def contenders(
             Contender("pipeline", mode, batch, partial(ours, pipeline), stages)
             for stages, pipeline in pipelines.items()
         ]
+        for stages, apart in processes.items():
+            generate = partial(by_processes, apart)
+            found.append(Contender("processes", mode, batch, generate, stages, apart.used_s))
     return found
 
 
@@ -246,9 +273,11 @@ def measure(model: RandomModel, runners: Sequence[Contender], prompts: Prompts, 
     for number in range(-1, rounds):
         reads.append(read_seconds(model))
         for runner in runners:
+            before_s = runner.used_s()
             generated = runner.generate(prompts[: runner.batch])
             if number >= 0:
                 runner.rounds.append(generated)
+                runner.computed_s.append(runner.used_s() - before_s)
     return min(reads)
 
 
@@ -257,6 +286,10 @@ def record(runner: Contender, length: int, read_s: float, common: dict[str, obje
     median_s = statistics.median(seconds)
     steps = length * (runner.batch if runner.mode == "sequential" else 1)
     stages = {"stages": runner.stages} if runner.stages else {}
+    hops: dict[str, float] = {}
+    if runner.name == "processes":
+        outside = [all_s - s for all_s, s in zip(seconds, runner.computed_s, strict=True)]
+        hops["hop_ms"] = statistics.median(outside) * 1e3 / (length * runner.stages)
     return {
         "name": runner.name,
         "params": {"batch": runner.batch, "mode": runner.mode, **stages, **common},
@@ -266,6 +299,7 @@ def record(runner: Contender, length: int, read_s: float, common: dict[str, obje
         "ttft_s": statistics.median(first for one in runner.rounds for first in one.first_s),
         "limit_s": steps * read_s,
         "ratio_to_limit": median_s / (steps * read_s),
+        **hops,
     }
 
 
@@ -274,7 +308,7 @@ def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
     whole = {row["params"]["batch"]: row["median_s"] for row in rows if row["name"] == "hypercast"}
     for row in rows:
         stages = row["params"].get("stages")
-        if stages:
+        if stages and row["name"] == "pipeline":
             more_s = row["median_s"] - whole[row["params"]["batch"]]
             row["stage_ms"] = more_s * 1e3 / (length * stages)
 
@@ -301,9 +335,24 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
         for count in args.stages
         if count <= model.spec.manifest.num_layers
     }
-    runners = contenders(model, engine, pipelines, args.batch, args.tokens)
-    with torch.inference_mode():
-        read_s = measure(model, runners, prompts, args.rounds)
+    with ExitStack() as stack:
+        processes = {
+            count: stack.enter_context(
+                processes_of(
+                    model,
+                    max(args.batch),
+                    count,
+                    LayerPath(args.path),
+                    torch.get_num_threads(),
+                    local=args.links == "unix",
+                )
+            )
+            for count in pipelines
+            if count > 1 and args.device == "cpu" and args.links != "off"
+        }
+        runners = contenders(model, engine, pipelines, processes, args.batch, args.tokens)
+        with torch.inference_mode():
+            read_s = measure(model, runners, prompts, args.rounds)
     common: dict[str, object] = {
         "device": args.device,
         "dtype": dtype,
@@ -313,6 +362,7 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
         "threads": torch.get_num_threads(),
         "path": args.path,
         "graphs": args.graphs,
+        "links": args.links,
         "weight_bytes": model.spec.manifest.nbytes,
         "read_gb_per_s": model.spec.manifest.nbytes / read_s / 1e9,
         "tokens_equal": equal_tokens(runners),
@@ -328,9 +378,12 @@ def show(row: dict[str, Any]) -> str:
     """One line for people."""
     params = row["params"]
     name = f"{params['stages']} stages" if "stages" in params else row["name"]
+    if "hop_ms" in row:
+        name = f"{params['stages']} processes"
+    hop = f"  a hop {row['hop_ms']:.3f} ms" if "hop_ms" in row else ""
     return (
         f"{name:12} batch {params['batch']:2} {params['mode']:10} {row['tokens_per_s']:8.1f} tokens/s"
-        f"  first token {row['ttft_s'] * 1e3:7.1f} ms  {row['ratio_to_limit']:5.2f} x the limit"
+        f"  first token {row['ttft_s'] * 1e3:7.1f} ms  {row['ratio_to_limit']:5.2f} x the limit{hop}"
     )
 
 
@@ -341,6 +394,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=listed(at_least(1)), default=[1, 8], help="batch sizes, such as 1,8")
     parser.add_argument(
         "--stages", type=listed(at_least(1)), default=[2, 4], help="of pipelines, such as 2,4"
+    )
+    parser.add_argument(
+        "--links", choices=["unix", "tcp", "off"], default="unix", help="between stages in processes"
     )
     parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")

@@ -37,7 +37,7 @@ def test_a_random_model_is_the_same_to_engine_and_transformers(config: PreTraine
 
 
 def test_the_records_of_the_benchmark() -> None:
-    args = parse(["--batch", "1,2", "--prompt", "4", "--tokens", "5", "--rounds", "1"])
+    args = parse(["--batch", "1,2", "--prompt", "4", "--tokens", "5", "--rounds", "1", "--links", "off"])
     rows = run(args, CONFIGS["llama"])
     told = [
         (row["name"], row["params"]["batch"], row["params"]["mode"], row["params"].get("stages"))
