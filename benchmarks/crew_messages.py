@@ -18,12 +18,14 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 
 class CastTask(msgspec.Struct, frozen=True, kw_only=True):
-    """How ours is to cast; peers have no choice in it. `window` is how many blocks a node pulls at once."""
+    """How ours is to cast; peers have no choice in it. `window` is how many blocks a node pulls at once,
+    `in_turn` whether they come one at a time instead, in the order of the plan's steps."""
 
     planner: str
     blocks: int
     sources: int
     window: int
+    in_turn: bool = False
 
 
 class NodeAt(msgspec.Struct, frozen=True, kw_only=True):

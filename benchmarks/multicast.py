@@ -51,7 +51,7 @@ from benchmarks.owner import own_folder
 from benchmarks.processes import Processes
 from benchmarks.testbed import Testbed, TestbedError
 from benchmarks.testbed_plan import LinkShape
-from rdmacast.planners.automatic import LinkFacts, choose_planner
+from rdmacast.planners.automatic import LinkFacts, choose_planner, comes_in_turn
 from rdmacast.planners.catalog import PLANNERS
 
 AUTO = "auto"
@@ -105,12 +105,18 @@ def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator
         if planner == AUTO:
             facts = LinkFacts(bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
-            task = CastTask(planner=chosen.planner, blocks=chosen.blocks, sources=sources, window=args.window)
+            task = task_of(args, chosen.planner, chosen.blocks, sources)
             yield Contender(AUTO, crew, nodes, task, reason=chosen.reason)
             continue
         for blocks in args.blocks if planner not in COPIES else (1,):
-            task = CastTask(planner=planner, blocks=blocks, sources=sources, window=args.window)
-            yield Contender(planner, crew, nodes, task)
+            yield Contender(planner, crew, nodes, task_of(args, planner, blocks, sources))
+
+
+def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -> CastTask:
+    in_turn = (
+        not args.loose and args.transport == "tcp" and comes_in_turn(planner, args.size / blocks, args.rate)
+    )
+    return CastTask(planner=planner, blocks=blocks, sources=sources, window=args.window, in_turn=in_turn)
 
 
 def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
@@ -147,6 +153,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"of {', '.join(planners)} (default binomial,chain,tree)",
     )
     add("--blocks", type=listed(at_least(1)), default="128", help="of a cast; as in 64,128 (default 128)")
+    add(
+        "--loose",
+        action="store_true",
+        help="let pipelines of coarse blocks run ahead of their steps, as those of fine blocks do",
+    )
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls at once (default 3)")
     add("--latency", type=float, default=0.0005, help="for auto: seconds of a hop (default 0.0005)")
     add("--restart", type=float, default=0.0005, help="for auto: seconds of a change of partner, a block")

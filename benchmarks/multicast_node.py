@@ -153,6 +153,7 @@ def spec_of(order: Prepare, task: CastTask) -> CastSpec:
         members=tuple(member(rank, node) for rank, node in enumerate(order.nodes)),
         sources=tuple(range(task.sources)),
         planner=task.planner,
+        in_turn=task.in_turn,
     )
 
 

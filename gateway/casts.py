@@ -227,6 +227,7 @@ def new_cast(
         planned=len(order),
         started_at=wall_s,
         edge=decision.edge,
+        in_turn=decision.in_turn,
     )
 
 

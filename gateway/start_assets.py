@@ -81,4 +81,5 @@ def cast_ref(record: CastRecord) -> CastRef:
         sources=record.sources,
         planned=record.planned,
         edge=record.edge,
+        in_turn=record.in_turn,
     )

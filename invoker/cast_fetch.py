@@ -72,6 +72,7 @@ def cast_spec(ref: CastRef, region: str, nbytes: int) -> CastSpec:
         sources=ref.sources,
         planned=ref.planned,
         edge=ref.edge,
+        in_turn=ref.in_turn,
         planner=ref.planner,
         epoch=ref.epoch,
     )

@@ -9,8 +9,9 @@ from typing import Self
 
 from rdmacast.cast_spec import CastSpec
 from rdmacast.connector import Connector, PeerLinks
+from rdmacast.due import Due
 from rdmacast.errors import CastError, NotShared
-from rdmacast.transport import Began, Check, CheckingLink, Choice, Link
+from rdmacast.transport import Began, Check, CheckingLink, Choice, Link, TurnLink
 from rdmacast.waiting import run_in_thread
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,11 @@ class BlockReads:
         """By a peer's address: the transport that served it last, and why."""
         return self._links.choices
 
-    async def read(self, block: int, source: int, began: Began) -> Came:
-        """Fill the block's place in the buffer. Raises CastError, and what `check` and `prepare` raise."""
+    async def read(self, block: int, source: int, began: Began, due: Due | None = None) -> Came:
+        """Fill the block's place in the buffer, in its turn where it is due.
+
+        Raises CastError, and what `check` and `prepare` raise.
+        """
         offset, nbytes = self._spec.extent(block)
         into, prepare = self._buffer[offset : offset + nbytes], self._prepare
         if prepare is not None:
@@ -72,7 +76,7 @@ class BlockReads:
             link = None
             try:
                 link = await self._links.get(source)
-                return Came(link.transport, await self._read_over(link, offset, into, began))
+                return Came(link.transport, await self._read_over(link, offset, into, began, due))
             except NotShared as error:
                 if link is None:
                     raise
@@ -82,12 +86,17 @@ class BlockReads:
                 self._links.forget(source, link)
                 raise
 
-    async def _read_over(self, link: Link, offset: int, into: memoryview, began: Began) -> Sequence[int]:
+    async def _read_over(
+        self, link: Link, offset: int, into: memoryview, began: Began, due: Due | None
+    ) -> Sequence[int]:
         """The damaged units of what came."""
         region, check = self._spec.region, self._check
         if isinstance(link, CheckingLink):
             return await link.read_checked(region, offset, into, check, self._check_bytes, began)
-        await link.read_into(region, offset, into, began)
+        if due is not None and isinstance(link, TurnLink):
+            await link.read_in_turn(region, offset, into, due, began)
+        else:
+            await link.read_into(region, offset, into, began)
         if len(into) <= _CHECKED_HERE_BYTES:
             return check(offset, into)
         return await run_in_thread(self._executor, lambda: check(offset, into))

@@ -76,6 +76,7 @@ class Cast:
         self._region = region
         order = spec.order(self._node) or ()
         self._planned = {block: source for source, block in order}
+        self._dues = spec.dues(self._node)
         self._kept = tuple(range(spec.blocks) if self._node in spec.sources else sorted(set(held)))
         self._session = Session(
             blocks=spec.blocks,
@@ -84,6 +85,7 @@ class Cast:
             held=self._kept,
             epoch=spec.epoch,
             shift=spec.blocks * self._node // len(spec.members),
+            in_turn=bool(self._dues),
             settings=settings,
         )
         self._steering = Steering(spec, self._node)
@@ -273,7 +275,10 @@ class Cast:
     # Pulls.
 
     def _pull(self, pull: Pull) -> "asyncio.Task[Came]":
-        return asyncio.create_task(self._reads.read(pull.block, pull.source, partial(self._began, pull)))
+        planned = self._session.in_turn and self._planned.get(pull.block) == pull.source
+        due = self._dues.get(pull.block) if planned else None
+        began = partial(self._began, pull)
+        return asyncio.create_task(self._reads.read(pull.block, pull.source, began, due))
 
     def _began(self, pull: Pull) -> None:
         """The source begins to give the block: it waits for none any more, nor for its turn."""

@@ -1,12 +1,14 @@
 """What a node must know to take part in a cast (pure)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from rdmacast.due import Due, mark_of
 from rdmacast.have_map import MAX_BLOCKS
 from rdmacast.plan import CastShape
 from rdmacast.planners.catalog import PLANNERS
 from rdmacast.planners.own_part import Order
+from rdmacast.planners.steps import steps_of
 from rdmacast.pull_report import MAX_CAST_BYTES, MOST_SLOW
 from rdmacast.stragglers import order_around
 from rdmacast.transport import PeerAddress
@@ -26,7 +28,9 @@ class CastSpec:
 
     `sources` hold everything. Each node works out its own part from the planner's name. Members from
     `planned` on joined later and have no part in the plan: they take blocks from whoever has them. Those of
-    the `edge` are slow, and get what the others have. `epoch` is above that of any earlier life of the node.
+    the `edge` are slow, and get what the others have. With `in_turn` blocks leave and come in
+    the order of the plan's steps, one at a time: for blocks that take long beside what asking for one takes.
+    `epoch` is above that of any earlier life of the node.
     """
 
     cast: str
@@ -38,6 +42,7 @@ class CastSpec:
     planned: int | None = None
     edge: tuple[int, ...] = ()
     planner: str = "binomial"
+    in_turn: bool = False
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -81,6 +86,14 @@ class CastSpec:
         """(offset, size) of a block in the region."""
         offset = block * self.block_bytes
         return offset, min(self.block_bytes, self.nbytes - offset)
+
+    def dues(self, node: int) -> Mapping[int, Due]:
+        """When each block is due at the node, if they come in turn."""
+        if not self.in_turn or self.edge or node >= self._planned:
+            return {}
+        mark = mark_of(self.cast)
+        steps = steps_of(self.planner, self.shape, node)
+        return {block: Due(mark=mark, step=step, after=after) for block, (step, after) in steps.items()}
 
     def order(self, node: int, slow: Collection[int] | None = None) -> Order | None:
         """The node's own part of the plan around the slow nodes (those of the edge, unless others are given);

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from rdmacast.connection import dial
 from rdmacast.cuda_ipc_memory import LentMemory
+from rdmacast.due import Due
 from rdmacast.errors import CastError, LinkClosed, NotShared, ProtocolError, RegionGone
 from rdmacast.frames import (
     Cancel,
@@ -31,6 +32,7 @@ from rdmacast.frames import (
     Ready,
     Show,
     Shown,
+    Take,
     Wait,
 )
 from rdmacast.framing import CastProtocol
@@ -41,13 +43,14 @@ from rdmacast.transport import Began
 from rdmacast.verbs_address import Answering, QueuePairAddress, RemoteMemory
 from rdmacast.wire import SERVICE
 
-Request = Read | Wait | Locate | Pair | Expose | Lend | Meet | Show
+Request = Read | Take | Wait | Locate | Pair | Expose | Lend | Meet | Show
 Answer = Data | Ready | Location | Paired | Exposed | Lent | Met | Shown
 A = TypeVar("A", Ready, Exposed, Lent, Met, Shown)
 T = TypeVar("T")
 
 _ANSWERS: Mapping[type, type] = {
     Read: Data,
+    Take: Data,
     Wait: Ready,
     Locate: Location,
     Pair: Paired,
@@ -85,9 +88,17 @@ class ClientLink(CastProtocol):
         """The server's greeting. Raises LinkClosed or ProtocolError."""
         return await asyncio.shield(self._hello)
 
-    async def read(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read(
+        self,
+        region: str,
+        offset: int,
+        into: memoryview,
+        began: Began | None = None,
+        due: Due | None = None,
+    ) -> None:
         """Fill `into` (at most the server's longest read) from the region; `began` as of Link."""
-        await self._ask(Read(self._new_id(), region, offset, len(into)), into, began)
+        range_ = self._new_id(), region, offset, len(into)
+        await self._ask(Read(*range_) if due is None else Take(*range_, due), into, began)
 
     async def locate(self, region: str) -> Location:
         answer = await self._ask(Locate(self._new_id(), region), None)
@@ -188,7 +199,7 @@ class ClientLink(CastProtocol):
 
     def payload_buffer(self, data: Data) -> memoryview | None:
         pending = self._pending.get(data.id)
-        if pending is None or not isinstance(pending.request, Read):
+        if pending is None or not isinstance(pending.request, Read | Take):
             raise ProtocolError(f"DATA came for {data.id}, which is no read of ours")
         if data.length != pending.request.length:
             raise ProtocolError(f"{data.length} bytes came, {pending.request.length} were asked for")

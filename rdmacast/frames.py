@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from rdmacast.cuda_ipc_memory import LentMemory
+from rdmacast.due import Due
 from rdmacast.have_map import HaveMap
 from rdmacast.nixl_memory import Meeting, ShownMemory
 from rdmacast.pull_report import PullReport, Verdict
@@ -37,6 +38,7 @@ class Kind(IntEnum):
     SHOWN = 24
     TELL = 25
     STEER = 26
+    TAKE = 27
 
 
 class ErrorCode(IntEnum):
@@ -67,6 +69,13 @@ class RangeRequest:
 
 class Read(RangeRequest):
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Take(RangeRequest):
+    """A READ that is to be answered in its turn by a plan."""
+
+    due: Due
 
 
 class Wait(RangeRequest):

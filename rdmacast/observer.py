@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from rdmacast.pull_report import MOST_ENDED, MOST_PLANS, MOST_SLOW, PullReport, TimedPull, Verdict
-from rdmacast.stragglers import Pulled, slow_nodes
+from rdmacast.stragglers import Pulled, beside, slow_nodes
 
 LEAST_MEMBERS = 4  # with fewer nobody can say who is slow
 _MOST_CASTS = 64
@@ -65,6 +65,7 @@ class Observer:
         self._verdict = Verdict(plan=0, slow=())
         self._looked_s = float("-inf")
         self._found = Counter[int]()  # in how many looks up to the last
+        self._suspects: frozenset[int] = frozenset()  # others may have been blamed for them
 
     def __repr__(self) -> str:
         return f"Observer({len(self._tellers)} nodes, {self._verdict})"
@@ -103,11 +104,12 @@ class Observer:
             for pull in teller.pulls(node, most)
             if pull.source not in known
         ]
-        slow = slow_nodes(pulls)
+        slow = slow_nodes(pulls, self._suspects)
         self._found = Counter({node: self._found[node] + 1 for node in slow})
         sure = {node for node, looks in self._found.items() if looks >= _LOOKS}
         if not sure or len(known | sure) > MOST_SLOW:
             return None
+        self._suspects |= beside(pulls, sure)
         self._take(Verdict(plan=self._verdict.plan + 1, slow=tuple(sorted(known | sure))))
         return self._verdict
 

@@ -35,6 +35,7 @@ from rdmacast.frames import (
     Show,
     Shown,
     Steer,
+    Take,
     Tell,
     Wait,
     Watch,
@@ -207,7 +208,7 @@ class ServerLink(CastProtocol):
     async def _answer(self, request: Request) -> None:
         try:
             match request:
-                case Read():
+                case Read() | Take():
                     await self._serve_read(request)
                 case Wait():
                     await self._serve_wait(request)
@@ -240,12 +241,13 @@ class ServerLink(CastProtocol):
             logger.exception("a request for a region failed")
             self.send(Error(request.id, ErrorCode.INTERNAL, "a fault in the server; see its log"))
 
-    async def _serve_read(self, request: Read) -> None:
+    async def _serve_read(self, request: Read | Take) -> None:
         async with self._present(request) as published:
             view = published.source.view(request.offset, request.length)
             # A pacer shares the rate by itself.
-            turn = self._turns.turn(request.length, request.offset) if self._pacer is None else nullcontext()
-            async with self._turn, turn:
+            due = request.due if isinstance(request, Take) else None
+            turns = self._turns.turn(request.length, request.offset, due)
+            async with self._turn, turns if self._pacer is None else nullcontext():
                 self._sending = request.id
                 try:
                     await self._send_payload(Data(request.id, request.length), view)

@@ -39,7 +39,8 @@ class SessionState(Enum):
 class Session:
     """`order` is the node's part of the plan: (source, block) in the order to pull; `held` what it kept
     from before; `peers` are the other nodes of the cast, planned sources or not. Where nodes turn from one
-    that is lost, each begins with the blocks from its `shift` on."""
+    that is lost, each begins with the blocks from its `shift` on. With `in_turn` blocks are pulled one at a
+    time in the plan's order, each once its source takes part, until anything goes wrong."""
 
     def __init__(
         self,
@@ -50,11 +51,13 @@ class Session:
         held: Iterable[int] = (),
         epoch: int = 0,
         shift: int = 0,
+        in_turn: bool = False,
         settings: SessionSettings | None = None,
     ) -> None:
         self._settings = settings or SessionSettings()
         self._blocks = blocks
         self._shift = shift
+        self._in_turn = in_turn
         self._all = (1 << blocks) - 1
         self._held = bits_of(held) & self._all
         self._epoch = epoch
@@ -106,6 +109,11 @@ class Session:
     def given_up(self) -> Mapping[int, str]:
         """Peers of which nothing was expected any more at some time, and why the last time."""
         return MappingProxyType(self._given_up)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether all goes by the plan's steps so far."""
+        return self._in_turn
 
     @property
     def deadline_s(self) -> float | None:
@@ -181,7 +189,7 @@ class Session:
         """A plan for what is missing; one that is not of a higher number than the last is ignored."""
         if number <= self._plan:
             return []
-        self._plan = number
+        self._plan, self._in_turn = number, False
         self._peers.forget_pulls()
         self._planned.take(order, self._held)
         moved = self._drop_waiting(
@@ -250,7 +258,8 @@ class Session:
         if slow_s is None or not self._peers.has_quick_giver(pull.block, pull.source):
             return limit_s
         if under_way.began_s is None:
-            return min(limit_s, under_way.held_s + LATE * slow_s)
+            wait = LATE * LATE if self._in_turn else LATE  # in turn a source gives nothing before its step
+            return min(limit_s, under_way.held_s + wait * slow_s)
         return min(limit_s, self._shares.reached_s(under_way.began + LATE * slow_s))
 
     def _forgive(self, now_s: float) -> None:
@@ -269,7 +278,7 @@ class Session:
     def _stalled(self, number: int, under_way: PullUnderWay, now_s: float) -> list[Action]:
         assert under_way.held_s is not None
         pull, age_s = under_way.pull, now_s - under_way.held_s
-        under_way.dropped = True
+        under_way.dropped, self._in_turn = True, False
         actions: list[Action] = [Drop(number, f"no block after {age_s:.3g} s", late=True)]
         self._peers.stalled(pull.source)
         if age_s >= self._settings.pull_timeout_s and self._peers.failed(
@@ -289,6 +298,7 @@ class Session:
 
     def _lose_patience(self, now_s: float) -> list[Action]:
         """Stop waiting for planned sources that do not get what they are to pass on; ask who has what."""
+        self._in_turn = False
         for block in blocks_in(self._all & ~self._held):
             source = self._planned.source(block)
             if source is not None and not self._peers.gives(source, block):
@@ -305,7 +315,7 @@ class Session:
     def _give_up(self, peer: int, reason: str) -> list[Action]:
         """Nothing is expected of the peer any more."""
         self._peers.lost(peer)
-        self._given_up[peer] = reason
+        self._given_up[peer], self._in_turn = reason, False
         self._questions.clear()  # all are asked anew, by those who call this
         dropped: list[Action] = []
         for number, under_way in self._under_way.items():
@@ -323,6 +333,7 @@ class Session:
     def _ended_badly(self, number: int, now_s: float, *, whole_peer: bool) -> list[Action]:
         under_way = self._under_way.pop(number)
         self._ended(under_way, now_s)
+        self._in_turn = False
         if self._state is not SessionState.RUNNING:
             return []
         actions: list[Action] = [Publish()]
@@ -367,8 +378,9 @@ class Session:
 
     def _pull_more(self, now_s: float) -> list[Action]:
         under_way = [pull for pull in self._under_way.values() if not pull.dropped]
-        room = self._settings.window - len(under_way)
-        is_idle = sum(pull.is_coming for pull in under_way) < min(2, self._settings.window)
+        room = (1 if self._in_turn else self._settings.window) - len(under_way)
+        coming = sum(pull.is_coming for pull in under_way)
+        is_idle = not self._in_turn and coming < min(2, self._settings.window)
         if room <= 0 and not is_idle:
             return []
         started: list[Action] = []
@@ -396,6 +408,8 @@ class Session:
                 continue
             if expected & bit and source is not None:
                 if not there & bit and (room <= 0 or not self._peers.may_wait_at(source)):
+                    if self._in_turn:
+                        return
                     continue
             elif others:
                 source, block = self._replanned(others)

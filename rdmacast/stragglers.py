@@ -47,22 +47,26 @@ class Pulled:
         return self.until_s - self.began_s
 
 
-def slow_nodes(pulls: Sequence[Pulled]) -> frozenset[int]:
+def slow_nodes(pulls: Sequence[Pulled], suspects: Collection[int] = ()) -> frozenset[int]:
     """Nodes most of whose pulls were slow, though not because of another slow node.
 
-    Who has most slow pulls is blamed first, and what it took part in tells nothing of the others.
+    Who has most slow pulls is blamed first, of equals one of the `suspects`, and what it took part in tells
+    nothing of the others.
     """
-    ports = _by_port(pulls)
-    usual = _usual([pull for pull in pulls if not pull.open])
-    if usual is None:
-        return frozenset()
-    judged = [_judge(pull, ports, usual) for pull in pulls]
+    judged = _judged(pulls)
     found: set[int] = set()
     while True:
-        blamed = _most_blamed([one for one in judged if not {one.pull.source, one.pull.target} & found])
+        others = [one for one in judged if not {one.pull.source, one.pull.target} & found]
+        blamed = _most_blamed(others, suspects)
         if blamed is None:
             return frozenset(found)
         found.add(blamed)
+
+
+def beside(pulls: Sequence[Pulled], slow: Collection[int]) -> frozenset[int]:
+    """Who gave slowly to these nodes, or took so from them: it may be by them that these seem slow."""
+    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls) if one.slow]
+    return frozenset().union(*(pair for pair in pairs if pair & set(slow))) - set(slow)
 
 
 def order_around(planner: str, shape: CastShape, slow: Collection[int], node: int) -> Order | None:
@@ -157,6 +161,15 @@ def _busy_s(pulls: Sequence[Pulled]) -> float:
     return busy_s
 
 
+def _judged(pulls: Sequence[Pulled]) -> list[_Judged]:
+    """None where too little is known of what is usual."""
+    usual = _usual([pull for pull in pulls if not pull.open])
+    if usual is None:
+        return []
+    ports = _by_port(pulls)
+    return [_judge(pull, ports, usual) for pull in pulls]
+
+
 def _judge(pull: Pulled, ports: Mapping[_Port, list[Pulled]], usual: float) -> _Judged:
     gave = _pace(ports[pull.source, True], pull, usual)
     return _Judged(pull, gave, _pace(ports[pull.target, False], pull, usual))
@@ -176,8 +189,8 @@ def _pace(pulls: Iterable[Pulled], during: Pulled, usual: float) -> _Pace:
     return _Pace.BURST if blocks * SLOW < usual * (during.seconds + rested_s) else _Pace.QUICK
 
 
-def _most_blamed(judged: Iterable[_Judged]) -> int | None:
-    """Who has most slow pulls; of equals who is slow both ways, then who gives slowly."""
+def _most_blamed(judged: Iterable[_Judged], suspects: Collection[int]) -> int | None:
+    """Who has most slow pulls; of equals a suspect, then who is slow both ways, then who gives slowly."""
     slow, quick = Counter[_Port](), Counter[_Port]()
     for one in judged:
         giver, taker = (one.pull.source, True), (one.pull.target, False)
@@ -187,16 +200,16 @@ def _most_blamed(judged: Iterable[_Judged]) -> int | None:
             # Quick of the port that was: the other one may have been waiting for it.
             quick.update([giver] if one.gave is _Pace.QUICK else [])
             quick.update([taker] if one.took is _Pace.QUICK else [])
-    suspects: defaultdict[int, list[_Port]] = defaultdict(list)
+    slow_ports: defaultdict[int, list[_Port]] = defaultdict(list)
     for port, count in slow.items():
         if count >= _LEAST_PULLS and count >= _LEAST_SHARE * (count + quick[port]):
-            suspects[port[0]].append(port)
+            slow_ports[port[0]].append(port)
 
-    def blame(node: int) -> tuple[int, bool, bool, int]:
+    def blame(node: int) -> tuple[int, bool, bool, bool, int]:
         both_ways = not any(
-            quick[port] and port not in suspects[node] for port in ((node, True), (node, False))
+            quick[port] and port not in slow_ports[node] for port in ((node, True), (node, False))
         )
-        count = sum(slow[port] for port in suspects[node])
-        return count, both_ways, (node, True) in suspects[node], -node
+        count = sum(slow[port] for port in slow_ports[node])
+        return count, node in suspects, both_ways, (node, True) in slow_ports[node], -node
 
-    return max(suspects, key=blame, default=None)
+    return max(slow_ports, key=blame, default=None)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from rdmacast.client_link import ClientLink
 from rdmacast.controlled import ControlledLink, ControlledTransport
 from rdmacast.destination import writable_parts
+from rdmacast.due import Due
 from rdmacast.pacer import Pacer
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Began, Link, PeerAddress
@@ -26,8 +27,18 @@ class TcpLink(ControlledLink):
         return self._link.received_bytes
 
     async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+        await self._read(region, offset, into, began, None)
+
+    async def read_in_turn(
+        self, region: str, offset: int, into: memoryview, due: Due, began: Began | None = None
+    ) -> None:
+        await self._read(region, offset, into, began, due)
+
+    async def _read(
+        self, region: str, offset: int, into: memoryview, began: Began | None, due: Due | None
+    ) -> None:
         for start, part in writable_parts(into, self._max_read_bytes):
-            await self._link.read(region, offset + start, part, began)
+            await self._link.read(region, offset + start, part, began, due)
 
 
 class TcpTransport(ControlledTransport):

@@ -5,6 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from rdmacast.due import Due
+
 Began = Callable[[], None]
 Check = Callable[[int, memoryview], Sequence[int]]  # bytes at an offset of a region; returns damaged units
 
@@ -72,6 +74,17 @@ class CheckingLink(Protocol):
 
         Returns the damaged units of all pieces. Raises what `check` raises, too.
         """
+        ...
+
+
+@runtime_checkable
+class TurnLink(Protocol):
+    """A Link whose peer can keep to a plan's order: the port is what several readers share."""
+
+    async def read_in_turn(
+        self, region: str, offset: int, into: memoryview, due: Due, began: Began | None = None
+    ) -> None:
+        """As `read_into`; what is due before at the peer goes before, unless it does not come."""
         ...
 
 

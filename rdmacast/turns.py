@@ -1,47 +1,68 @@
 """Whose payload leaves a node's port next: one at a time, so that each arrives as early as it can."""
 
 import asyncio
-from collections import deque
+from bisect import insort
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
+
+from rdmacast.due import MOST_STEPS, Due
 
 _SAMPLES = 16  # the latest turns, which tell what the port can do
 _LONG = 2.0  # a turn that takes more than so many times that long lets the next begin
 _LEAST_S = 0.05
 _FIRST_BYTES_S = 8e6  # what a port is taken for while nothing is known of it
+_MOST_PLANS = 64
+_MISSES = 3  # a plan by which nothing came so often is not waited for any more
+
+
+@dataclass(slots=True, order=True)
+class _Waiting:
+    """Who waits for a turn; what is due in none goes first."""
+
+    step: int
+    rank: int
+    asked: int
+    nbytes: int = field(compare=False)
+    due: Due | None = field(compare=False)
+    granted: "asyncio.Future[None]" = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How far a cast's plan is here: all that is due before `step` has begun, or is not waited for."""
+
+    step: int = 0
+    misses: int = 0
 
 
 class Turns:
     """Several payloads that share a port end all late, those that wait for their turn one by one; but one
     that its receiver takes slowly leaves the port free for the next. The lowest rank comes first, of equals
-    who asked first."""
+    who asked first. What is due by a plan comes in the order of its steps: the port waits, for as long as
+    a turn may take, for what is due before."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        self._waiting: list[_Waiting] = []  # in order
         self._asked = 0
         self._holder: object | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # while somebody has the port
+        self._grace: asyncio.TimerHandle | None = None  # while nobody has it though some wait
         self._ended: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)  # seconds, bytes
+        self._plans: OrderedDict[int, _Plan] = OrderedDict()  # by mark
 
     def __repr__(self) -> str:
         return f"Turns({'taken' if self._holder is not None else 'free'}, {len(self._waiting)} waiting)"
 
     @asynccontextmanager
-    async def turn(self, nbytes: int, rank: int = 0) -> AsyncIterator[None]:
+    async def turn(self, nbytes: int, rank: int = 0, due: Due | None = None) -> AsyncIterator[None]:
         """Inside, the port is ours, or whoever had it takes too long."""
         loop = asyncio.get_running_loop()
-        if self._holder is not None:
-            granted: asyncio.Future[None] = loop.create_future()
-            self._asked += 1
-            heappush(self._waiting, (rank, self._asked, granted))
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if not granted.cancelled():  # it was granted meanwhile
-                    self._next()
-                raise
+        if self._holder is not None or not self._is_next(due):
+            await self._granted(nbytes, rank, due)
         mine = self._holder = object()
+        self._begun(due)
         long_s = self._long_s(nbytes)
         self._timer = loop.call_later(long_s, self._next)
         began_s = loop.time()
@@ -51,6 +72,42 @@ class Turns:
             self._ended.append((min(long_s, loop.time() - began_s), nbytes))
             if self._holder is mine:
                 self._next()
+
+    async def _granted(self, nbytes: int, rank: int, due: Due | None) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked += 1
+        step = -1 if due is None else due.step
+        one = _Waiting(step, rank, self._asked, nbytes, due, granted)
+        insort(self._waiting, one)
+        if self._holder is None:
+            self._hold()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                self._waiting.remove(one)
+            else:  # it was granted meanwhile
+                self._next()
+            raise
+
+    def _is_next(self, due: Due | None) -> bool:
+        """Whether all that is due before has begun."""
+        return due is None or due.after <= self._plan(due).step
+
+    def _plan(self, due: Due) -> _Plan:
+        if due.mark not in self._plans:
+            self._plans[due.mark] = _Plan()
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+        return self._plans[due.mark]
+
+    def _begun(self, due: Due | None) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if due is not None:
+            plan = self._plan(due)
+            plan.step = max(plan.step, due.step + 1)
 
     def _long_s(self, nbytes: int) -> float:
         """After so long the next may begin."""
@@ -66,9 +123,33 @@ class Turns:
             self._timer.cancel()
             self._timer = None
         self._holder = None
-        while self._waiting:
-            granted = heappop(self._waiting)[2]
-            if not granted.done():  # else who waited has left
-                self._holder = granted
-                granted.set_result(None)
+        for one in self._waiting:
+            if not one.granted.done() and self._is_next(one.due):
+                self._grant(one)
                 return
+        self._hold()
+
+    def _grant(self, one: _Waiting) -> None:
+        self._waiting.remove(one)
+        self._holder = one.granted
+        one.granted.set_result(None)
+
+    def _hold(self) -> None:
+        """Wait for what is due before all that waits."""
+        if self._waiting and self._grace is None:
+            nbytes = self._waiting[0].nbytes
+            self._grace = asyncio.get_running_loop().call_later(self._long_s(nbytes), self._give_way)
+
+    def _give_way(self) -> None:
+        """It does not come: whoever it was for may be gone."""
+        self._grace = None
+        if self._holder is not None:
+            return
+        first = next((one for one in self._waiting if not one.granted.done()), None)
+        if first is None:
+            return
+        if first.due is not None:
+            plan = self._plan(first.due)
+            plan.misses += 1
+            plan.step = MOST_STEPS if plan.misses >= _MISSES else max(plan.step, first.due.after)
+        self._grant(first)

@@ -8,6 +8,7 @@ but for WATCH: it is answered for as long as it stands.
 |---|---|---|---|---|
 | HELLO | server | longest read | the server's host | |
 | READ | client | offset | length, region | DATA or ERROR |
+| TAKE | client | offset | length, when it is due, region | DATA or ERROR |
 | WAIT | client | offset | length, region | READY or ERROR |
 | LOCATE | client | | region | LOCATION or ERROR |
 | WATCH | client | bytes of a block | region | a HAVE at each change, until an ERROR |
@@ -38,6 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rdmacast.cuda_ipc_memory import LENT_BYTES, LentMemory
+from rdmacast.due import DUE_BYTES, Due
 from rdmacast.errors import ProtocolError
 from rdmacast.frames import (
     Ask,
@@ -67,6 +69,7 @@ from rdmacast.frames import (
     Show,
     Shown,
     Steer,
+    Take,
     Tell,
     Wait,
     Watch,
@@ -91,7 +94,7 @@ from rdmacast.verbs_address import (
     RemoteMemory,
 )
 
-SERVICE = Service("cast", 3)
+SERVICE = Service("cast", 4)
 HEADER_BYTES = 16
 MAX_REGION_BYTES = 128
 MAX_READ_BYTES = 256 << 20
@@ -118,6 +121,7 @@ class Header:
 _BODY_BOUNDS = {
     Kind.HELLO: (0, MAX_HOST_BYTES),
     Kind.READ: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
+    Kind.TAKE: (_LENGTH.size + DUE_BYTES + 1, _LENGTH.size + DUE_BYTES + MAX_REGION_BYTES),
     Kind.WAIT: (_LENGTH.size + 1, _LENGTH.size + MAX_REGION_BYTES),
     Kind.LOCATE: (1, MAX_REGION_BYTES),
     Kind.CANCEL: (0, 0),
@@ -166,6 +170,9 @@ def encode(frame: Frame) -> bytes:
 
 def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
     match frame:
+        case Take(id_, region, offset, length, due):
+            _check_range(offset, length)
+            return Kind.TAKE, id_, offset, _LENGTH.pack(length) + due.encode() + _region_bytes(region)
         case RangeRequest(id_, region, offset, length):
             _check_range(offset, length)
             return _RANGES[type(frame)], id_, offset, _LENGTH.pack(length) + _region_bytes(region)
@@ -237,6 +244,11 @@ def decode(header: Header, body: bytes) -> Frame:
             (length,) = _LENGTH.unpack_from(body)
             _check_range(value, length)
             return _MAKERS[header.kind](id_, _region(body[_LENGTH.size :]), value, length)
+        case Kind.TAKE:
+            (length,) = _LENGTH.unpack_from(body)
+            _check_range(value, length)
+            due, region = body[_LENGTH.size :][:DUE_BYTES], body[_LENGTH.size + DUE_BYTES :]
+            return Take(id_, _region(region), value, length, Due.decode(due))
         case Kind.PAIR:
             return Pair(id_, QueuePairAddress.decode(body))
         case Kind.PAIRED:

@@ -46,7 +46,8 @@ class CastRecord:
     `sources` are indexes of `members`: those that hold the image, or read it from the store. Members from
     `planned` on joined later and have no part in the plan; each join raises `epoch` by one. `reason` is the
     planner's one line on why it chose this way. Members at the `edge` were known to be slow: the plan is for
-    the others, from which these take what they have. Times are Unix seconds.
+    the others, from which these take what they have. With `in_turn` blocks
+    come in the order of the plan's steps, one at a time. Times are Unix seconds.
     """
 
     cast_id: str
@@ -63,6 +64,7 @@ class CastRecord:
     started_at: float
     epoch: int = 0
     edge: tuple[int, ...] = ()
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < len(self.sources) <= self.planned <= len(self.members):

@@ -72,6 +72,7 @@ class CastRef(msgspec.Struct, frozen=True, kw_only=True):
     sources: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_CAST_MEMBERS)]
     planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
     edge: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_CAST_MEMBERS)] = ()
+    in_turn: bool = False
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,12 +122,20 @@ class Rig:
     """Some nodes, of which the first `sources` hold CONTENT."""
 
     def __init__(
-        self, kind: str, nodes: int, sources: int, planner: str, settings: SessionSettings, loaded: int
+        self,
+        kind: str,
+        nodes: int,
+        sources: int,
+        planner: str,
+        settings: SessionSettings,
+        loaded: int,
+        in_turn: bool = False,
     ) -> None:
         self.kind = kind.partition("-")[0]
         self.network = MemoryNetwork()
         self.sources = tuple(range(sources))
         self.planner = planner
+        self.in_turn = in_turn
         self.settings = settings
         self.nodes: list[Node] = []
         self.spec: CastSpec
@@ -146,6 +154,7 @@ class Rig:
             members=tuple(Member(name=node.name, address=node.address) for node in self.nodes),
             sources=self.sources,
             planner=self.planner,
+            in_turn=self.in_turn,
         )
 
     async def _add(self, stack: AsyncExitStack, index: int) -> None:
@@ -238,10 +247,11 @@ async def make_rig(
     planner: str = "binomial",
     settings: SessionSettings = PATIENT,
     loaded: int = BLOCKS,
+    in_turn: bool = False,
 ) -> AsyncIterator[Rig]:
     """`kind` is one of KINDS. Sources hold the first `loaded` blocks. When it ends, no task is left over."""
     before = asyncio.all_tasks()
-    rig = Rig(kind, nodes, sources, planner, settings, loaded)
+    rig = Rig(kind, nodes, sources, planner, settings, loaded, in_turn)
     async with AsyncExitStack() as stack:
         await rig.open(stack)
         yield rig

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rdmacast import wire
 from rdmacast.cuda_ipc_memory import HANDLE_BYTES, LENT_BYTES, LentMemory
+from rdmacast.due import Due
 from rdmacast.have_map import MAX_BLOCKS, HaveMap
 from rdmacast.nixl_memory import NONCE_BYTES as NIXL_NONCE_BYTES
 from rdmacast.nixl_memory import Meeting, ShownMemory
@@ -98,6 +99,7 @@ REGION_REQUESTS = [
         wire.Cancel(2),
         wire.Read(4, "other", 0, 1),
         wire.Read(5, "image", 1 << 40, 1 << 20),
+        wire.Take(15, "image", 256, 512, Due(mark=7, step=3, after=2)),
         wire.Watch(6, "image", 256),
         wire.Ask(6, 1),
         wire.Watch(7, "other", 256),

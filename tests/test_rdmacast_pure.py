@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rdmacast import wire
 from rdmacast.choose import choose
+from rdmacast.due import Due
 from rdmacast.errors import ChecksumError, NoHolder, NoTransport, ProtocolError
 from rdmacast.framing import FrameAssembler
 from rdmacast.intervals import IntervalSet
@@ -21,10 +22,16 @@ regions = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1
 lengths = st.integers(1, wire.MAX_READ_BYTES)
 offsets = st.integers(0, wire.MAX_OFFSET)
 texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=60)
+dues = st.integers(0, 2**31 - 1).flatmap(
+    lambda step: st.builds(
+        Due, mark=st.integers(0, 2**32 - 1), step=st.just(step), after=st.integers(0, step)
+    )
+)
 frames = st.one_of(
     st.builds(wire.Hello, offsets, texts),
     st.builds(wire.Read, ids, regions, offsets, lengths),
     st.builds(wire.Wait, ids, regions, offsets, lengths),
+    st.builds(wire.Take, ids, regions, offsets, lengths, dues),
     st.builds(wire.Locate, ids, regions),
     st.builds(wire.Cancel, ids),
     st.builds(wire.Ready, ids, offsets),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdmacast.due import Due
 from rdmacast.turns import Turns
 from tests.virtual_time_fixture import run_in_virtual_time
 
@@ -28,12 +29,13 @@ class Sending:
     gives_up_s: float | None = None
     began_s: float | None = None
     ended_s: float | None = None
+    due: Due | None = None
 
     async def by(self, turns: Turns, order: list[str]) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self.asks_s)
         try:
-            async with asyncio.timeout(self.gives_up_s), turns.turn(self.nbytes, self.rank):
+            async with asyncio.timeout(self.gives_up_s), turns.turn(self.nbytes, self.rank, self.due):
                 self.began_s = loop.time()
                 order.append(self.name)
                 try:
@@ -166,3 +168,47 @@ def test_everybody_has_a_turn_and_two_share_only_where_one_is_slow(all_of_them: 
         for other in began[index + 1 :]:
             assert one.began_s is not None and one.ended_s is not None and other.began_s is not None
             assert other.began_s >= min(one.ended_s, one.began_s + LEAST_LONG_S) - 1e-6
+
+
+def since_first(*sendings: Sending) -> list[float]:
+    return [(one.began_s or 0.0) - (sendings[0].began_s or 0.0) for one in sendings]
+
+
+def due(step: int, after: int, mark: int = 1) -> Due:
+    return Due(mark=mark, step=step, after=after)
+
+
+def test_what_is_due_waits_for_what_is_due_before() -> None:
+    sendings = [
+        Sending("third", 0.1, due=due(3, 2)),  # in step 2 nothing leaves
+        Sending("second", 0.1, asks_s=0.01, due=due(1, 1)),
+        Sending("first", 0.1, asks_s=0.05, due=due(0, 0)),
+    ]
+    assert sent(*sendings) == ["first", "second", "third"]
+    assert since_first(sendings[2], sendings[1], sendings[0]) == [0, pytest.approx(0.1), pytest.approx(0.2)]
+
+
+def test_what_is_due_in_no_turn_and_other_plans_wait_for_nobody() -> None:
+    later = Sending("later", 0.1, due=due(4, 4))
+    others = [Sending("none", 0.1, rank=7, asks_s=0.01), Sending("other", 0.1, asks_s=0.02, due=due(0, 0, 2))]
+    assert sent(later, *others) == ["none", "other", "later"]
+
+
+def test_what_does_not_come_is_waited_for_as_long_as_a_turn_may_take_and_not_ever_again() -> None:
+    late = [Sending(str(step), 0.1, due=due(step, step)) for step in (2, 5, 8, 11)]
+    assert sent(*late) == ["2", "5", "8", "11"]
+    # A turn of 0.1 s and, before the third miss, twice as long for what does not come.
+    assert since_first(*late) == [0, pytest.approx(0.3), pytest.approx(0.6), pytest.approx(0.7)]
+
+
+def test_who_leaves_while_the_port_is_held_leaves_nothing() -> None:
+    leaves = Sending("leaves", 0.1, due=due(5, 5), gives_up_s=0.1)
+    assert sent(leaves, Sending("comes", 0.1, asks_s=0.5, due=due(0, 0))) == ["comes"]
+
+
+@given(st.permutations(range(6)), st.lists(st.floats(0.0, 0.2), min_size=6, max_size=6))
+def test_all_that_comes_in_time_leaves_in_the_order_of_its_steps(
+    order: list[int], asks_s: list[float]
+) -> None:
+    sendings = [Sending(str(step), 0.1, asks_s=asks_s[step], due=due(step, step)) for step in order]
+    assert sent(*sendings) == [str(step) for step in range(6)]

@@ -25,6 +25,9 @@ _AS_FAST = 1.003
 # where slow ones are many, put last in a chain.
 _MIXED = 1.5
 _FEW = 4  # at most one node of so many is at the edge
+# A block that takes longer is worth the time to ask for the next only once it is here: the pipeline then
+# keeps to its steps, where else two blocks meet at one port and all that follow are late.
+_IN_TURN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ def usual_links(transport: str = "tcp") -> LinkFacts:
 class Decision:
     """The planner and block count to use, how long it should take, and the reason in one line.
 
+    With `in_turn` blocks should come one at a time, in the order of the plan's steps.
     `sites` are what the planner is to know of the nodes; None where they are alike. The plan is for the nodes
     that are not at the `edge`: those are slow, and take what the others have.
     """
@@ -68,6 +72,7 @@ class Decision:
     reason: str
     sites: tuple[Site, ...] | None = None
     edge: tuple[int, ...] = ()
+    in_turn: bool = False
 
     def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
         shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks)
@@ -106,7 +111,7 @@ def choose_planner(
             blocks=blocks,
         )
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
-        return replace(inner, edge=edge, reason=reason)
+        return replace(inner, edge=edge, reason=reason, in_turn=False)
     members = -(-nodes // sources)
     tried = [
         _best(planner, members, nbytes, facts, [blocks] if blocks else _block_counts(nbytes))
@@ -124,8 +129,14 @@ def choose_planner(
             sites=tuple(sites),
         )
     if pipeline[0] <= chain[0] * _LIKE:
-        return _decided(BINOMIAL, pipeline, CHAIN, chain, members, facts)
+        in_turn = comes_in_turn(BINOMIAL.name, nbytes / pipeline[1], facts.bytes_per_s)
+        return replace(_decided(BINOMIAL, pipeline, CHAIN, chain, members, facts), in_turn=in_turn)
     return _decided(CHAIN, chain, BINOMIAL, pipeline, members, facts)
+
+
+def comes_in_turn(planner: str, block_bytes: float, bytes_per_s: float) -> bool:
+    """Whether blocks of this size should come one at a time, in the order of the plan's steps."""
+    return planner == BINOMIAL.name and block_bytes >= _IN_TURN_S * bytes_per_s
 
 
 def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blocks: int) -> float:
