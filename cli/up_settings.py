@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.errors import UsageError
 from cli.leftovers import SHM
 from invoker.emulated.profiles import known_device
-from rdmacast.tls import TlsFiles
+from rdmacast.tls import TlsFiles, load_tls
 from registry.embedded_redis import Durability
 from registry.emulation import is_emulated, parse_device
 from registry.errors import InvalidRecord
@@ -156,9 +156,15 @@ def emulated_link_rate(device: str) -> str:
 
 
 def tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
-    """Raises UsageError where some are given and others not."""
+    """Raises UsageError where some are given and others not, or they are not what they should be."""
     if cert is None and key is None and ca is None:
         return None
     if cert is None or key is None or ca is None:
         raise UsageError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca belong together")
-    return TlsFiles(cert=cert.resolve(), key=key.resolve(), ca=ca.resolve())
+    files = TlsFiles(cert=cert.resolve(), key=key.resolve(), ca=ca.resolve())
+    try:
+        load_tls(files)
+    except OSError as error:
+        named = f"{files.cert}, {files.key} and {files.ca}"
+        raise UsageError(f"nodes cannot use {named} for TLS: {error}") from error
+    return files

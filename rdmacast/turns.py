@@ -12,6 +12,7 @@ from rdmacast.due import MOST_STEPS, Due
 _SAMPLES = 16  # the latest turns, which tell what the port can do
 _LONG = 2.0  # a turn that takes more than so many times that long lets the next begin
 _LEAST_S = 0.05
+_MOST_S = 10.0  # whatever was asked for, and however long it took before
 _FIRST_BYTES_S = 8e6  # what a port is taken for while nothing is known of it
 _MOST_PLANS = 64
 _MISSES = 3  # a plan by which nothing came so often is not waited for any more
@@ -114,9 +115,9 @@ class Turns:
         # Short ones tell little: buffers on the way take them at once.
         like = [(seconds, moved) for seconds, moved in self._ended if 2 * moved >= nbytes]
         if not like:
-            return _LONG * nbytes / _FIRST_BYTES_S
+            return min(_MOST_S, _LONG * nbytes / _FIRST_BYTES_S)
         pace_s = sum(seconds for seconds, _ in like) / sum(moved for _, moved in like)
-        return max(_LEAST_S, _LONG * pace_s * nbytes)
+        return min(_MOST_S, max(_LEAST_S, _LONG * pace_s * nbytes))
 
     def _next(self) -> None:
         if self._timer is not None:

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli.__main__ import cli
-from cli.errors import CliError
+from cli.errors import CliError, UsageError
+from cli.up_settings import tls_files
 
 KEY = {"HYPERCAST_API_KEY": "hc_0123456789abcdef_secret", "HYPERCAST_URL": "http://127.0.0.1:1"}
 
@@ -48,3 +49,14 @@ def test_a_folder_that_is_not_there_is_told_before_its_name_is_asked_for(tmp_pat
     assert refused("deploy", missing) == f"no such checkpoint folder: '{missing}'"
     assert refused("deploy", "") == "no such checkpoint folder: ''"
     assert "--name" in refused("deploy", str(tmp_path))
+
+
+def test_files_that_are_no_certificates_are_named_before_anything_starts(tmp_path: Path) -> None:
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).write_text("no certificate")
+    with pytest.raises(UsageError, match=f"{tmp_path}/cert, {tmp_path}/key and {tmp_path}/ca"):
+        tls_files(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
+    with pytest.raises(UsageError, match="missing"):
+        tls_files(tmp_path / "missing", tmp_path / "key", tmp_path / "ca")
+    with pytest.raises(UsageError, match="belong together"):
+        tls_files(tmp_path / "cert", None, None)
