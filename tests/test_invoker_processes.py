@@ -17,7 +17,6 @@ import pytest
 
 from cli.orphans import orphans_taken
 from registry.channel import Channel
-from registry.images.store import LocalStore
 from registry.messages import (
     Done,
     GetStatus,
@@ -32,11 +31,9 @@ from registry.messages import (
 )
 from registry.node import NodeRecord
 from registry.redis_state import RedisState
-from registry.state import ClusterConfig
 from registry.usage import InstanceInterval
 from tests.invoker_fixture import make_image
 from tests.patience import PATIENCE_S
-from tests.redis_fixture import running_redis
 from tests.zygote_fixture import (
     Machine,
     Zygote,
@@ -46,6 +43,7 @@ from tests.zygote_fixture import (
     generate,
     holder,
     joined,
+    machine_of,
     make_model,
     put,
 )
@@ -56,22 +54,8 @@ SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory) -> Iterator[Machine]:
-    folder = tmp_path_factory.mktemp("machine")
-    store = LocalStore(folder / "store")
-
-    async def prepare() -> None:
-        await store.claim(CLUSTER)
-        async with RedisState.connect(redis.url) as state:
-            await state.cluster_config(ClusterConfig(cluster_id=CLUSTER, store_url=store.url))
-
-    with running_redis(folder) as redis:
-        asyncio.run(prepare())
-        zygote = Zygote(folder, redis.url)
-        try:
-            yield Machine(zygote, redis, store, folder)
-        finally:
-            if zygote.process.poll() is None:
-                zygote.stop()
+    with machine_of(CLUSTER, tmp_path_factory.mktemp("machine")) as machine:
+        yield machine
     shutil.rmtree(SHM, ignore_errors=True)
 
 

@@ -26,8 +26,7 @@ def test_cancelled_work_in_threads() -> None:
         task.add_done_callback(lambda _: ended.append("caller"))
         await started.wait()
         task.cancel()
-        for _ in range(10):  # turns of the event loop, in which it would leave
-            await asyncio.sleep(0)
+        await in_thread(lambda: None)  # in which it would leave
         go_on.set()
         await asyncio.wait([task])
         assert task.cancelled() and undone == ["late"]

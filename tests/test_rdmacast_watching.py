@@ -69,15 +69,20 @@ async def watched(region: GrowingRegion) -> AsyncIterator[tuple[Heard, Watch]]:
             yield heard, watch
 
 
+def mark_each(region: GrowingRegion, block: int) -> None:
+    """This block and those behind it, each in a turn of the event loop of its own."""
+    region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
+    if block + 1 < BLOCKS:
+        asyncio.get_running_loop().call_soon(mark_each, region, block + 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_changes_become_few_maps_and_the_last_shows_all(kind: str) -> None:
     async def main() -> None:
         region = GrowingRegion(bytes(NBYTES))
         async with watched(region) as (heard, _):
             await heard.first()
-            for block in range(BLOCKS):
-                region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
-                await asyncio.sleep(0)
+            mark_each(region, 0)
             await heard.until(BLOCKS)
             assert len(heard.maps) <= heard.most
             seen = [told.held for told in heard.maps]
@@ -156,11 +161,13 @@ class Arriving:
     def __init__(self) -> None:
         self.nbytes, self.shm_path = NBYTES, None
         self.arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.awaited = asyncio.Event()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(bytes(nbytes))
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
+        self.awaited.set()
         await asyncio.shield(self.arrived)
 
 
@@ -189,9 +196,10 @@ def test_nobody_is_told_of_what_was_only_watched_no_more() -> None:
         source, calls = Arriving(), list[None]()
         teller = WholeSource(source)
         with teller.watch(lambda: calls.append(None)):
-            await asyncio.sleep(0)
+            await source.awaited.wait()
+        if waiting := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(waiting)  # nobody waits for it any more
         source.arrived.set_result(None)
-        await asyncio.sleep(0)
         assert not calls and "coming" in repr(teller)
 
     run("asyncio", main())

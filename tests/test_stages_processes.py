@@ -17,16 +17,13 @@ from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import DecoderEngine
 from registry.channel import Channel
 from registry.errors import ChannelClosed, RemoteError
-from registry.images.store import LocalStore
 from registry.live_messages import OpenPipeline, PipelineOpened, StageOf
 from registry.messages import Generate, Sampling, Tokens
 from registry.redis_state import RedisState
-from registry.state import ClusterConfig
 from tests.checkpoints import LAYERS
 from tests.engine_fixture import load_image, run_all
 from tests.patience import PATIENCE_S
-from tests.redis_fixture import running_redis
-from tests.zygote_fixture import Machine, Model, Zygote, ask, channel_to, joined, make_model, put
+from tests.zygote_fixture import Machine, Model, ask, channel_to, joined, machine_of, make_model, put
 
 CLUSTER = f"stages-{os.getpid()}"
 SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
@@ -35,22 +32,8 @@ TOKENS = 60
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory) -> Iterator[Machine]:
-    folder = tmp_path_factory.mktemp("machine")
-    store = LocalStore(folder / "store")
-
-    async def prepare() -> None:
-        await store.claim(CLUSTER)
-        async with RedisState.connect(redis.url) as state:
-            await state.cluster_config(ClusterConfig(cluster_id=CLUSTER, store_url=store.url))
-
-    with running_redis(folder) as redis:
-        asyncio.run(prepare())
-        zygote = Zygote(folder, redis.url)
-        try:
-            yield Machine(zygote, redis, store, folder)
-        finally:
-            if zygote.process.poll() is None:
-                zygote.stop()
+    with machine_of(CLUSTER, tmp_path_factory.mktemp("machine")) as machine:
+        yield machine
     shutil.rmtree(SHM, ignore_errors=True)
 
 

@@ -1,12 +1,14 @@
 """Nodes as real processes for tests: a zygote that forks them, channels to them, a model they can start."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +25,10 @@ from registry.messages import (
 )
 from registry.node import NodeRecord
 from registry.redis_state import RedisState
+from registry.state import ClusterConfig
 from tests.checkpoints import write_checkpoint
 from tests.invoker_fixture import SECRET
-from tests.redis_fixture import RedisServer
+from tests.redis_fixture import RedisServer, running_redis
 
 
 class Zygote:
@@ -84,6 +87,25 @@ class Machine:
     redis: RedisServer
     store: LocalStore
     folder: Path
+
+
+@contextmanager
+def machine_of(cluster: str, folder: Path) -> Iterator[Machine]:
+    store = LocalStore(folder / "store")
+
+    async def prepare() -> None:
+        await store.claim(cluster)
+        async with RedisState.connect(redis.url) as state:
+            await state.cluster_config(ClusterConfig(cluster_id=cluster, store_url=store.url))
+
+    with running_redis(folder) as redis:
+        asyncio.run(prepare())
+        zygote = Zygote(folder, redis.url)
+        try:
+            yield Machine(zygote, redis, store, folder)
+        finally:
+            if zygote.process.poll() is None:
+                zygote.stop()
 
 
 async def joined(state: RedisState, name: str) -> NodeRecord:

@@ -12,11 +12,10 @@ from functools import partial
 from invoker.engine.conductor import Conductor
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
 from invoker.engine.stage_contract import StageInput, StageOutput
-from invoker.engine.stage_rows import RowsOf
 from invoker.errors import NoSuchPipeline
-from invoker.stages.frames import FailedStep, Frame, LinkLost
+from invoker.stages.frames import FailedStep, Frame
 from invoker.stages.metered import MeteredStage
-from invoker.stages.wire import Wire
+from invoker.stages.stage_thread import StageThread
 from registry.live_messages import MOVED
 
 log = logging.getLogger("invoker.stages")
@@ -31,8 +30,8 @@ class _Stream:
         self.ended = False
 
 
-class PipelineDriver:
-    """Owns the conductor, this node's stage and its two links, and the thread that alone touches them.
+class PipelineDriver(StageThread):
+    """Owns the conductor too, which is the thread's alone as well.
 
     The stage is the last one, or with a tied head the first: what it has the `head` of. `before` brings what
     the last of the others made, `behind` leads to the first of them. Streams end when they are done or
@@ -48,22 +47,15 @@ class PipelineDriver:
         *,
         name: str,
     ) -> None:
-        self._stage = stage
-        self._conductor = conductor
         self._begins = stage.stage.layers[0] == 0  # a tied head: what the others made is finished here
-        self._rows = RowsOf(stage.stage, finishes=self._begins)
-        self._wire = Wire(before, behind, self._rows.nbytes)
-        self._loop = asyncio.get_running_loop()
+        super().__init__(stage, before, behind, name=name, finishes=self._begins)
+        self._conductor = conductor
         self._lock = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()  # guarded by the lock
-        self._closing = False  # guarded by the lock
         self._live: dict[str, _Stream] = {}  # the thread's
         self._streams: set[_Stream] = set()  # the loop's
         self._refusal: Exception | None = None  # the loop's: why nothing new is taken
-        self._closed = asyncio.Event()
-        self.failure: Exception | None = None  # why it ended, if nobody closed it
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
     def __repr__(self) -> str:
         state = "ended" if self._closed.is_set() else "at work"
@@ -104,18 +96,10 @@ class PipelineDriver:
             self._refusal = NoSuchPipeline("the pipeline ends")
         self._submit(partial(self._move, wanted))
 
-    async def wait_closed(self) -> None:
-        """Return once it has ended."""
-        await self._closed.wait()
-
     async def aclose(self) -> None:
         """Move all calls, and free what it has after the step under way. Idempotent."""
         self.leave()
-        with self._lock:
-            self._closing = True
-        self._wire.wake()
-        await self._closed.wait()
-        self._thread.join()  # it has nothing left to do
+        await super().aclose()
 
     def end(self, reason: Exception) -> None:
         """It has ended by itself, and this is why: so do the streams."""
@@ -136,35 +120,17 @@ class PipelineDriver:
 
     # The thread's side.
 
-    def _main(self) -> None:
-        try:
-            while self._run_commands():
-                frame = self._wire.receive()
-                if frame is not None:
-                    self._take(frame)
-                elif (given := self._conductor.next_step()) is not None:
-                    self._begin(given)
-                else:
-                    self._wire.wait()
-        except LinkLost as error:
-            self.failure = error
-        except Exception as error:
-            log.exception("a pipeline failed")
-            self.failure = error.with_traceback(None)
-        finally:
-            self._wire.close()
-            self._stage.close()
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._closed.set)
-
-    def _run_commands(self) -> bool:
-        """Carry out what was asked; False to end."""
+    def _on_wake(self) -> None:
         with self._lock:
             commands, self._commands = self._commands, deque()
-            closing = self._closing
         for command in commands:
             command()
-        return not closing
+
+    def _on_idle(self) -> bool:
+        given = self._conductor.next_step()
+        if given is not None:
+            self._begin(given)
+        return given is not None
 
     def _begin(self, given: StageInput) -> None:
         """Send a step on its way."""
@@ -178,7 +144,7 @@ class PipelineDriver:
         else:
             self._wire.send(output)
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         """A step comes back from the others."""
         said = frame.said
         if isinstance(said, FailedStep):

@@ -1,0 +1,84 @@
+"""A stage and its links, and the thread that alone touches them."""
+
+import asyncio
+import logging
+import socket
+import threading
+from contextlib import suppress
+
+from invoker.engine.stage_rows import RowsOf
+from invoker.stages.frames import Frame, LinkLost
+from invoker.stages.metered import MeteredStage
+from invoker.stages.wire import Wire
+
+log = logging.getLogger("invoker.stages")
+
+
+class StageThread:
+    """Takes frames as they come, until it is closed or a link is lost. It owns the stage and sockets; what
+    begins with `_on` is the thread's."""
+
+    def __init__(
+        self,
+        stage: MeteredStage,
+        before: socket.socket,
+        behind: socket.socket,
+        *,
+        name: str,
+        finishes: bool = False,
+    ) -> None:
+        self._stage = stage
+        self._rows = RowsOf(stage.stage, finishes=finishes)
+        self._wire = Wire(before, behind, self._rows.nbytes)
+        self._loop = asyncio.get_running_loop()
+        self._closing = threading.Event()
+        self._closed = asyncio.Event()
+        self.failure: Exception | None = None  # why it ended, if nobody closed it
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def wait_closed(self) -> None:
+        """Return once it has ended."""
+        await self._closed.wait()
+
+    async def aclose(self) -> None:
+        """End it after the step under way, and free what it has. Idempotent."""
+        self._closing.set()
+        self._wire.wake()
+        await self._closed.wait()
+        self._thread.join()  # it has nothing left to do
+
+    def _on_wake(self) -> None:
+        """Carry out what was asked of the thread."""
+
+    def _on_frame(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _on_idle(self) -> bool:
+        """No frame is here; whether there was something else to do."""
+        return False
+
+    def _main(self) -> None:
+        try:
+            while True:
+                closing = self._closing.is_set()  # before: what was asked until then is carried out
+                self._on_wake()
+                if closing:
+                    break
+                frame = self._wire.receive()
+                if frame is not None:
+                    self._on_frame(frame)
+                elif not self._on_idle():
+                    self._wire.wait()
+        except LinkLost as error:
+            self.failure = error
+        except Exception as error:  # whatever it is: who waits for the end is told of it
+            log.exception("the thread of a stage failed")
+            self.failure = error.with_traceback(None)
+        finally:
+            self._wire.close()
+            self._stage.close()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._closed.set)
