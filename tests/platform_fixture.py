@@ -57,7 +57,7 @@ class Platform:
         )
         if check and done.returncode:
             raise AssertionError(
-                f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}\n{self.logs()}"
+                f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}\n{self.logs()}"
             )
         return done
 
