@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parent.parent
 # A slow machine has that long for what a command does or what is waited for: only hangs take it.
 COMMAND_S = 240.0
+GRAVE = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback|^\w*(Error|Exception)\b")
 
 
 @dataclass
@@ -56,9 +58,8 @@ class Platform:
             check=False,
         )
         if check and done.returncode:
-            raise AssertionError(
-                f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}\n{self.logs()}"
-            )
+            said = f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+            raise AssertionError(f"{said}\n{self.logs()}")
         return done
 
     def json(self, *arguments: str) -> Any:
@@ -102,7 +103,10 @@ class Platform:
         return value
 
     def logs(self, lines: int = 12) -> str:
-        return "\n".join(
-            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-            for path in sorted((self.data / "logs").glob("*.log"))
-        )
+        """The end of each log, and before it the last warnings, which may lie far above."""
+        shown = []
+        for path in sorted((self.data / "logs").glob("*.log")):
+            said = path.read_text(errors="replace").splitlines()
+            warned = [line for line in said[:-lines] if GRAVE.search(line)][-lines:]
+            shown += [f"--- {path.name}", *warned, *(["..."] if warned else []), *said[-lines:]]
+        return "\n".join(shown)
