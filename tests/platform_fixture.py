@@ -58,8 +58,8 @@ class Platform:
             check=False,
         )
         if check and done.returncode:
-            said = f"hypercast {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-            raise AssertionError(f"{said}\n{self.logs()}")
+            ended = f"hypercast {' '.join(arguments)} ended with {done.returncode}"
+            raise AssertionError(f"{ended}:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
         return done
 
     def json(self, *arguments: str) -> Any:
