@@ -137,6 +137,8 @@ class FakePipelines:
         last_us = 0
         while made < work.sampling.max_tokens:
             if not await self._turn(pipeline, work.request_id):
+                for stage in pipeline.stages:  # a step on its way, of which the head does not know yet
+                    self._members()[stage.node].use(work.request_id)
                 await send(Tokens(ids=(), finish_reason=MOVED, gpu_us=last_us))
                 break
             context += (self._next_token(context),)

@@ -142,7 +142,7 @@ class Serving:
                     continue
                 reply = msgspec.structs.replace(reply, finish_reason="")
             elif self._moving and isinstance(reply, Usage):
-                attempt.gpu_us, attempt.exact = reply.gpu_us, True
+                attempt.gpu_us = reply.gpu_us  # a step that is on its way may add to it: asked at the end
                 await self._close()
                 self._move()
                 continue
