@@ -290,11 +290,18 @@ class ClusterControl:
         wanted = Tier(tier)
         self._current(function)
         images = {v.image for v in self._directory.versions() if v.function == function and v.image}
+        nodes = self._nodes(on)
+        # Once on a host: its nodes share a copy, and another one may be on its way there after the first.
+        copies = {
+            (node.host if wanted is Tier.HOST else node.id, holding.image): node.id
+            for node in nodes
+            for holding in node.holdings
+            if holding.image in images and wanted in holding.tiers
+        }
         try:
-            for node in self._nodes(on):
-                for holding in node.holdings:
-                    if holding.image in images and wanted in holding.tiers:
-                        await self._calls.drop(holding.image, node.id, tier)
+            for (_, image), name in copies.items():
+                await self._calls.drop(image, name, tier)
+            for node in nodes:
                 await self._calls.refresh(node.id)
         except ChannelError as error:
             raise DispatchError(

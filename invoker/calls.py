@@ -12,6 +12,7 @@ from invoker.turns import Turns
 from registry.channel_server import caller
 
 MAX_ENDED = 100_000  # calls that have ended; a gateway settles within a second
+MAX_MISSED = 4096  # ids that a gateway asked for before anything was run for them here
 MAX_AGE_S = 900.0
 TICK_S = 1.0
 END_S = 2.0  # a gateway waits a little longer for the figures of calls that were cut short
@@ -114,6 +115,7 @@ class Calls:
         self._end_s = end_s
         self._calls: dict[str, Call] = {}
         self._ended: dict[MeteredCall, Call] = {}  # in order of their ends
+        self._missed: dict[str, None] = {}  # the oldest first
 
     def __repr__(self) -> str:
         return f"<Calls: {len(self._calls)} known, {len(self._ended)} of them over>"
@@ -142,6 +144,8 @@ class Calls:
             return known
         self._supplant(call_id)
         call = self._calls[call_id] = Call(self._meter.call_began(account, call_id), "", None, self._is_over)
+        # Who asks for it has left already, and its record names no time of this node.
+        call.orphan = call_id in self._missed
         return call
 
     @contextmanager
@@ -157,8 +161,16 @@ class Calls:
 
     async def end(self, call_ids: Iterable[str]) -> dict[str, int]:
         """Cancel what runs of these, and tell what each known one used in all. Of one that cannot be
-        stopped in time, what it used so far: the rest is lost once it is settled and over."""
-        found = {call_id: self._calls[call_id] for call_id in call_ids if call_id in self._calls}
+        stopped in time, what it used so far: the rest is lost once it is settled and over. So is all of one
+        whose first step is still on its way here."""
+        found: dict[str, Call] = {}
+        for call_id in call_ids:
+            if call_id in self._calls:
+                found[call_id] = self._calls[call_id]
+            else:
+                self._missed[call_id] = None
+        while len(self._missed) > MAX_MISSED:
+            del self._missed[next(iter(self._missed))]
         for call in found.values():
             call.cancel()
         await self._all_over(found.values())

@@ -148,6 +148,19 @@ def test_drop_takes_an_image_from_a_tier_and_one_copy_comes_back() -> None:
     asyncio.run(main())
 
 
+def test_a_copy_that_nodes_of_a_host_share_is_dropped_once() -> None:
+    async def main() -> None:
+        async with open_cluster(3, host="one") as cluster:
+            await cluster.deploy()
+            await cluster.control.cluster.scale("f", 3, (), wait=True)
+            await cluster.control.cluster.drop("f", "host", ())
+            assert cluster.counts("drops") == 1
+            await cluster.control.cluster.drop("f", "gpu", ())
+            assert cluster.counts("drops") == 4
+
+    asyncio.run(main())
+
+
 def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() -> None:
     async def main() -> None:
         async with open_cluster(2) as cluster:

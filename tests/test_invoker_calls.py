@@ -125,6 +125,24 @@ def test_what_a_call_uses_after_its_last_figure_is_lost() -> None:
     asyncio.run(main())
 
 
+def test_what_a_stage_runs_for_a_call_that_was_asked_for_before_is_lost() -> None:
+    async def main() -> None:
+        node = Node()
+        assert await node.calls.end(["r1"]) == {}  # its first step is on its way here
+        for call_id in ("r1", "r2"):
+            call = node.calls.joined(node.account, call_id)
+            with node.calls.working(call):
+                node.clock.advance(1.0)
+            call.release()
+        assert node.lost() == {"r1": 1_000_000}
+        assert await node.calls.end(["r2"]) == {"r2": 1_000_000}
+        node.calls.settle(["r2"])
+        await node.calls.close()
+        assert node.lost() == {}
+
+    asyncio.run(main())
+
+
 def test_a_node_that_leaves_waits_for_calls_that_are_about_to_end_and_loses_them() -> None:
     async def main() -> None:
         node = Node(end_s=0.05)
