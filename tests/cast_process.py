@@ -107,7 +107,7 @@ async def more_than(before: tuple[int, int]) -> tuple[int, int]:
         more = max(0, files - before[0]), max(0, tasks - before[1])
         if more == (0, 0) or time.monotonic() > deadline_s:
             return more
-        await asyncio.sleep(0.01)  # peers hang up by themselves
+        await asyncio.sleep(0)  # its peers have hung up: the loop has only to hear of it
 
 
 def _main(pipe: Connection, name: str, content: bytes, holds: bool, rate_bytes_s: float) -> None:

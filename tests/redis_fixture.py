@@ -75,7 +75,7 @@ class RedisServer:
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 
 from registry.change import Change
+from registry.errors import StateUnavailable
 from registry.state import State
 from tests.patience import PATIENCE_S
 
@@ -29,6 +30,16 @@ async def after(state: State, cursor: str, count: int) -> list[Change]:
                 break
     await feed.aclose()  # type: ignore[attr-defined]
     return found
+
+
+async def connected(state: State) -> None:
+    """Wait until it answers: one of little patience may have to ask more than once on a busy machine."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await state.ping()
+            except StateUnavailable:
+                pass
 
 
 @asynccontextmanager

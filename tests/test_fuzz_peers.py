@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from rdmacast import wire
-from rdmacast.connection import Listener, listen
 from rdmacast.cuda_ipc import CudaIpcTransport
 from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import AuthError, CastError, ProtocolError
@@ -51,6 +50,7 @@ from tests.damaged_conversations import (
     SEED,
     damaged,
 )
+from tests.liar_fixture import liar
 from tests.patience import PATIENCE_S
 
 # What a case may cost, whatever its messages claim: a stranger's, and that of a peer which knows the
@@ -274,24 +274,6 @@ def test_a_channel_server_outlives_damaged_peers(known: bool) -> None:
     run(main())
 
 
-class Liar(asyncio.Protocol):
-    """A server's end that says what it is told to, and hangs up."""
-
-    def __init__(self, says: bytes) -> None:
-        self._says = says
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._says)
-        transport.write_eof()
-
-
-async def lying(service: Service, says: bytes) -> Listener:
-    return await listen(
-        "tcp://127.0.0.1:0", secret=SECRET, service=service, make_protocol=lambda: Liar(says), timeout_s=60.0
-    )
-
-
 def tcp(nixl: NixlNode) -> Transport:
     return TcpTransport(SECRET, settings=LINK)
 
@@ -325,30 +307,25 @@ def test_a_client_of_regions_outlives_damaged_replies(
 
 
 async def read_from_liar(transport: Transport, raw: bytes) -> None:
-    listener = await lying(wire.SERVICE, raw)
-    peer = PeerAddress(url=listener.endpoint.url, host="a")
-    try:
-        async with transport.connect(peer) as link:
-            await link.read_into("image", 0, memoryview(bytearray(4096)))
-    except CastError as error:
-        assert str(error)
-    finally:
-        listener.close()
+    async with liar(wire.SERVICE, raw) as url:
+        try:
+            async with transport.connect(PeerAddress(url=url, host="a")) as link:
+                await link.read_into("image", 0, memoryview(bytearray(4096)))
+        except CastError as error:
+            assert str(error)
 
 
 def test_a_client_of_a_channel_outlives_damaged_replies() -> None:
     async def main() -> None:
         for raw in damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS):
-            listener = await lying(CHANNEL, raw)
             asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
-            try:
-                channel = await Channel.connect(listener.endpoint.url, SECRET, settings=LIMITS)
-                await channel.ask(asked)
-                await channel.aclose()
-            except ChannelError as error:
-                assert str(error)
-            finally:
-                listener.close()
+            async with liar(CHANNEL, raw) as url:
+                try:
+                    channel = await Channel.connect(url, SECRET, settings=LIMITS)
+                    await channel.ask(asked)
+                    await channel.aclose()
+                except ChannelError as error:
+                    assert str(error)
 
     run(main())
 

@@ -1,13 +1,11 @@
 """Damaged news of what a peer holds: the watch ends with a clear error, and nothing wrong is heard."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rdmacast import wire
 from rdmacast.cast import Cast
 from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.connection import listen
 from rdmacast.connector import Connector
 from rdmacast.errors import CastError
 from rdmacast.have_map import MAX_BLOCKS, HaveMap
@@ -20,38 +18,18 @@ from rdmacast.transport import PeerAddress
 from rdmacast.watching import RegionWatcher
 from tests.cast_fixture import run
 from tests.damaged_conversations import HOSTILE_WATCH_REPLIES, SECRET, WATCH_REPLIES, damaged
+from tests.liar_fixture import liar
 from tests.patience import PATIENCE_S
 
 LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S / 4, ping_timeout_s=PATIENCE_S)
 HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S, least_slow_s=PATIENCE_S)
 
 
-class Liar(asyncio.Protocol):
-    """Says what it is told to, and hangs up."""
-
-    def __init__(self, says: bytes) -> None:
-        self._says = says
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._says)
-        transport.write_eof()
-
-
 @asynccontextmanager
-async def liar(says: bytes) -> AsyncIterator[PeerAddress]:
+async def lying(says: bytes) -> AsyncIterator[PeerAddress]:
     """A peer of host b that says this to each who asks it."""
-    listener = await listen(
-        "tcp://127.0.0.1:0",
-        secret=SECRET,
-        service=wire.SERVICE,
-        make_protocol=lambda: Liar(says),
-        timeout_s=PATIENCE_S,
-    )
-    try:
-        yield PeerAddress(url=listener.endpoint.url, host="b")
-    finally:
-        listener.close()
+    async with liar(wire.SERVICE, says) as url:
+        yield PeerAddress(url=url, host="b")
 
 
 def test_a_watch_outlives_damaged_news() -> None:
@@ -63,7 +41,7 @@ def test_a_watch_outlives_damaged_news() -> None:
                 heard.append(told)
 
             watcher = RegionWatcher(SECRET, settings=LINK)
-            async with liar(raw) as peer, watcher.watch(peer, "image", 256, hear) as watch:
+            async with lying(raw) as peer, watcher.watch(peer, "image", 256, hear) as watch:
                 watch.ask(1)
                 assert isinstance(await watch.ended(), CastError)
             assert all(1 <= told.blocks <= MAX_BLOCKS and not told.held >> told.blocks for told in heard)
@@ -77,7 +55,7 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
 
     async def main() -> None:
         for raw in HOSTILE_WATCH_REPLIES:
-            async with RegionServer(SECRET, host="a", settings=LINK) as good, liar(raw) as bad:
+            async with RegionServer(SECRET, host="a", settings=LINK) as good, lying(raw) as bad:
                 good.publish("image", GrowingRegion(content, complete=True))
                 spec = CastSpec(
                     cast="c",

@@ -18,6 +18,7 @@ from registry.state import UsageFilter
 from registry.usage import GpuSlice, RequestRecord, RequestStatus
 from tests.redis_fixture import RedisServer
 from tests.registry_records import request
+from tests.state_fixture import connected
 
 
 class Wire:
@@ -82,7 +83,7 @@ def test_a_record_whose_client_was_told_that_it_failed_costs_nothing_however_lat
         ):
             await Entry(request("used"), ()).write(state)
             entries = [Entry(request("mine"), ()), Entry(request("used", received_at=1.5), ())]
-            await impatient.ping()  # it has to be connected before
+            await connected(impatient)
             server.pause()
             writes = [entry.write(impatient) for entry in entries]
             failed = await asyncio.gather(*writes, return_exceptions=True)

@@ -17,6 +17,7 @@ from invoker.filling import Filling, LoadElsewhere
 from invoker.host_mapping import HostMapping
 from invoker.host_tier import HostTier
 from invoker.tier_folder import USERS, remove_if_unused
+from tests.patience import PATIENCE_S
 
 KIB = 1024
 SPAWN = multiprocessing.get_context("spawn")
@@ -362,7 +363,7 @@ def test_processes_that_die_at_any_time_damage_nothing(folder: Path) -> None:
         worker.start()
     survivors = 0
     for worker in workers:
-        worker.join(timeout=60)
+        worker.join(PATIENCE_S)
         assert worker.exitcode in (0, -signal.SIGKILL), worker.exitcode
         survivors += worker.exitcode == 0
     assert sum(1 for _ in iter(lambda: None if queue.empty() else queue.get(), None)) == survivors

@@ -107,24 +107,22 @@ def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_caller_can_
 ) -> None:
     async def scenario() -> None:
         image, gate = make_image("a", SIZE), StepGate()
-        async with FakeCluster(tmp_path) as cluster:
-            async with cluster.node("n0", "h0", engines=FakeEngines(gate=gate)) as node:
-                await cluster.put(image)
-                async with node.channel.call(start_request("i1", image)) as call:
-                    await anext(aiter(call))
-                assert await node.ask(StopInstance(instance_id="i1")) == [Done()]
-                await node.ask(start_request("i2", image))
-                gate.release()
-                async with node.channel.call(generate("i2", tokens=10_000)) as call:
-                    await anext(aiter(call))
-                    long = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=600.0)))
-                    short = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=0.0)))
-                    for _ in range(50):  # a step ends now and then, but the work would take far longer
-                        gate.release()
-                        await node.record()
-                    assert await short == await long == [Done()]
-                record = await node.record()
-                assert record.gpu_free_bytes == record.gpu_bytes
+        async with one_node(tmp_path, image, engines=FakeEngines(gate=gate)) as (_, node):
+            async with node.channel.call(start_request("i1", image)) as call:
+                await anext(aiter(call))
+            assert await node.ask(StopInstance(instance_id="i1")) == [Done()]
+            await node.ask(start_request("i2", image))
+            gate.release()
+            async with node.channel.call(generate("i2", tokens=10_000)) as call:
+                await anext(aiter(call))
+                long = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=600.0)))
+                short = asyncio.create_task(node.ask(StopInstance(instance_id="i2", grace_s=0.0)))
+                for _ in range(50):  # a step ends now and then, but the work would take far longer
+                    gate.release()
+                    await node.record()
+                assert await short == await long == [Done()]
+            record = await node.record()
+            assert record.gpu_free_bytes == record.gpu_bytes
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@ import random
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.load_weights import forget, recall
 from invoker.counters import Counters
-from invoker.fetch import Target, from_store
 from invoker.filling import Filling
 from invoker.host_mapping import HostMapping
 from invoker.host_tier import HostTier
@@ -24,9 +23,9 @@ from invoker.spare import LARGEST_SHARE, LEAST_BYTES, Spare
 from invoker.tier_folder import TierFolder, is_open_elsewhere
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
-from registry.images.manifest import UNIT_BYTES
 from tests.invoker_fixture import make_image
 from tests.mount_fixture import file_system
+from tests.stored_image_fixture import damage, read_whole, stored
 
 MIB = 1 << 20
 SPARE = 2 * LEAST_BYTES
@@ -289,30 +288,19 @@ def test_the_store_is_read_into_the_spare_and_checked(folder: Path, tmp_path: Pa
     blob = tmp_path / "blobs" / image.digest
     counters = Counters()
 
-    async def pieces() -> AsyncIterator[bytes]:
-        yield image.data
-
     async def load(store: LocalStore, tier: HostTier) -> None:
         tier.wait_for_spare()
         (recall if cached else forget)(blob)
         filling = begin(tier, "a", len(image.data))
         assert filling.is_ready(0, len(image.data))
-        target = Target(filling, image.manifest, lambda arrived: None)
-        try:
-            await from_store(store, target, counters, local=True)
-            assert target.is_complete and filling.view == image.data
-        finally:
-            target.release()
+        await read_whole(store, image, filling, counters)
 
     async def scenario() -> None:
-        store = LocalStore(tmp_path)
-        await store.append(image.digest, 0, pieces(), total=len(image.data))
+        store = await stored(tmp_path, image)
         tier = HostTier(folder, 8 * LEAST_BYTES, spare_bytes=2 * LEAST_BYTES)
         await load(store, tier)
         assert counters.disk_read_bytes == len(image.data)
-        with blob.open("r+b") as file:
-            file.seek(3 * UNIT_BYTES + 7)
-            file.write(b"not it")
+        damage(blob, 3)
         with pytest.raises(CorruptImage, match=r"in the store: units 3$"):
             await load(store, tier)
         tier.close()

@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from benchmarks.load_weights import forget
 from invoker.counters import Counters
 from invoker.errors import HostTierFull
-from invoker.fetch import CHUNK_BYTES, Target, from_store
+from invoker.fetch import CHUNK_BYTES
 from invoker.filling import Filling
 from invoker.host_tier import HostTier
 from invoker.huge_pages import HUGE_PAGE, take_huge_pages
@@ -25,6 +25,7 @@ from registry.images.local_store import LocalStore
 from registry.images.manifest import UNIT_BYTES
 from tests.invoker_fixture import make_image
 from tests.mount_fixture import file_system
+from tests.stored_image_fixture import damage, read_whole, stored
 
 PR_SET_THP_DISABLE = 41
 
@@ -79,29 +80,18 @@ def test_the_disk_is_read_whole_and_checked(memory: Path, huge: bool, tmp_path: 
     image = make_image("a", 2 * CHUNK_BYTES + UNIT_BYTES + 5)
     blob = tmp_path / "blobs" / image.digest
 
-    async def pieces() -> AsyncIterator[bytes]:
-        yield image.data
-
     async def load(store: LocalStore, tier: HostTier) -> None:
         forget(blob)
         filling = tier.begin(image.digest, len(image.data))
         assert isinstance(filling, Filling)
         assert filling.takes_huge(0, 1) == huge
-        target = Target(filling, image.manifest, lambda arrived: None)
-        try:
-            await from_store(store, target, Counters(), local=True)
-            assert target.is_complete and filling.view == image.data
-        finally:
-            target.release()
+        await read_whole(store, image, filling, Counters())
 
     async def scenario() -> None:
-        store = LocalStore(tmp_path)
-        await store.append(image.digest, 0, pieces(), total=len(image.data))
+        store = await stored(tmp_path, image)
         tier = HostTier(memory / "h0", 64 << 20)
         await load(store, tier)
-        with blob.open("r+b") as file:
-            file.seek(33 * UNIT_BYTES + 7)
-            file.write(b"not it")
+        damage(blob, 33)
         with pytest.raises(CorruptImage, match=r"in the store: units 33$"):
             await load(store, tier)
         tier.close()

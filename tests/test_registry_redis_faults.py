@@ -15,6 +15,7 @@ from registry.redis_state import RedisState
 from registry.state import UsageFilter
 from tests.redis_fixture import RedisServer, running_redis
 from tests.registry_records import draft, instance, node, request
+from tests.state_fixture import connected
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_idle_connections_outlive_a_restart(tmp_path: Path):
 def test_a_hanging_redis_is_unavailable_not_waited_for(shared: RedisServer):
     async def main() -> None:
         async with RedisState.connect(shared.url, timeout_s=1, max_connections=2) as state:
-            await state.ping()
+            await connected(state)
             shared.pause()
             try:
                 calls = [state.ping() for _ in range(6)]  # more than there are connections
@@ -122,7 +123,7 @@ def test_a_hanging_redis_is_unavailable_not_waited_for(shared: RedisServer):
             finally:
                 shared.resume()
             assert [type(result) for result in results] == [StateUnavailable] * 6
-            await state.ping()
+            await connected(state)
 
     asyncio.run(main())
 
