@@ -1,7 +1,7 @@
 """What each layer of a model needs of its image, and what it costs to run (pure).
 
-Pipelines divide a model by layers. The embedding goes with the first layer and the head with the last; a
-tied head reads the embedding, so it and the norm before it go with the first layer too.
+Pipelines divide a model by layers. The embedding goes with the first layer, and the final norm and the head
+with the last; a tied head is the embedding, so it is run by whoever has the first.
 """
 
 from collections.abc import Sequence
@@ -75,9 +75,10 @@ def layers_of(manifest: Manifest, block_bytes: int, costs: Sequence[float] | Non
         if span.kind == "embed":
             needs[0] |= _blocks(span, block_bytes)
         elif span.kind == "head":
-            place = 0 if manifest.tied_head else -1
-            needs[place] |= _blocks(span, block_bytes)
-            found[place] += span.end - span.start + (embed_bytes if manifest.tied_head else 0)
+            needs[-1] |= _blocks(span, block_bytes)
+            found[-1] += span.end - span.start
+    if manifest.tied_head:
+        found[0] += embed_bytes
     return ModelLayers(needs=tuple(needs), costs=tuple(found if costs is None else costs))
 
 

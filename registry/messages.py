@@ -263,7 +263,7 @@ class InstanceProgress(Message, frozen=True, kw_only=True):
     """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1.
 
     `held`, of a start that is `live`: the layers that can run here, bit i (little-endian) for layer i. The
-    embedding goes with the first and the head with the last; a tied head goes with the embedding.
+    embedding goes with the first, final norm and head with the last; a tied head is the embedding.
     """
 
     stage: str

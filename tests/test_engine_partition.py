@@ -95,7 +95,7 @@ def _poison_all_but(spec: ModelSpec, region: MemoryRegion, first: int, last: int
     for span in manifest.layers:
         if span.kind == "layer":
             needed = first <= span.index < last
-        elif span.kind == "embed" or manifest.tied_head:
+        elif span.kind == "embed":
             needed = first == 0
         else:
             needed = last == manifest.num_layers

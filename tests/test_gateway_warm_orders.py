@@ -98,10 +98,10 @@ def test_embedding_and_head_go_with_the_outer_layers() -> None:
     assert layers.all_blocks == (1 << 17) - 1
 
 
-def test_a_tied_head_goes_with_the_embedding() -> None:
+def test_a_tied_head_costs_the_first_layer_and_its_norm_is_the_last_ones() -> None:
     layers = layers_of(manifest(tied=True), 100)
-    assert layers.needs == (0b100000001111111, 0b11111000000, 0b111110000000000)
-    assert layers.costs == (400.0 + 10 + 250, 400.0, 400.0)
+    assert layers.needs == (0b1111111, 0b11111000000, 0b111110000000000)
+    assert layers.costs == (400.0 + 250, 400.0, 400.0 + 10)
     told = layers_of(manifest(tied=True), 100, costs=(3.0, 1.0, 1.0))
     assert told.costs == (3.0, 1.0, 1.0)
 

@@ -5,11 +5,10 @@ from registry.images.manifest import Manifest
 
 def bytes_of_layers(manifest: Manifest, first: int, last: int) -> tuple[tuple[int, int], ...]:
     """The byte ranges `[start, end)` that must have arrived before the layers `[first, last)` can run: with
-    layer 0 the embedding, and with the layer at whose stage the head is (see stage_contract.py) the head."""
-    home_of_head = 0 if manifest.tied_head else manifest.num_layers - 1
+    layer 0 the embedding, and with the last one the final norm and the head; a tied head is the embedding."""
     found: list[tuple[int, int]] = []
     for span in manifest.layers:
-        place = {"embed": 0, "head": home_of_head}.get(span.kind, span.index)
+        place = {"embed": 0, "head": manifest.num_layers - 1}.get(span.kind, span.index)
         if not first <= place < last or span.start == span.end:
             continue
         if found and found[-1][1] == span.start:

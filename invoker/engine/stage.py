@@ -13,8 +13,8 @@ class StageExecutor:
     """The layers of `bound`, with their KV cache in `pool`.
 
     A step passes through the stages in order of layers: `forward` on each, fed with token ids on the
-    first and with the previous stage's output on the others. Then `finish`, on the stage where
-    `has_head` holds, turns the last stage's output into logits.
+    first and with the previous stage's output on the others; the last one ends with the final norm. Then
+    `finish`, on the stage where `has_head` holds, turns the last stage's output into logits.
     """
 
     def __init__(self, bound: BoundStage, pool: KvPool) -> None:
@@ -33,23 +33,30 @@ class StageExecutor:
     def forward(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
         """Token ids `[tokens]` or hidden states `[tokens, hidden]` in, hidden states out.
 
-        The stage with the last layer returns only the rows that give a next token.
+        The stage with the last layer returns only the rows that give a next token, normed.
         """
         hidden = self.bound.layers.run(self._embed(inputs, layout), layout, self.pool)
-        if self.bound.last == self.bound.geometry.layers and len(layout.logit_rows) != layout.tokens:
+        if self.bound.norm is None:
+            return hidden
+        if len(layout.logit_rows) != layout.tokens:
             hidden = hidden.index_select(0, layout.logit_rows)
-        return hidden
+        return self._norm(hidden)
 
     @torch.inference_mode()
     def decode(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
         """Token ids in, the logits after each of them out: for a stage that has the whole model."""
-        return self.finish(self.bound.layers.run(self._embed(inputs, step), step, self.pool))
+        return self.finish(self._norm(self.bound.layers.run(self._embed(inputs, step), step, self.pool)))
 
     @torch.inference_mode()
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """The last stage's rows in, logits `[rows, vocabulary]` out."""
-        assert self.bound.norm is not None and self.bound.head is not None, f"{self!r} has no head"
-        return project(self.bound.norm(hidden), self.bound.head)
+        assert self.bound.head is not None, f"{self!r} has no head"
+        return project(hidden, self.bound.head)
+
+    def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.bound.norm is not None, f"{self!r} has not the last layer"
+        normed: torch.Tensor = self.bound.norm(hidden)
+        return normed
 
     def _embed(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
         if self.bound.embedding is None:

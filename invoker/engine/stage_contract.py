@@ -75,7 +75,7 @@ class StageStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInput:
     """A step and its rows, contiguous: on the first stage token ids, int64 `[tokens]`; on the others hidden
-    states in the model's dtype, `[tokens, hidden]`; for `finish` those of the wanted tokens only.
+    states in the model's dtype, `[tokens, hidden]`; for `finish` those of the wanted tokens only, normed.
 
     The stage reads `data` until it returns and keeps no view of it, so it may lie in a buffer for reuse.
     """

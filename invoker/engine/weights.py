@@ -37,8 +37,8 @@ class LayerStack(Protocol):
 class BoundStage:
     """The layers `[first, last)` with weights bound, and the ends of the model that this stage runs.
 
-    `embedding` (and `positions`) are there if the stage has layer 0. `norm` and `head` are there
-    where the head runs: with an untied head on the last stage, with a tied one on the first.
+    `embedding` (and `positions`) are there if the stage has layer 0, and `norm` if it has the last one.
+    `head` is there where it runs: an untied one on the last stage, a tied one on the first.
     """
 
     geometry: Geometry
@@ -71,10 +71,10 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
     views = ImageViews(spec, region)
     prefix = _prefix(family, views.names)
     tied = spec.manifest.tied_head
-    has_head = first == 0 if tied else last == geometry.layers
+    ends = last == geometry.layers
     with torch.device("meta"):
         sample = family.layer(config, first)
-        norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps)) if has_head else None
+        norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps)) if ends else None
     _check_names(_expected(family, geometry, prefix, tied, sample), views.names)
 
     layers_prefix = f"{prefix}{family.layers}."
@@ -105,9 +105,8 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
     positions = None
     if first == 0 and family.positions:
         positions = views.view(name(family.positions), (config.max_position_embeddings, config.hidden_size))
-    head = None
-    if has_head:
-        head = embedding if tied else views.view(f"{family.head}.weight", table)
+    untied = ends and not tied
+    head = views.view(f"{family.head}.weight", table) if untied else embedding if tied else None
     return BoundStage(
         geometry=geometry,
         dtype=views.dtype,
