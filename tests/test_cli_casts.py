@@ -13,8 +13,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from cli.__main__ import cli
 from cli.casts import MOST_REASONS, bar, rate, seconds, why
+from cli.commands import cli
 from cli.errors import CliError
 from registry.cast import CastMember, CastProgress, CastRecord, CastState
 from registry.change import NodeUp

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from cli.__main__ import COMMANDS
+from cli.commands import COMMANDS
 from tests.checkpoints import write_checkpoint
 from tests.patience import PATIENCE_S
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.__main__ import cli
+from cli.commands import cli
 from cli.errors import CliError, UsageError
 from cli.up_settings import tls_files
 

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.__main__ import cli
+from cli.commands import cli
 from cli.errors import CliError
 from cli.plan import plan_command
 from rdmacast.planners.catalog import PLANNERS

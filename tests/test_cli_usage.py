@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.__main__ import cli
+from cli.commands import cli
 from cli.errors import CliError
 from cli.prices import next_id
 from cli.usage import money

@@ -12,7 +12,7 @@ from typing import cast
 import click
 import pytest
 
-from cli.__main__ import cli
+from cli.commands import cli
 from gateway.app import make_routes
 from gateway.blob_keeper import BlobKeeper
 from gateway.services import Services
