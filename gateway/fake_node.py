@@ -7,14 +7,15 @@ time but by the events that a test holds back.
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from gateway.fake_channel import FakeChannel, FakeNet, Gate, Send
+from gateway.fake_instances import FakeInstances
 from gateway.fake_pipelines import FakeLayers, FakePipelines
 from gateway.fake_tiers import with_image, with_mark, without_image
 from gateway.wakeup import Wakeup
 from registry.errors import RemoteError
-from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.instance import InstanceRecord, InstanceState
 from registry.live_messages import LeaveCalls, OpenPipeline
 from registry.messages import (
     Array,
@@ -29,7 +30,6 @@ from registry.messages import (
     HandlerChunk,
     ImageRef,
     InstanceProgress,
-    InstanceStarted,
     InvokeHandler,
     LogLines,
     NodeStatus,
@@ -63,17 +63,9 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
     return list(context[len(prompt) :])
 
 
-@dataclass(slots=True)
-class FakeInstance:
-    record: InstanceRecord
-    image: str | None
-    running: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class FakeNode:
-    """`counts` has `store_reads`, `peer_reads`, `starts`, `stops`, `warms`, `drops`, `calls`, `served` and
-    `cancelled`, and `most_running` calls at once."""
+    """`counts` has `store_reads`, `peer_reads`, `starts`, `joins`, `stops`, `warms`, `drops`, `calls`,
+    `served` and `cancelled`, and `most_running` calls at once."""
 
     def __init__(
         self,
@@ -93,7 +85,7 @@ class FakeNode:
         self.alive = False
         self.counts: Counter[str] = Counter()
         self.channels: set[FakeChannel] = set()
-        self.instances: dict[str, FakeInstance] = {}
+        self.instances = FakeInstances(self)
         self.loading = Gate()  # before the bytes of an image arrive
         self.layers = FakeLayers()
         self.token = Gate()  # before each token
@@ -108,7 +100,6 @@ class FakeNode:
         self._net = net
         self._ended = Wakeup()
         self._ttl_s = ttl_s
-        self._starting: set[asyncio.Task[None]] = set()
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
         self._record = NodeRecord(
@@ -133,7 +124,7 @@ class FakeNode:
         )
 
     def __repr__(self) -> str:
-        return f"<FakeNode {self.id} alive={self.alive} instances={sorted(self.instances)}>"
+        return f"<FakeNode {self.id} alive={self.alive} {self.instances!r}>"
 
     @property
     def record(self) -> NodeRecord:
@@ -161,8 +152,6 @@ class FakeNode:
         self.alive = False
         for fellow in self._fellows().values():
             fellow.pipelines.lose(self.id)
-        for start in self._starting:
-            start.cancel()
         self.instances.clear()
         self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
@@ -202,16 +191,13 @@ class FakeNode:
     async def answer(self, request: Request, send: Send) -> None:
         match request:
             case StartInstance():
-                start = asyncio.create_task(self._start(request, send))
-                self._starting.add(start)
-                start.add_done_callback(self._starting.discard)
-                await asyncio.shield(start)  # it goes on though its caller leaves
+                await self.instances.start(request, send)
             case StopInstance():
-                await self._stop(request, send)
+                await self.instances.stop(request, send)
             case WarmImage(image=image):
                 self.counts["warms"] += not self.holds(image.image, Tier.HOST)
-                await self._fetch(image, send)
-                await self._hold(image.image, Tier.HOST, image.nbytes)
+                await self.fetch(image, send)
+                await self.hold(image.image, Tier.HOST, image.nbytes)
                 if request.keep:
                     await self._mark(image.image, kept=True)
                 await send(Done())
@@ -219,7 +205,7 @@ class FakeNode:
                 await self._mark(digest, kept=False)
                 await send(Done())
             case DropImage(image=image, tier=tier):
-                await self._drop(image, Tier(tier))
+                await self.drop(image, Tier(tier))
                 await send(Done())
             case OpenPipeline():
                 await self.pipelines.hold_open(request, send)
@@ -244,40 +230,7 @@ class FakeNode:
                 await send(Done())
                 self._ended.notify()
 
-    async def _start(self, request: StartInstance, send: Send) -> None:
-        self.counts["starts"] += 1
-        if self.start_error is not None:
-            raise self.start_error
-        image = request.image
-        kind = StartKind.WARM if image is None or self.holds(image.image, Tier.HOST) else StartKind.COLD
-        record = InstanceRecord(
-            instance_id=request.instance_id,
-            function=request.function,
-            version=request.version,
-            node=self.id,
-            state=InstanceState.STARTING,
-            start_kind=kind,
-            since=1.0,
-            max_concurrency=request.max_concurrency,
-        )
-        instance = FakeInstance(record=record, image=None if image is None else image.image)
-        self.instances[request.instance_id] = instance
-        await self._publish(instance, InstanceState.STARTING)
-        await self._publish(instance, InstanceState.LOADING)
-        await send(InstanceProgress(stage="reserve", fraction=0.0))
-        if image is not None:
-            telling = asyncio.create_task(self.layers.tell(send)) if request.live else None
-            try:
-                await self._fetch(image, send)
-            finally:
-                if telling is not None:
-                    telling.cancel()
-            await self._hold(image.image, Tier.HOST, image.nbytes)
-            await self._hold(image.image, Tier.GPU, image.nbytes)
-        await self._publish(instance, InstanceState.READY)
-        await send(InstanceStarted(instance_id=request.instance_id, start_kind=kind.value, phases_ms={}))
-
-    async def _fetch(self, image: ImageRef, send: Send) -> None:
+    async def fetch(self, image: ImageRef, send: Send) -> None:
         if self.holds(image.image, Tier.HOST):
             return
         if image.image in self.loaded:  # another load on this node
@@ -297,7 +250,7 @@ class FakeNode:
             await peers[0].loaded[image.image].wait()
         loaded.set()
 
-    async def _hold(self, image: str, tier: Tier, nbytes: int) -> None:
+    async def hold(self, image: str, tier: Tier, nbytes: int) -> None:
         record = with_image(self._record, image, tier, nbytes)
         if record is not self._record:
             self._record = record
@@ -307,30 +260,12 @@ class FakeNode:
         self._record = with_mark(self._record, image, kept=kept)
         await self.beat()
 
-    async def _drop(self, image: str, tier: Tier) -> None:
+    async def drop(self, image: str, tier: Tier) -> None:
         self.counts["drops"] += 1
         if tier is Tier.HOST:
             self.loaded.pop(image, None)
         self._record = without_image(self._record, image, tier)
         await self.beat()
-
-    async def _stop(self, request: StopInstance, send: Send) -> None:
-        self.counts["stops"] += 1
-        instance = self.instances.get(request.instance_id)
-        if instance is None:
-            raise RemoteError("no_such_instance", request.instance_id)
-        await self._publish(instance, InstanceState.DRAINING)
-        if instance.running:
-            await instance.idle.wait()
-        del self.instances[request.instance_id]
-        if instance.image is not None and all(i.image != instance.image for i in self.instances.values()):
-            await self._drop(instance.image, Tier.GPU)
-        await self._publish(instance, InstanceState.STOPPED)
-        await send(Done())
-
-    async def _publish(self, instance: FakeInstance, state: InstanceState) -> None:
-        instance.record = replace(instance.record, state=state)
-        await self._state.put_instance(instance.record, self._record.epoch)
 
     async def _serve(self, work: Generate | Compute | InvokeHandler, send: Send) -> None:
         self.counts["calls"] += 1
@@ -400,11 +335,14 @@ class FakeNode:
     def _use(self, work: Generate | Compute | InvokeHandler) -> int:
         return self.use(work.request_id)
 
-    # --- for pipelines
+    # --- for its instances and pipelines
+
+    async def publish(self, record: InstanceRecord) -> None:
+        await self._state.put_instance(record, self._record.epoch)
 
     def runs(self, instance_id: str) -> bool:
         """Whether the instance can be a stage."""
-        return instance_id in self.instances
+        return self.instances.get(instance_id) is not None
 
     def use(self, call_id: str) -> int:
         """Count an output of the call; what it used so far."""

@@ -1,0 +1,148 @@
+"""Instances of a fake node: the part of a FakeNode that starts and stops them."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gateway.fake_channel import Send
+from gateway.fake_pipelines import FakeLayers
+from registry.errors import RemoteError
+from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.messages import Done, ImageRef, InstanceProgress, InstanceStarted, StartInstance, StopInstance
+from registry.node import Tier
+
+
+class FakeHost(Protocol):
+    """What instances need of their node."""
+
+    id: str
+    counts: Counter[str]
+    layers: FakeLayers
+    start_error: RemoteError | None
+
+    def holds(self, image: str, tier: Tier) -> bool: ...
+
+    async def fetch(self, image: ImageRef, send: Send) -> None: ...
+
+    async def hold(self, image: str, tier: Tier, nbytes: int) -> None: ...
+
+    async def drop(self, image: str, tier: Tier) -> None: ...
+
+    async def publish(self, record: InstanceRecord) -> None: ...
+
+
+@dataclass(slots=True)
+class FakeInstance:
+    record: InstanceRecord
+    image: str | None
+    running: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # ready, or gone
+
+
+class FakeInstances:
+    """By id. A start goes on though who asked for it leaves, and is joined by who asks for it again."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._all: dict[str, FakeInstance] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<FakeInstances {sorted(self._all)}>"
+
+    def get(self, instance_id: str) -> FakeInstance | None:
+        return self._all.get(instance_id)
+
+    def clear(self) -> None:
+        """The node dies."""
+        for start in self._starting:
+            start.cancel()
+        for instance in self._all.values():
+            instance.settled.set()
+        self._all.clear()
+
+    async def start(self, request: StartInstance, send: Send) -> None:
+        known = self._all.get(request.instance_id)
+        if known is not None:
+            self._host.counts["joins"] += 1
+            await self._join(known, request, send)
+            return
+        start = asyncio.create_task(self._start(request, send))
+        self._starting.add(start)
+        start.add_done_callback(self._starting.discard)
+        await asyncio.shield(start)
+
+    async def stop(self, request: StopInstance, send: Send) -> None:
+        self._host.counts["stops"] += 1
+        instance = self._all.get(request.instance_id)
+        if instance is None:
+            raise RemoteError("no_such_instance", request.instance_id)
+        await self._publish(instance, InstanceState.DRAINING)
+        if instance.running:
+            await instance.idle.wait()
+        del self._all[request.instance_id]
+        instance.settled.set()
+        if instance.image is not None and all(one.image != instance.image for one in self._all.values()):
+            await self._host.drop(instance.image, Tier.GPU)
+        await self._publish(instance, InstanceState.STOPPED)
+        await send(Done())
+
+    async def _join(self, instance: FakeInstance, request: StartInstance, send: Send) -> None:
+        telling = asyncio.create_task(self._host.layers.tell(send)) if request.live else None
+        try:
+            await instance.settled.wait()
+        finally:
+            await _ended(telling)
+        if instance.record.state is not InstanceState.READY:
+            raise RemoteError("start_failed", f"{request.instance_id} has ended")
+        await send(_started(instance.record))
+
+    async def _start(self, request: StartInstance, send: Send) -> None:
+        host = self._host
+        host.counts["starts"] += 1
+        if host.start_error is not None:
+            raise host.start_error
+        image = request.image
+        is_warm = image is None or host.holds(image.image, Tier.HOST)
+        record = InstanceRecord(
+            instance_id=request.instance_id,
+            function=request.function,
+            version=request.version,
+            node=host.id,
+            state=InstanceState.STARTING,
+            start_kind=StartKind.WARM if is_warm else StartKind.COLD,
+            since=1.0,
+            max_concurrency=request.max_concurrency,
+        )
+        instance = FakeInstance(record=record, image=None if image is None else image.image)
+        self._all[request.instance_id] = instance
+        await self._publish(instance, InstanceState.STARTING)
+        await self._publish(instance, InstanceState.LOADING)
+        await send(InstanceProgress(stage="reserve", fraction=0.0))
+        if image is not None:
+            telling = asyncio.create_task(host.layers.tell(send)) if request.live else None
+            try:
+                await host.fetch(image, send)
+            finally:
+                await _ended(telling)
+            await host.hold(image.image, Tier.HOST, image.nbytes)
+            await host.hold(image.image, Tier.GPU, image.nbytes)
+        await self._publish(instance, InstanceState.READY)
+        instance.settled.set()
+        await send(_started(instance.record))
+
+    async def _publish(self, instance: FakeInstance, state: InstanceState) -> None:
+        instance.record = replace(instance.record, state=state)
+        await self._host.publish(instance.record)
+
+
+async def _ended(telling: asyncio.Task[None] | None) -> None:
+    if telling is not None:
+        telling.cancel()
+        await asyncio.wait([telling])
+
+
+def _started(record: InstanceRecord) -> InstanceStarted:
+    return InstanceStarted(instance_id=record.instance_id, start_kind=record.start_kind.value, phases_ms={})
