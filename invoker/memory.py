@@ -15,7 +15,9 @@ import psutil
 MADV_POPULATE_WRITE = 23
 # While pages are taken no other thread can map memory: few are taken at once, then comes a rest.
 GENTLE_STEP_BYTES = 256 << 10
-_REST = 4
+_REST = 4  # times as long as it works
+_BUSY_REST = 100
+_IDLE_SHARE = 0.05  # of a processor: heartbeats take less
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -71,21 +73,36 @@ def populate_gently(mapping: mmap.mmap, nbytes: int, stop: threading.Event) -> N
     take_gently(take, nbytes, stop)
 
 
+def rest_after(spent_s: float, others_share: float) -> float:
+    """How long a thread that works in the background rests after so much work, while the process's other
+    threads use that share of a processor."""
+    return spent_s * (_REST if others_share < _IDLE_SHARE else _BUSY_REST)
+
+
 def take_gently(take: Callable[[int], int], nbytes: int, stop: threading.Event) -> None:
-    """Have `take(offset)` take memory from 0 on, resting most of the time.
+    """Have `take(offset)` take memory from 0 on, resting most of the time, and nearly always while the
+    process has something else to do.
 
     It says how many bytes it took; this ends with 0, with `nbytes`, or with `stop`. A thread of a low
     priority would not do: one that lost its processor while it holds the interpreter's lock, or the
     kernel's of this memory, holds up the whole process.
     """
-    offset = 0
+    offset, seen_s, others_s = 0, time.monotonic(), _others_s()
     while offset < nbytes and not stop.is_set():
         began_s = time.monotonic()
         took = take(offset)
         if not took:
             return
         offset += took
-        stop.wait(_REST * (time.monotonic() - began_s))
+        now_s, now_others_s = time.monotonic(), _others_s()
+        share = (now_others_s - others_s) / max(now_s - seen_s, 1e-6)
+        seen_s, others_s = now_s, now_others_s
+        stop.wait(rest_after(now_s - began_s, share))
+
+
+def _others_s() -> float:
+    """Processor time of the process's threads but this one."""
+    return time.process_time() - time.thread_time()
 
 
 def available_bytes() -> int:

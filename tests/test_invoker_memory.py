@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from invoker.memory import populate, populate_gently, take_gently
+from invoker.memory import populate, populate_gently, rest_after, take_gently
 
 SIZE = 48 << 20
 
@@ -51,3 +51,23 @@ def test_it_ends_where_no_more_can_be_taken() -> None:
 
     take_gently(take, SIZE, threading.Event())
     assert taken == [0, 5, 10]
+
+
+def test_background_work_gives_way_to_what_else_the_process_does() -> None:
+    idle, busy = rest_after(0.001, 0.0), rest_after(0.001, 0.3)
+    assert idle == pytest.approx(0.004)
+    assert busy >= 20 * idle
+
+
+def test_memory_is_taken_to_its_end_beside_other_work() -> None:
+    stop, taken = threading.Event(), []
+
+    def take(offset: int) -> int:
+        taken.append(offset)
+        return 10
+
+    taking = threading.Thread(target=take_gently, args=(take, 40, stop))
+    taking.start()
+    while taking.is_alive():
+        sum(range(1000))
+    assert taken == [0, 10, 20, 30]
