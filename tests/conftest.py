@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running.up()
     yield running
     running.down()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_compute_thread() -> Iterator[None]:
+    """Threads of torch that share a busy processor spin: later tests would take ten times as long."""
+    yield
+    torch = sys.modules.get("torch")
+    assert torch is None or torch.get_num_threads() == 1
 
 
 @pytest.fixture(scope="session")

@@ -196,6 +196,7 @@ class FakeCluster:
         """Run a node until the block ends."""
         argv = ["--redis-url", "unix:///none", "--node-id", name, "--host-id", host, "--device", "cpu"]
         sizes = ["--gpu-memory", "16MiB", "--host-memory", "16MiB", "--shm-dir", str(self.shm_dir)]
+        sizes += ["--threads", "1"]  # of this very process, for all tests that follow
         settings = parse_settings([*argv, *sizes, *flags], {"HYPERCAST_CLUSTER_SECRET": SECRET})
         stop, engines = asyncio.Event(), engines or FakeEngines()
         watching = self.state.watch((await self.state.snapshot()).cursor)

@@ -28,6 +28,7 @@ from registry.redis_state import RedisState
 from registry.state import ClusterConfig
 from tests.checkpoints import write_checkpoint
 from tests.invoker_fixture import SECRET
+from tests.patience import PATIENCE_S
 from tests.redis_fixture import RedisServer, running_redis
 
 
@@ -74,7 +75,7 @@ class Zygote:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         events = [json.loads(line) for line in self.process.stdout]
-        assert self.process.wait(30) == 0
+        assert self.process.wait(PATIENCE_S) == 0
         self.process.stdout.close()
         return events
 
