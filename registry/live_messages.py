@@ -38,11 +38,15 @@ class OpenPipeline(Message, frozen=True, kw_only=True):
     has the head. When the caller leaves, the pipeline ends, and its unfinished calls with it (MOVED).
 
     One that is formed anew is another pipeline of the same name and a higher epoch; both may be open.
+
+    With `zigzag` it is a pair: the first of two stages is on a node that loads, and runs as many of its
+    layers as there are for prompts that wait at the second, a ready instance, which answers the calls.
     """
 
     pipeline: _Name
     epoch: _Count
     stages: Annotated[tuple[StageOf, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES)]
+    zigzag: bool = False
 
 
 class LeaveCalls(Message, frozen=True, kw_only=True):
@@ -56,7 +60,8 @@ class LeaveCalls(Message, frozen=True, kw_only=True):
 
 class OpenStage(Message, frozen=True, kw_only=True):
     """Run the layers `[first, last)` in `instance` as number `place` of a pipeline's stages, from when their
-    bytes are there, for as long as the call is open. From the node that runs the pipeline."""
+    bytes are there, for as long as the call is open. From the node that runs the pipeline. With `zigzag`
+    those of them that are there, from the first one on, while the others come."""
 
     pipeline: _Name
     epoch: _Count
@@ -64,6 +69,7 @@ class OpenStage(Message, frozen=True, kw_only=True):
     instance: _Name
     first: _Count
     last: _Count
+    zigzag: bool = False
 
 
 class LinkStage(Message, frozen=True, kw_only=True):
@@ -93,6 +99,24 @@ class StageOpened(Message, frozen=True, kw_only=True):
     link: _Address
     host: _Name
     pages: _Count
+
+
+class KvStage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Who has K and V of the layers `[first, last)`: asked at `link` on `host` (see StageOpened)."""
+
+    link: _Address
+    host: _Name
+    first: _Count
+    last: _Count
+
+
+class KvAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where K and V of a sequence lie that a pipeline let go of, for some seconds: at each of its stages."""
+
+    pipeline: _Name
+    epoch: _Count
+    sequence: _Name
+    stages: Annotated[tuple[KvStage, ...], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
 
 
 def held_as_bytes(layers: int) -> bytes:

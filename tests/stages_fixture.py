@@ -1,7 +1,7 @@
 """Nodes that load a real model, of which each gets what the test lets through, and pipelines of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.image_ranges import bytes_of_layers
 from invoker.engine.stage_contract import Stage
-from invoker.engines import RealEngines
+from invoker.engines import Engines, RealEngines
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from registry.live_messages import OpenPipeline, StageOf, held_of_bytes, name_of_pipeline
@@ -153,7 +153,11 @@ class LiveCluster:
 
 @asynccontextmanager
 async def live_cluster(
-    folder: Path, kind: str, count: int, hosts: Sequence[str] = ()
+    folder: Path,
+    kind: str,
+    count: int,
+    hosts: Sequence[str] = (),
+    make_engines: Callable[[Source], Engines] = PoisonedEngines,
 ) -> AsyncIterator[LiveCluster]:
     """Nodes that have begun to load, and have nothing yet. By default each is on a host of its own."""
     model = make_model(folder / kind, kind)
@@ -168,7 +172,7 @@ async def live_cluster(
             source = Source(servers, model)
             host = hosts[number] if hosts else f"h{number}"
             node = await stack.enter_async_context(
-                cluster.node(f"n{number}", host, engines=PoisonedEngines(source))
+                cluster.node(f"n{number}", host, engines=make_engines(source))
             )
             nodes.append(LiveNode(node, source, f"i{number}"))
         for live in nodes:

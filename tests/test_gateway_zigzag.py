@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zigzag_oracle import least_average_s
 
-from gateway.zigzag import Batch, Relief, Work, ZigZagQueue, finish_times
+from gateway.zigzag import Relief, finish_times
+from registry.zigzag import Batch, Work, ZigZagQueue
 
 
 def batches_of(*tokens: int) -> list[Batch]:

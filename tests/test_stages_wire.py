@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invoker.engine.fake_stage import FakeStage
-from invoker.engine.stage_contract import Opening, StageChunk, StageOutput, StageStep
+from invoker.engine.stage_contract import Opening, StageChunk, StageStep, rows_as_bytes
 from invoker.engine.stage_rows import RowsOf
 from invoker.stages.frames import (
     HEADER_BYTES,
     MAX_SAID_BYTES,
     MAX_STEP_TOKENS,
     FailedStep,
+    Frame,
     FrameReader,
     LinkLost,
     pack_failed,
@@ -115,11 +116,11 @@ def test_damage_raises_nothing_else() -> None:
 
 
 @contextmanager
-def wires() -> Iterator[tuple[Wire, Wire]]:
+def wires() -> Iterator[tuple[Wire[Frame], Wire[Frame]]]:
     """Two stages, each the other's neighbour on both sides."""
     one, other = socket.socketpair(), socket.socketpair()
-    first = Wire(other[1], one[0], ROWS.nbytes)
-    second = Wire(one[1], other[0], ROWS.nbytes)
+    first = Wire(other[1], one[0], FrameReader(ROWS.nbytes))
+    second = Wire(one[1], other[0], FrameReader(ROWS.nbytes))
     try:
         yield first, second
     finally:
@@ -127,7 +128,7 @@ def wires() -> Iterator[tuple[Wire, Wire]]:
         second.close()
 
 
-def received(wire: Wire, sender: Wire) -> object:
+def received(wire: Wire[Frame], sender: Wire[Frame]) -> object:
     """The next frame; whoever sends it has more to send than the socket takes."""
     while (frame := wire.receive()) is None:
         sender.wake()
@@ -141,7 +142,8 @@ def test_rows_larger_than_the_sockets_buffers_come_whole_and_in_order() -> None:
         for number in range(3):
             step = a_step(number, [9000, 7000])
             rows = torch.arange(16_000, dtype=torch.float64).view(-1, 1) + number
-            first.send(StageOutput(step=step, hidden=rows))
+            sent_rows = rows_as_bytes(rows)
+            first.push(memoryview(pack_step(step, len(sent_rows))), sent_rows)
             sent.append((step, rows))
         for step, rows in sent:
             said, data = received(second, first)  # type: ignore[misc]

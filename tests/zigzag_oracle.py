@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from gateway.zigzag import Batch, Relief
+from gateway.zigzag import Relief
+from registry.zigzag import Batch
 
 
 def least_average_s(batches: Sequence[Batch], relief: Relief, *, overtaking: bool = False) -> float:

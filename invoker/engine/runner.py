@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from invoker.engine.contract import (
     StepMeter,
     TokenOutput,
 )
+from invoker.engine.kv_slices import KvSlice
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,14 @@ class EngineClosed(EngineError):
     """The runner is closed, or its engine failed for good: another instance can go on with the work."""
 
     code = "draining"
+
+
+class KvTaker(Protocol):
+    """A GenerateEngine to which K and V from elsewhere can be given."""
+
+    def add(self, sequence: NewSequence, kv: Sequence[KvSlice]) -> None:
+        """See DecoderEngine.add."""
+        ...
 
 
 class NobodysCall:
@@ -56,9 +65,10 @@ NOBODY = NobodysCall()
 class _Stream:
     """One `generate` call: its request, and the outputs that the loop has not read yet."""
 
-    def __init__(self, sequence: NewSequence, call: EngineCall) -> None:
+    def __init__(self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice]) -> None:
         self.sequence = sequence
         self.call = call
+        self.kv = kv  # until the engine has it
         self.outputs: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
         self.ended = False
 
@@ -109,15 +119,16 @@ class EngineRunner:
         return len(self._streams) + len(self._calls)
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall = NOBODY
+        self, sequence: NewSequence, call: EngineCall = NOBODY, kv: Sequence[KvSlice] = ()
     ) -> AsyncGenerator[TokenOutput, None]:
-        """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
+        """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`. With `kv`, its
+        tokens' K and V in all layers, only what these leave is run: see DecoderEngine.add.
 
         Closing the generator early (see contextlib.aclosing) or cancelling its task cancels the
         sequence before the engine's next step. Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
-        stream = _Stream(sequence, call)
+        stream = _Stream(sequence, call, kv)
         self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
         try:
@@ -295,11 +306,18 @@ class EngineRunner:
                 raise EngineError("this engine does not generate")
             if request_id in self._live:
                 raise EngineError(f"sequence {request_id} is running already")
-            self._generator.add(stream.sequence)
+            self._give(self._generator, stream)
         except EngineError as error:
             self._post(self._refuse, stream, error)
         else:
             self._live[request_id] = stream
+
+    def _give(self, engine: GenerateEngine, stream: _Stream) -> None:
+        kv, stream.kv = stream.kv, ()
+        if kv:
+            cast(KvTaker, engine).add(stream.sequence, kv)
+        else:
+            engine.add(stream.sequence)
 
     def _cancel(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id

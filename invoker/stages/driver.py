@@ -135,14 +135,14 @@ class PipelineDriver(StageThread):
     def _begin(self, given: StageInput) -> None:
         """Send a step on its way."""
         if not self._begins:
-            self._wire.send(StageOutput(step=given.step, hidden=given.data))
+            self._send(StageOutput(step=given.step, hidden=given.data))
             return
         try:
             output = self._stage.run(given)
         except EngineError as error:
             self._tell(self._conductor.fail(given.step.number, str(error)))
         else:
-            self._wire.send(output)
+            self._send(output)
 
     def _on_frame(self, frame: Frame) -> None:
         """A step comes back from the others."""
@@ -188,7 +188,7 @@ class PipelineDriver(StageThread):
         told: list[tuple[_Stream, TokenOutput | Exception]] = []
         for request_id in [one for one in self._live if not wanted or one in wanted]:
             self._conductor.cancel(request_id)
-            told.append((self._live.pop(request_id), _moved(request_id)))
+            told.append((self._live.pop(request_id), moved_output(request_id)))
         self._post(told)
 
     def _post(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
@@ -197,5 +197,5 @@ class PipelineDriver(StageThread):
                 self._loop.call_soon_threadsafe(self._deliver, outputs)
 
 
-def _moved(request_id: str) -> TokenOutput:
+def moved_output(request_id: str) -> TokenOutput:
     return TokenOutput(request_id=request_id, token_id=None, logprob=None, finish_reason=MOVED, work=0)

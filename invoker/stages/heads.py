@@ -20,6 +20,9 @@ from invoker.stages.engines import StageGear, opened_stage
 from invoker.stages.link import StageKey
 from invoker.stages.member import Member
 from invoker.stages.metered import MeteredStage
+from invoker.stages.zigzag_engines import layer_maker
+from invoker.stages.zigzag_layers import LayerChain
+from invoker.stages.zigzag_source import PairDriver
 from invoker.together import together
 from registry.channel_server import caller
 from registry.live_messages import LeaveCalls, OpenPipeline, PipelineOpened, name_of_pipeline
@@ -40,7 +43,7 @@ class Pipeline:
         self.request = request
         self.name = name_of_pipeline(request.pipeline, request.epoch)
         self.opened: asyncio.Future[PipelineOpened] = asyncio.get_running_loop().create_future()
-        self.driver: PipelineDriver | None = None
+        self.driver: PipelineDriver | PairDriver | None = None
         self.openers = 0
         self._place = _place_of(request, node)
         self._own = request.stages[self._place]
@@ -48,7 +51,7 @@ class Pipeline:
         self._door = door
         self._made_with = made_with
         self._members = [
-            Member(stage, place, request.pipeline, request.epoch, secret)
+            Member(stage, place, request, secret)
             for place, stage in enumerate(request.stages)
             if place != self._place
         ]
@@ -58,7 +61,7 @@ class Pipeline:
         self.task.add_done_callback(self._over)
 
     @property
-    def running(self) -> PipelineDriver:
+    def running(self) -> PipelineDriver | PairDriver:
         """Raises NoSuchPipeline while it is not open."""
         if self.driver is None:
             raise NoSuchPipeline(f"pipeline {self.name} is not open yet")
@@ -88,33 +91,65 @@ class Pipeline:
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:
             before = stack.enter_context(self._door.awaiting(self._key(self._place)))
-            opened: list[MeteredStage] = []
-
-            async def open_own() -> None:
-                own = opened_stage(self.instance, self._own.first, self._own.last, self._made_with)
-                opened.append(await stack.enter_async_context(own))
-
             for member in self._members:
                 stack.push_async_callback(member.aclose)
-            await together(open_own(), *(member.open() for member in self._members))
-            stage = opened[0]
-            if not stage.stage.has_head:
-                raise BadWork(f"the head of the model is not on {self._own.node}")
-            conductor = self._conductor(stage)
-            ring = [member.opened for member in self._ring() if member.opened is not None]
-            behind = await self._link(ring[0].link, ring[0].host)
-            stack.callback(behind.close)
-            driver = PipelineDriver(stage, conductor, await before, behind, name=f"pipeline {self.name}")
+            open_it = self._open_pair if self.request.zigzag else self._open_stages
+            driver, opened = await open_it(stack, before)
             stack.push_async_callback(self._close, driver)
             self.driver = driver
-            cached = conductor.shape.pages * PAGE_TOKENS
-            self.opened.set_result(
-                PipelineOpened(context_length=conductor.max_sequence_tokens, cached_tokens=cached)
-            )
+            self.opened.set_result(opened)
             log.info("pipeline %s of %d stages is open", self.name, len(self.request.stages))
             self._reason = await self._loss(driver)
             log.warning("pipeline %s is lost: %s", self.name, self._reason)
             raise self._reason
+
+    async def _open_stages(
+        self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
+    ) -> tuple[PipelineDriver, PipelineOpened]:
+        opened: list[MeteredStage] = []
+
+        async def open_own() -> None:
+            own = opened_stage(self.instance, self._own.first, self._own.last, self._made_with)
+            opened.append(await stack.enter_async_context(own))
+
+        await together(open_own(), *(member.open() for member in self._members))
+        stage = opened[0]
+        if not stage.stage.has_head:
+            raise BadWork(f"the head of the model is not on {self._own.node}")
+        conductor = self._conductor(stage)
+        behind = await self._linked(stack)
+        driver = PipelineDriver(stage, conductor, await before, behind, name=f"pipeline {self.name}")
+        cached = conductor.shape.pages * PAGE_TOKENS
+        return driver, PipelineOpened(context_length=conductor.max_sequence_tokens, cached_tokens=cached)
+
+    async def _open_pair(
+        self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
+    ) -> tuple[PairDriver, PipelineOpened]:
+        """The instance here is the source: its own engine answers, and the other stage helps."""
+        if len(self.request.stages) != 2 or self._place == 0:
+            raise BadWork("a pair is a node that loads, and then one that is ready")
+        maker = await stack.enter_async_context(layer_maker(self.instance, self._made_with, waits=False))
+        chain = LayerChain()
+
+        async def open_own() -> None:
+            for layer in range(maker.layers):
+                chain.append(await maker.make(layer))
+
+        (target,) = self._members
+        await together(open_own(), target.open())
+        assert target.opened is not None
+        pages, behind = target.opened.pages, await self._linked(stack)
+        driver = PairDriver(
+            self.instance,
+            chain,
+            maker.calls(),
+            await before,
+            behind,
+            target_pages=pages,
+            name=f"pair {self.name}",
+        )
+        context = 0 if self.instance.spec is None else self.instance.spec.context_length
+        return driver, PipelineOpened(context_length=context, cached_tokens=pages * PAGE_TOKENS)
 
     def _conductor(self, stage: MeteredStage) -> Conductor:
         spec, resident = self.instance.spec, self.instance.resident
@@ -137,6 +172,13 @@ class Pipeline:
         """The other stages as steps pass them on their way from here to here."""
         return self._members  # the head is the first or the last of all
 
+    async def _linked(self, stack: AsyncExitStack) -> socket.socket:
+        """Connect all stages in a ring; the link to the first of the others."""
+        ring = [member.opened for member in self._ring() if member.opened is not None]
+        behind = await self._link(ring[0].link, ring[0].host)
+        stack.callback(behind.close)
+        return behind
+
     async def _link(self, first_link: str, host: str) -> socket.socket:
         """Connect each stage with the next one, and the last of the others with this one."""
         ring, door = self._ring(), self._door
@@ -149,7 +191,7 @@ class Pipeline:
         await together(*linked)
         return await door.dial(first_link, host, self._key(ring[0].place))
 
-    async def _loss(self, driver: PipelineDriver) -> PipelineLost:
+    async def _loss(self, driver: PipelineDriver | PairDriver) -> PipelineLost:
         """Return once a stage is gone, with the node that is to blame."""
         closed = asyncio.create_task(driver.wait_closed())
         watches = [member.watch for member in self._members if member.watch is not None]
@@ -174,7 +216,7 @@ class Pipeline:
     def _blamed(self) -> Member | None:
         return next((member for member in self._members if member.is_cause), None)
 
-    async def _close(self, driver: PipelineDriver) -> None:
+    async def _close(self, driver: PipelineDriver | PairDriver) -> None:
         lost = self._reason
         if lost is not None:
             driver.end(lost)  # before they would be moved as of a pipeline that was closed

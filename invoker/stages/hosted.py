@@ -14,6 +14,8 @@ from invoker.stages.engines import StageGear, opened_stage
 from invoker.stages.frames import LinkLost
 from invoker.stages.link import StageKey
 from invoker.stages.worker import StageWorker
+from invoker.stages.zigzag_engines import LayerMaker, layer_maker
+from invoker.stages.zigzag_target import TargetWorker
 from registry.live_messages import LinkStage, OpenStage, StageOpened
 from registry.messages import Done, Reply
 
@@ -80,6 +82,9 @@ class HostedStage:
         async with AsyncExitStack() as stack:
             before = stack.enter_context(door.awaiting(self.key))
             stack.callback(self._close_behind)
+            if request.zigzag:
+                await self._help(stack, before)
+                return
             stage = await stack.enter_async_context(
                 opened_stage(self._instance, request.first, request.last, self._made_with)
             )
@@ -91,6 +96,28 @@ class HostedStage:
             await worker.wait_closed()
             raise worker.failure or LinkLost("it has ended")
 
+    async def _help(self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]") -> None:
+        """As the target of a pair: begin with the first layer, and go on with each one that lands."""
+        maker = await stack.enter_async_context(layer_maker(self._instance, self._made_with, waits=True))
+        first = await maker.make(0)
+        self.opened.set_result(StageOpened(link=self._door.url, host=self._door.host, pages=first.pages))
+        behind = await asyncio.shield(self._behind)
+        worker = TargetWorker(
+            maker.layers, maker.calls(), await before, behind, name=f"stage {self.key.place}"
+        )
+        stack.push_async_callback(worker.aclose)
+        worker.grow(first)
+        growing = asyncio.create_task(_grow(worker, maker))
+        stack.push_async_callback(_cancelled, growing)
+        closed = asyncio.create_task(worker.wait_closed())
+        stack.push_async_callback(_cancelled, closed)
+        log.info("%s runs what there is of %d layers", self.key, maker.layers)
+        await asyncio.wait([closed, growing], return_when=asyncio.FIRST_COMPLETED)
+        if growing.done():
+            growing.result()
+        await closed
+        raise worker.failure or LinkLost("it has ended")
+
     def _close_behind(self) -> None:
         if not self._behind.cancel() and not self._behind.cancelled():
             self._behind.result().close()
@@ -100,6 +127,16 @@ class HostedStage:
         if not task.cancelled():
             task.exception()  # whoever asks is told
         self.opened.cancel()
+
+
+async def _grow(worker: TargetWorker, maker: LayerMaker) -> None:
+    for layer in range(1, maker.layers - 1):  # the last one is the source's
+        worker.grow(await maker.make(layer))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 class HostedStages:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from invoker.errors import PipelineLost
 from registry.channel import Channel
 from registry.errors import ChannelClosed, ChannelError, RemoteError
-from registry.live_messages import LinkStage, OpenStage, StageOf, StageOpened
+from registry.live_messages import LinkStage, OpenPipeline, OpenStage, StageOf, StageOpened
 from registry.messages import Reply
 
 
@@ -16,7 +16,7 @@ class Member:
     `is_cause` says that it ended by itself, not since it misses its neighbour.
     """
 
-    def __init__(self, stage: StageOf, place: int, pipeline: str, epoch: int, secret: bytes) -> None:
+    def __init__(self, stage: StageOf, place: int, opening: OpenPipeline, secret: bytes) -> None:
         self.node = stage.node
         self.place = place
         self.opened: StageOpened | None = None
@@ -25,12 +25,13 @@ class Member:
         self.watch: asyncio.Task[None] | None = None
         self._stage = stage
         self._request = OpenStage(
-            pipeline=pipeline,
-            epoch=epoch,
+            pipeline=opening.pipeline,
+            epoch=opening.epoch,
             place=place,
             instance=stage.instance,
             first=stage.first,
             last=stage.last,
+            zigzag=opening.zigzag,
         )
         self._secret = secret
         self._channel: Channel | None = None

@@ -1,27 +1,80 @@
 """A stage whose steps are metered: each call pays for its tokens in the instance that ran them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from invoker.engine.contract import EngineCall, StepMeter
 from invoker.engine.runner import NOBODY
-from invoker.engine.stage_contract import Opening, Stage, StageChunk, StageInput, StageOutput
+from invoker.engine.stage_contract import Stage, StageInput, StageOutput
 
 Join = Callable[[str], EngineCall]  # the call of that id, held; on the loop's thread
+T = TypeVar("T")
 
 
-class MeteredStage:
-    """Used by one thread, `stage`'s. A call is held from the step that opens its sequence until the one that
-    closes it: so long the stage may run something for it. Made on the loop's thread, where calls live."""
+class StepCalls:
+    """The calls for which a thread runs sequences: each is held from when its sequence is entered until it is
+    released. Made on the loop's thread, where calls live."""
 
-    def __init__(self, stage: Stage, meter: StepMeter, join: Join) -> None:
-        self.stage = stage
+    def __init__(self, meter: StepMeter, join: Join) -> None:
         self._meter = meter
         self._join = join
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, Future[EngineCall]] = {}
+
+    def enter(self, sequence: str, call_id: str) -> None:
+        """Ask for the call; the answer is there by when a step has been run."""
+        if sequence not in self._held:
+            asked = self._held[sequence] = Future()
+            if not self._post(partial(self._join_for, asked, call_id)):
+                asked.set_result(NOBODY)
+
+    def release(self, sequence: str) -> None:
+        asked = self._held.pop(sequence, None)
+        if asked is not None:
+            self._post(lambda: asked.result().release())
+
+    def release_all(self) -> None:
+        for sequence in tuple(self._held):
+            self.release(sequence)
+
+    def metered(self, work: Callable[[], T], ran: Iterable[tuple[str, int]]) -> T:
+        """Do it; the sequences share its time by their tokens."""
+        self._meter.began()
+        try:
+            return work()
+        finally:
+            self._meter.ended(
+                [
+                    (self._held[sequence].result(), tokens)
+                    for sequence, tokens in ran
+                    if sequence in self._held
+                ]
+            )
+
+    def _join_for(self, asked: "Future[EngineCall]", call_id: str) -> None:
+        try:
+            asked.set_result(self._join(call_id))
+        except Exception as error:
+            asked.set_exception(error)
+
+    def _post(self, callback: Callable[[], None]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # a loop that is closed has nobody left to bill
+            return False
+        return True
+
+
+class MeteredStage:
+    """Used by one thread, `stage`'s. A call is held from the step that opens its sequence until the one that
+    closes it: so long the stage may run something for it."""
+
+    def __init__(self, stage: Stage, meter: StepMeter, join: Join) -> None:
+        self.stage = stage
+        self._calls = StepCalls(meter, join)
 
     def __repr__(self) -> str:
         return f"<MeteredStage {self.stage!r}>"
@@ -30,58 +83,21 @@ class MeteredStage:
         """See Stage."""
         step = given.step
         for name in step.closed:
-            self._release(name)
-        self._enter(step.opened)
-        return self._metered(self.stage.run, given, step.chunks)
+            self._calls.release(name)
+        for opening in step.opened:
+            self._calls.enter(opening.sequence, opening.call)
+        if not step.chunks:
+            return self.stage.run(given)
+        ran = [(chunk.sequence, chunk.count) for chunk in step.chunks]
+        return self._calls.metered(lambda: self.stage.run(given), ran)
 
     def finish(self, given: StageInput) -> StageOutput:
         """See Stage."""
-        return self._metered(self.stage.finish, given, given.step.wanting)
+        if not given.step.wanting:
+            return self.stage.finish(given)
+        ran = [(chunk.sequence, chunk.count) for chunk in given.step.wanting]
+        return self._calls.metered(lambda: self.stage.finish(given), ran)
 
     def close(self) -> None:
         self.stage.close()
-        for name in tuple(self._held):
-            self._release(name)
-
-    def _metered(
-        self, work: Callable[[StageInput], StageOutput], given: StageInput, chunks: Sequence[StageChunk]
-    ) -> StageOutput:
-        if not chunks:
-            return work(given)
-        self._meter.began()
-        try:
-            return work(given)
-        finally:
-            self._meter.ended(
-                [
-                    (self._held[chunk.sequence].result(), chunk.count)
-                    for chunk in chunks
-                    if chunk.sequence in self._held
-                ]
-            )
-
-    def _enter(self, opened: Sequence[Opening]) -> None:
-        """Ask for the calls; the answer is there by when the step has been run."""
-        for opening in opened:
-            if opening.sequence not in self._held:
-                asked = self._held[opening.sequence] = Future()
-                if not self._post(partial(self._join_for, asked, opening.call)):
-                    asked.set_result(NOBODY)
-
-    def _join_for(self, asked: "Future[EngineCall]", call_id: str) -> None:
-        try:
-            asked.set_result(self._join(call_id))
-        except Exception as error:
-            asked.set_exception(error)
-
-    def _release(self, sequence: str) -> None:
-        asked = self._held.pop(sequence, None)
-        if asked is not None:
-            self._post(lambda: asked.result().release())
-
-    def _post(self, callback: Callable[[], None]) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # a loop that is closed has nobody left to bill
-            return False
-        return True
+        self._calls.release_all()

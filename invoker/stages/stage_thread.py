@@ -5,31 +5,25 @@ import logging
 import socket
 import threading
 from contextlib import suppress
+from typing import Generic
 
+from invoker.engine.stage_contract import StageOutput, rows_as_bytes
 from invoker.engine.stage_rows import RowsOf
-from invoker.stages.frames import Frame, LinkLost
+from invoker.stages.frames import Frame, FrameReader, LinkLost, pack_failed, pack_step
 from invoker.stages.metered import MeteredStage
-from invoker.stages.wire import Wire
+from invoker.stages.wire import Reader, Wire, Word
 
 log = logging.getLogger("invoker.stages")
 
 
-class StageThread:
-    """Takes frames as they come, until it is closed or a link is lost. It owns the stage and sockets; what
-    begins with `_on` is the thread's."""
+class WireThread(Generic[Word]):
+    """Takes frames as they come, until it is closed or a link is lost. It owns the sockets; what begins with
+    `_on` is the thread's."""
 
     def __init__(
-        self,
-        stage: MeteredStage,
-        before: socket.socket,
-        behind: socket.socket,
-        *,
-        name: str,
-        finishes: bool = False,
+        self, before: socket.socket, behind: socket.socket, reader: Reader[Word], *, name: str
     ) -> None:
-        self._stage = stage
-        self._rows = RowsOf(stage.stage, finishes=finishes)
-        self._wire = Wire(before, behind, self._rows.nbytes)
+        self._wire = Wire(before, behind, reader)
         self._loop = asyncio.get_running_loop()
         self._closing = threading.Event()
         self._closed = asyncio.Event()
@@ -53,12 +47,15 @@ class StageThread:
     def _on_wake(self) -> None:
         """Carry out what was asked of the thread."""
 
-    def _on_frame(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Word) -> None:
         raise NotImplementedError
 
     def _on_idle(self) -> bool:
         """No frame is here; whether there was something else to do."""
         return False
+
+    def _on_end(self) -> None:
+        """Let go of what the thread has."""
 
     def _main(self) -> None:
         try:
@@ -79,6 +76,35 @@ class StageThread:
             self.failure = error.with_traceback(None)
         finally:
             self._wire.close()
-            self._stage.close()
+            self._on_end()
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._closed.set)
+
+
+class StageThread(WireThread[Frame]):
+    """Owns a stage, too, and takes its steps."""
+
+    def __init__(
+        self,
+        stage: MeteredStage,
+        before: socket.socket,
+        behind: socket.socket,
+        *,
+        name: str,
+        finishes: bool = False,
+    ) -> None:
+        self._stage = stage
+        self._rows = RowsOf(stage.stage, finishes=finishes)
+        super().__init__(before, behind, FrameReader(self._rows.nbytes), name=name)
+
+    def _send(self, output: StageOutput) -> None:
+        """Hand a step and its rows on."""
+        assert output.hidden is not None
+        rows = rows_as_bytes(output.hidden)
+        self._wire.push(memoryview(pack_step(output.step, len(rows))), rows)
+
+    def _send_failed(self, number: int, reason: str) -> None:
+        self._wire.push(memoryview(pack_failed(number, reason)))
+
+    def _on_end(self) -> None:
+        self._stage.close()

@@ -6,27 +6,36 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
-from invoker.engine.stage_contract import StageOutput, StageStep, rows_as_bytes
-from invoker.stages.frames import Frame, FrameReader, LinkLost, pack_failed, pack_step
+from invoker.stages.frames import LinkLost
 
 _GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError)
 
 
-class Wire:
+Word = TypeVar("Word")
+Told = TypeVar("Told", covariant=True)
+
+
+class Reader(Protocol[Told]):
+    """Puts what comes together from bytes: see FrameReader."""
+
+    def buffer(self) -> memoryview: ...
+
+    def advance(self, count: int) -> Told | None: ...
+
+
+class Wire(Generic[Word]):
     """Frames in from `before` and out to `behind`, without waiting; only `wait` waits, for either, or for
     `wake`, which may be called from any thread. What has been sent is kept until it is out.
 
     Both sockets belong to the wire. Methods raise LinkLost where one is gone.
     """
 
-    def __init__(
-        self, before: socket.socket, behind: socket.socket, rows_bytes_of: Callable[[StageStep], int]
-    ) -> None:
+    def __init__(self, before: socket.socket, behind: socket.socket, reader: Reader[Word]) -> None:
         self._before, self._behind = before, behind
-        self._reader = FrameReader(rows_bytes_of)
+        self._reader = reader
         self._left: deque[memoryview] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ringing = threading.Lock()
@@ -41,7 +50,7 @@ class Wire:
     def __repr__(self) -> str:
         return f"<Wire with {sum(map(len, self._left))} bytes to send>"
 
-    def receive(self) -> Frame | None:
+    def receive(self) -> Word | None:
         """The next frame, if all of it has come. Its rows lie in a buffer that the next one overwrites."""
         while True:
             try:
@@ -56,14 +65,10 @@ class Wire:
             if frame is not None:
                 return frame
 
-    def send(self, output: StageOutput) -> None:
-        """Hand a step and its rows on; the rows are sent from where they lie."""
-        assert output.hidden is not None
-        rows = rows_as_bytes(output.hidden)
-        self._push(memoryview(pack_step(output.step, len(rows))), rows)
-
-    def send_failed(self, number: int, reason: str) -> None:
-        self._push(memoryview(pack_failed(number, reason)))
+    def push(self, *parts: memoryview) -> None:
+        """Send these one after the other, from where they lie."""
+        self._left.extend(part for part in parts if len(part))
+        self._flush()
 
     def wait(self) -> None:
         """Return once something may have come, or somebody has woken us; sends what is left meanwhile."""
@@ -98,10 +103,6 @@ class Wire:
             self._before.close()
             self._behind.close()
         self._left.clear()
-
-    def _push(self, *parts: memoryview) -> None:
-        self._left.extend(part for part in parts if len(part))
-        self._flush()
 
     def _flush(self) -> None:
         while self._left:

@@ -24,13 +24,13 @@ class StageWorker(StageThread):
     def _on_frame(self, frame: Frame) -> None:
         said = frame.said
         if isinstance(said, FailedStep):
-            self._wire.send_failed(said.number, said.reason)
+            self._send_failed(said.number, said.reason)
             return
         try:
             output = self._stage.run(self._rows.given(said, frame.rows))
         except EngineError as error:
-            self._wire.send_failed(said.number, str(error))
+            self._send_failed(said.number, str(error))
             return
         if output.hidden is None:
             raise LinkLost("a stage that draws tokens was given no pipeline to draw for")
-        self._wire.send(output)
+        self._send(output)
