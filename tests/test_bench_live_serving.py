@@ -1,0 +1,159 @@
+"""What the benchmark of live serving finds wrong with answers and rows, and which loads it makes."""
+
+import random
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from benchmarks.live_serving import LONG, parse, scenes
+from benchmarks.live_serving_check import pipelines_of, wrong_answers, wrong_rows
+from benchmarks.live_serving_client import Answer, Work, draw_works
+from benchmarks.live_serving_run import Kill, Round
+from benchmarks.live_serving_switch import Switch, longest_gap, record_of
+from registry.usage import GpuSlice, RequestRecord, RequestStatus
+
+WORK = Work(prompt=(5, 6), tokens=3, seed=None)
+EXPECTED = {("f", WORK): [7, 8, 9]}
+
+
+def answer(*ids: int, failure: str = "") -> Answer:
+    made = Answer(request_id="live-0", function="f", work=WORK, sent_s=0.0, start_kind="live")
+    made.ids, made.arrived_s, made.failure = list(ids), [float(at) for at in range(len(ids))], failure
+    made.prompt_tokens, made.completion_tokens = 2, len(ids)
+    return made
+
+
+def part(call: str, node: str, gpu_us: int) -> GpuSlice:
+    return GpuSlice(call_id=call, instance_id=f"on-{node}", node=node, gpu_us=gpu_us)
+
+
+def row(*gpu: GpuSlice) -> RequestRecord:
+    return RequestRecord(
+        request_id="live-0",
+        tenant="admin",
+        key_id="k",
+        function="f",
+        version=1,
+        status=RequestStatus.OK,
+        start_kind="live",
+        node="a",
+        gpu_type="cpu",
+        gpu_count=1,
+        received_at=0.0,
+        started_at=0.0,
+        ended_at=1.0,
+        queue_ms=0,
+        load_ms=0,
+        exec_ms=1,
+        billed_gpu_ms=-(-sum(one.gpu_us for one in gpu) // 1000),
+        prompt_tokens=2,
+        completion_tokens=3,
+        rate_id="r",
+        cost_nanos=0,
+        gpu=gpu,
+    )
+
+
+GOOD = row(part("live-0", "a", 700), part("live-0", "b", 800), part("live-0+1", "a", 30))
+
+
+@pytest.mark.parametrize(
+    ("ids", "failure", "says"),
+    [
+        ((7, 8, 9), "", ""),
+        ((7, 8), "", "first other one at 2"),
+        ((7, 8, 8, 9), "", "first other one at 2"),
+        ((7, 8, 9, 9), "", "first other one at 3"),
+        ((7, 8, 9), "the stream broke off", "broke off"),
+    ],
+)
+def test_a_token_that_is_lost_repeated_or_changed_is_found(
+    ids: tuple[int, ...], failure: str, says: str
+) -> None:
+    found = wrong_answers([answer(*ids, failure=failure)], EXPECTED)
+    assert len(found) == bool(says)
+    assert all(says in line for line in found)
+
+
+def test_usage_that_counts_otherwise_is_found() -> None:
+    told = answer(7, 8, 9)
+    told.completion_tokens = 4
+    assert len(wrong_answers([told], EXPECTED)) == 1
+
+
+def test_a_row_tells_the_pipelines_that_worked_on_it() -> None:
+    assert pipelines_of(GOOD) == [{"a", "b"}]
+    assert wrong_rows([answer(7, 8, 9)], [GOOD]) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "0 times"),
+        ([GOOD, replace(GOOD, request_id="live-0~2")], "2 times"),
+        ([replace(GOOD, completion_tokens=4)], "the ledger has"),
+        ([replace(GOOD, status=RequestStatus.FAILED)], "failed"),
+        ([replace(GOOD, billed_gpu_ms=9)], "billed 9 ms"),
+        ([row(part("live-0", "a", 700))], "by no two nodes"),
+        ([row(part("live-0", "a", 1), part("live-0", "b", 1), part("live-0", "a", 1))], "twice"),
+        ([GOOD, replace(GOOD, request_id="live-7")], "nobody asked"),
+    ],
+)
+def test_rows_that_are_not_as_clients_saw_their_requests_are_found(
+    rows: list[RequestRecord], says: str
+) -> None:
+    found = wrong_rows([answer(7, 8, 9)], rows)
+    assert len(found) == 1
+    assert says in found[0]
+
+
+def test_a_member_that_nobody_paid_is_found_unless_it_was_killed_or_the_call_went_on_elsewhere() -> None:
+    unpaid = row(part("live-0", "a", 700), part("live-0", "b", 0))
+    (found,) = wrong_rows([answer(7, 8, 9)], [unpaid])
+    assert "nobody paid b" in found
+    assert wrong_rows([answer(7, 8, 9)], [unpaid], unsure=["b"]) == []
+    cut_short = row(part("live-0", "a", 700), part("live-0", "b", 0), part("live-0+1", "a", 5))
+    assert wrong_rows([answer(7, 8, 9)], [cut_short]) == []
+
+
+def test_every_family_and_number_of_holders_is_played_with_and_without_a_switch() -> None:
+    args = parse([])
+    made = list(scenes(args, [], began_s=0.0))
+    assert len({(one.family, one.sources, one.long) for one in made}) == len(made) == 3 * 3 * 2
+    assert {one.kills for one in made} == {0}
+
+
+def test_loads_go_on_until_there_were_enough_kills() -> None:
+    args = parse(["--kills", "7", "--per-load", "3"])
+    done: list[Round] = []
+    kill = Kill(node="a", place=0, stages=2, is_head=True, load_s=1.0, calls=64, tokens=9)
+    for scene in islice(scenes(args, done, began_s=float("inf")), 9):
+        done += [Round(scene=scene, kills=[kill] * scene.kills)]
+    assert [one.scene.kills for one in done] == [3, 3, 1]
+    assert all(one.scene.long for one in done)
+
+
+def test_no_load_begins_when_the_time_is_over() -> None:
+    args = parse(["--kills", "7"])
+    assert list(scenes(args, [], began_s=-1e9)) == []
+
+
+def test_works_are_the_same_for_a_seed_and_half_of_them_drawn() -> None:
+    works = draw_works(random.Random(3), 8, LONG)
+    assert works == draw_works(random.Random(3), 8, LONG)
+    assert sum(work.seed is None for work in works) == 4
+    assert all(LONG[0] <= work.tokens <= LONG[1] for work in works)
+
+
+def test_a_switch_is_judged_by_its_longest_gap() -> None:
+    made = answer(1, 2, 3, 4)
+    made.arrived_s = [0.0, 0.1, 0.5, 0.6]
+    assert longest_gap(made) == (2, pytest.approx(0.4))
+    switch = Switch(
+        context=1000, gap_ms=150.0, usual_gap_ms=5.0, recompute_ms=100.0, after_last_block_ms=(20.0, 30.0)
+    )
+    good = record_of([switch, replace(switch, gap_ms=190.0)], {})
+    assert good["holds"] and good["worst_ratio"] == 1.9
+    assert not record_of([replace(switch, gap_ms=201.0)], {})["holds"]
+    assert not record_of([replace(switch, after_last_block_ms=(60.0, 70.0))], {})["holds"]
