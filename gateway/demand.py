@@ -22,7 +22,7 @@ class DemandPublisher:
         gateway_id: str,
         *,
         ttl_s: float = 10.0,
-        batch_s: float = 0.05,
+        batch_s: float = 0.1,
     ) -> None:
         self._state = state
         self._admission = admission
