@@ -9,19 +9,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-PYTEST = (sys.executable, "-m", "pytest", "-q")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "tests.lanes", "--durations=15", "--durations-min=2")
 NOTHING_COLLECTED = 5
 
 
 def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryFile("w+") as said:
         others = subprocess.Popen(
-            [*PYTEST, "-p", "no:cacheprovider", "-m", "not platforms and not soak", *arguments],
+            [*PYTEST, "--lane=others", "-p", "no:cacheprovider", *arguments],
             stdout=said,
             stderr=subprocess.STDOUT,
         )
         try:
-            first = subprocess.run([*PYTEST, "-m", "platforms and not soak", *arguments], check=False)
+            first = subprocess.run([*PYTEST, "--lane=platforms", *arguments], check=False)
             codes = {first.returncode, others.wait()} - {NOTHING_COLLECTED}
         finally:
             others.kill()

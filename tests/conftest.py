@@ -25,15 +25,6 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
-# Names by which a test file has processes of a platform.
-PLATFORMS = {"Platform", "platform", "Zygote"}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if not PLATFORMS.isdisjoint(vars(getattr(item, "module", item))):
-            item.add_marker(pytest.mark.platforms)
 
 
 @pytest.fixture(scope="session")
