@@ -102,6 +102,7 @@ class Controller:
         if self._epoch is None or not self._sync.alive:
             # Without the lease or the feed nothing may be decided; what runs goes on.
             self.desired = {}
+            self._live.rest()
             return Plan()
         now = self._clock.monotonic_s()
         demand = self._demand()

@@ -94,6 +94,11 @@ class FakePipelines:
     def names(self) -> list[str]:
         return list(self._open)
 
+    async def until_left(self, openers: int) -> None:
+        """Return once at most so many hold a pipeline open."""
+        while sum(pipeline.openers for pipeline in self._open.values()) > openers:
+            await next(iter(self._open.values())).news.wait()
+
     async def hold_open(self, request: OpenPipeline, send: Send) -> None:
         name = name_of_pipeline(request.pipeline, request.epoch)
         for stage in request.stages:
@@ -113,7 +118,7 @@ class FakePipelines:
             if not pipeline.openers:
                 self._open.pop(name, None)
                 pipeline.over = True
-                pipeline.tell()
+            pipeline.tell()
 
     def leave(self, request: LeaveCalls) -> None:
         self.left.append(request)

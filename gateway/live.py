@@ -5,14 +5,13 @@ The controller's; every gateway then sends calls to the pipelines that it tells 
 
 import asyncio
 import logging
-import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gateway.actions import StartOn
 from gateway.directory import Directory, VersionKey
-from gateway.live_adopted import todos
+from gateway.live_adopted import strangers, todos
 from gateway.live_board import LiveBoard
 from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, Todo
 from gateway.live_outlook import Arriving, arriving, first_layer, outlook
@@ -25,14 +24,15 @@ from registry.errors import ChannelClosed, ChannelError, ImageError, NotFound, R
 from registry.function import FunctionVersion, Task
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
-from registry.live import Live, LivePipeline
+from registry.live import Live, LivePipeline, LiveRecord
 from registry.live_messages import OpenPipeline, PipelineOpened, StageOf, held_of_bytes
 
 log = logging.getLogger(__name__)
 
-_OPEN_S = 15.0  # until all stages answer
+_OPEN_S = 30.0  # until all stages answer
 _KEPT = 64  # models whose layers are known: a large manifest takes long to read
-_Place = tuple[str, int]  # a pipeline's id and epoch
+_REMEMBERED = 4096  # starts that were made or joined
+_Place = tuple[VersionKey, str, int]  # a pipeline's version, id and epoch
 
 
 class PipelineFailed(Exception):
@@ -58,6 +58,7 @@ class LiveServing:
         self._epoch: int | None = None
         self._groups: dict[VersionKey, LiveGroup] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
+        self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
         self._open: dict[_Place, asyncio.Task[None]] = {}
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
         self._layered: dict[str, tuple[ModelLayers, bool]] = {}  # by manifest
@@ -81,8 +82,7 @@ class LiveServing:
     def plan(self, plan: Plan, demand: dict[VersionKey, KeyDemand], epoch: int) -> None:
         """Say of each start in the plan whether it is live; look after what an earlier controller left."""
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._adopt(epoch)
+            self._take_over(epoch)
         self._follow_adopted()
         starts: dict[VersionKey, list[StartOn]] = {}
         for action in plan.actions:
@@ -102,6 +102,16 @@ class LiveServing:
             else action
             for action in plan.actions
         ]
+        self._remember(start.instance_id for made in starts.values() for start in made)
+        self._join_starts(plan)
+
+    def rest(self) -> None:
+        """This gateway has no lease: where another one tells by now, what that leaves out is over here."""
+        for record in self._directory.live if self._epoch is not None else ():
+            if record.controller_epoch > (self._epoch or 0):
+                key = VersionKey(record.function, record.version)
+                self._groups.pop(key, None)
+                self._give_up(key, {pipeline.name for pipeline in record.pipelines})
 
     async def begin(self, start: StartOn) -> StartOn:
         """The start is about to be made; returns it as it is to be made."""
@@ -176,9 +186,9 @@ class LiveServing:
     def _carry_out(self, key: VersionKey, todo: Iterable[Todo]) -> None:
         for one in todo:
             match one:
-                case Open(pipeline=pipeline, before=before, reason=reason):
+                case Open(pipeline=pipeline, reason=reason):
                     log.info("%s: pipeline %s is to serve: %s", key, pipeline, reason)
-                    self._hold(key, pipeline, before)
+                    self._hold(key, pipeline)
                 case Switch(pipeline_id=id_, switch=switch, reason=reason):
                     log.info("%s: %s of pipeline %s serves alone: %s", key, switch.instance_id, id_, reason)
                     self._board.switched(key, id_, switch)
@@ -186,29 +196,31 @@ class LiveServing:
                     log.info("%s: pipeline %s ends: %s", key, id_, reason)
                     self._close(key, id_)
 
-    def _hold(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+    def _hold(self, key: VersionKey, pipeline: LivePipeline) -> None:
         if self._tasks is not None:
-            place = pipeline.pipeline_id, pipeline.epoch
-            task = self._tasks.create_task(
-                self._serve(key, pipeline, before), name=f"pipeline {pipeline.name}"
-            )
+            place = key, pipeline.pipeline_id, pipeline.epoch
+            task = self._tasks.create_task(self._serve(key, pipeline), name=f"pipeline {pipeline.name}")
             self._open[place] = task
             task.add_done_callback(lambda _: self._open.pop(place, None))
 
     def _close(self, key: VersionKey, pipeline_id: str) -> None:
         self._board.drop(key, pipeline_id)
         self._adopted.pop(pipeline_id, None)
-        for place, task in list(self._open.items()):
-            if place[0] == pipeline_id:
+        self._leave(key, pipeline_id)
+
+    def _leave(self, key: VersionKey, pipeline_id: str, before: int | None = None) -> None:
+        """End its calls to the head; only of epochs `before` that one, if it is given."""
+        for (of, known_id, epoch), task in list(self._open.items()):
+            if of == key and known_id == pipeline_id and (before is None or epoch < before):
                 task.cancel()
 
-    async def _serve(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+    async def _serve(self, key: VersionKey, pipeline: LivePipeline) -> None:
         """Have the pipeline opened, and keep it so until cancelled, or until it ends by itself."""
         try:
-            await self._keep_open(key, pipeline, before)
+            await self._keep_open(key, pipeline)
         except PipelineFailed as failure:
             log.warning("%s: pipeline %s is lost: %s", key, pipeline.name, failure)
-            self._open.pop((pipeline.pipeline_id, pipeline.epoch), None)
+            self._open.pop((key, pipeline.pipeline_id, pipeline.epoch), None)
             known = self._board.pipeline(key, pipeline.pipeline_id)
             if known is not None and known.epoch == pipeline.epoch:
                 self._board.drop(key, pipeline.pipeline_id)
@@ -218,7 +230,7 @@ class LiveServing:
                 self._carry_out(key, todo)
                 self._tidy(key)
 
-    async def _keep_open(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+    async def _keep_open(self, key: VersionKey, pipeline: LivePipeline) -> None:
         """Raises PipelineFailed."""
         head = pipeline.stages[pipeline.head].node
         client = self._links.client(head)
@@ -231,7 +243,7 @@ class LiveServing:
                 async with asyncio.timeout(_OPEN_S):
                     reply = await anext(aiter(replies), None)
                 if isinstance(reply, PipelineOpened):
-                    self._opened(key, pipeline, before)
+                    self._opened(key, pipeline)
                     async for _ in replies:
                         pass
             finally:
@@ -263,35 +275,66 @@ class LiveServing:
             )
         return OpenPipeline(pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, stages=tuple(stages))
 
-    def _opened(self, key: VersionKey, pipeline: LivePipeline, before: LivePipeline | None) -> None:
+    def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
         log.info("%s: pipeline %s takes calls", key, pipeline.name)
         known = self._board.pipeline(key, pipeline.pipeline_id)
         if known is None or known.epoch < pipeline.epoch:  # else it was adopted
             self._board.put(key, pipeline)
-        if before is not None and (task := self._open.get((before.pipeline_id, before.epoch))) is not None:
-            task.cancel()
+        self._leave(key, pipeline.pipeline_id, before=pipeline.epoch)
 
     # --- what an earlier controller left
 
-    def _adopt(self, epoch: int) -> None:
+    def _take_over(self, epoch: int) -> None:
+        """The lease is ours, maybe again: go on from what the records tell, unless nobody else had it."""
+        before, self._epoch = self._epoch, epoch
+        if before is not None and epoch > before + 1:
+            self._groups.clear()
         for record in self._directory.live:
-            key = VersionKey(record.function, record.version)
-            strange = [one for one in record.pipelines if (one.pipeline_id, one.epoch) not in self._open]
-            if record.controller_epoch >= epoch or not strange:
-                continue
-            log.info("%s: %d pipelines of an earlier controller go on", key, len(strange))
-            self._board.adopt(record)
-            for pipeline in strange:
-                self._adopted[pipeline.pipeline_id] = key, pipeline
-                self._hold(key, pipeline, None)
+            if record.controller_epoch < epoch:
+                self._adopt(record)
+
+    def _adopt(self, record: LiveRecord) -> None:
+        key = VersionKey(record.function, record.version)
+        if key in self._groups or (record.way is Live.OFF and not record.pipelines):
+            return
+        log.info("%s: %d pipelines of an earlier controller go on", key, len(record.pipelines))
+        self._give_up(key, {pipeline.name for pipeline in record.pipelines})
+        self._board.adopt(record)
+        self._adopted |= {pipeline.pipeline_id: (key, pipeline) for pipeline in record.pipelines}
+
+    def _give_up(self, key: VersionKey, told: Collection[str]) -> None:
+        """Leave the version's pipelines that are not among those that are told of."""
+        for (of, pipeline_id, epoch), task in list(self._open.items()):
+            if of == key and f"{pipeline_id}.{epoch}" not in told:
+                task.cancel()
+
+    def _join_starts(self, plan: Plan) -> None:
+        """Hear of starts that an earlier controller made: what loads there is to serve, too."""
+        nodes = {node.id: node for node in self._directory.usable_nodes()}
+        for start in strangers(self._directory, self._begun):
+            log.info("%s: the start of %s on %s is joined", start.key, start.instance_id, start.node)
+            self._remember([start.instance_id])
+            self._arriving |= {one.start.instance_id: one for one in arriving([start], nodes)}
+            plan.actions.append(start)
+
+    def _remember(self, instance_ids: Iterable[str]) -> None:
+        self._begun |= dict.fromkeys(instance_ids)
+        while len(self._begun) > _REMEMBERED:
+            del self._begun[next(iter(self._begun))]
 
     def _follow_adopted(self) -> None:
-        for pipeline_id, (key, _) in list(self._adopted.items()):
+        for pipeline_id, (key, adopted) in list(self._adopted.items()):
             pipeline = self._board.pipeline(key, pipeline_id)
             if pipeline is None:
                 del self._adopted[pipeline_id]
-            else:
-                self._carry_out(key, todos(pipeline, self._directory))
+                continue
+            if (key, pipeline_id, adopted.epoch) not in self._open and self._head_answers(adopted):
+                self._hold(key, adopted)
+            self._carry_out(key, todos(pipeline, self._directory))
+
+    def _head_answers(self, pipeline: LivePipeline) -> bool:
+        """Whether there is a channel to its head: a gateway that comes up may lead before it has all."""
+        return self._links.client(pipeline.stages[pipeline.head].node) is not None
 
     def _tidy(self, key: VersionKey) -> None:
         group = self._groups.get(key)
@@ -300,9 +343,9 @@ class LiveServing:
 
 
 def _named(pipeline: LivePipeline, message: str) -> str:
-    """The member that the message names, "" if none."""
-    words = set(re.findall(r"[\w.-]+", message))
-    return next((stage.node for stage in pipeline.stages if stage.node in words), "")
+    """The member that the message begins with, "" if none."""
+    name = message.partition(": ")[0]
+    return name if any(stage.node == name for stage in pipeline.stages) else ""
 
 
 def _pipeline_id() -> str:

@@ -1,12 +1,16 @@
-"""Pipelines of an earlier controller: what is to be done about them, by their members' records (pure).
+"""What an earlier controller left: its pipelines and its starts (pure).
 
-Who takes them over hears nothing of what their members hold; it lets them serve until these serve alone.
+Who takes a pipeline over hears nothing of what its members hold; it lets it serve until these serve alone.
+Starts that are in no pipeline are asked for again: their nodes let it join, and tell what they hold.
 """
 
-from gateway.directory import Directory
+from collections.abc import Collection, Iterator
+
+from gateway.actions import StartOn
+from gateway.directory import Directory, VersionKey
 from gateway.live_group import Close, Switch, Todo
 from registry.instance import InstanceState
-from registry.live import LivePipeline, LiveSwitch
+from registry.live import Live, LivePipeline, LiveSwitch
 
 _SERVE = frozenset({InstanceState.LOADING, InstanceState.READY})
 
@@ -28,3 +32,23 @@ def todos(pipeline: LivePipeline, directory: Directory) -> tuple[Todo, ...]:
     if len(switched) == len(pipeline.stages):
         new.append(Close(pipeline_id=pipeline.pipeline_id, reason="all its nodes hold all layers"))
     return tuple(new)
+
+
+def strangers(directory: Directory, begun: Collection[str]) -> Iterator[StartOn]:
+    """The live starts under way, besides those `begun` here, that are in no pipeline."""
+    for record in directory.live:
+        key = VersionKey(record.function, record.version)
+        version = directory.version(key)
+        if record.way is not Live.PIPELINE or version is None:
+            continue
+        members = {stage.instance_id for pipeline in record.pipelines for stage in pipeline.stages}
+        for instance in directory.coming(key):
+            if instance.instance_id not in members and instance.instance_id not in begun:
+                yield StartOn(
+                    instance_id=instance.instance_id,
+                    version=version,
+                    node=instance.node,
+                    holders=(),
+                    max_concurrency=instance.max_concurrency,
+                    live=True,
+                )

@@ -89,7 +89,7 @@ class LiveBoard:
         entry = self._entry(VersionKey(record.function, record.version))
         entry.decision = LiveDecision(way=record.way, reason=record.reason)
         entry.at = record.at
-        entry.pipelines.update({one.pipeline_id: one for one in record.pipelines})
+        entry.pipelines = {one.pipeline_id: one for one in record.pipelines}
         self._tell(VersionKey(record.function, record.version))
 
     async def run(self) -> None:

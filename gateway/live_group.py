@@ -26,10 +26,9 @@ from registry.live import LivePipeline, LiveStage, LiveSwitch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Have the pipeline opened, then `before` closed, if there is one that it takes the place of."""
+    """Have the pipeline opened, then an earlier epoch of it closed."""
 
     pipeline: LivePipeline
-    before: LivePipeline | None
     reason: str
 
 
@@ -143,11 +142,8 @@ class LiveGroup:
 
     def _todo(self, action: Action) -> tuple[Todo, ...]:
         match action:
-            case Form(pipeline=pipeline, reason=reason):
-                return (Open(pipeline=self._show(pipeline), before=None, reason=reason),)
-            case Reform(pipeline=pipeline, reason=reason):
-                before = self._shown.get(pipeline.number)
-                return (Open(pipeline=self._show(pipeline), before=before, reason=reason),)
+            case Form(pipeline=pipeline, reason=reason) | Reform(pipeline=pipeline, reason=reason):
+                return (Open(pipeline=self._show(pipeline), reason=reason),)
             case Alone(node=node, pipeline=number, sharers=sharers, reason=reason):
                 if number is None or number not in self._ids:
                     return ()

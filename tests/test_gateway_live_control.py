@@ -7,12 +7,16 @@ from loading_fixture import HIGH, LOW
 
 from gateway.callrun import CallRun
 from gateway.control import Control
+from gateway.directory import VersionKey
 from gateway.fake_node import tokens_after
+from gateway.leadership import LEASE
 from registry.change import LiveChanged
 from registry.function import Scaling
 from registry.live import Live, LivePipeline
 from registry.messages import Tokens
+from tests.patience import PATIENCE_S
 
+KEY = VersionKey("f", 1)
 PROMPT = (1, 2, 3)
 TOKENS = 30
 
@@ -22,16 +26,18 @@ def pipelines(control: Control) -> tuple[LivePipeline, ...]:
     return () if record is None else record.pipelines
 
 
-async def begin_to_load(cluster: FakeCluster, control: Control) -> None:
-    """Have two nodes load, and serve as a pipeline meanwhile."""
+async def begin_to_load(
+    cluster: FakeCluster, control: Control, layers: tuple[int, int] = (LOW, HIGH)
+) -> None:
+    """Have two nodes load, and serve as a pipeline meanwhile if they hold all `layers`."""
     cluster.gateways.append(control)
     for node in cluster.nodes.values():
         node.loading.close()
     await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=2))
     await control.changes.wait_for(lambda: len(control.directory.instances()) == 2)
-    cluster.nodes["n0"].layers.hold(LOW)
-    cluster.nodes["n1"].layers.hold(HIGH)
-    await control.changes.wait_for(lambda: len(pipelines(control)) == 1)
+    for node, held in zip(cluster.nodes.values(), layers, strict=True):
+        node.layers.hold(held)
+    await control.changes.wait_for(lambda: len(pipelines(control)) == bool(all(layers)))
 
 
 def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
@@ -82,6 +88,52 @@ def test_a_pipeline_whose_member_is_gone_by_then_is_closed() -> None:
                     lambda: second.stats().controller_epoch is not None and pipelines(second) == ()
                 )
                 await until_published(cluster, ())
+
+    asyncio.run(main())
+
+
+def test_the_next_controller_joins_starts_and_forms_their_pipelines() -> None:
+    async def main() -> None:
+        async with open_cluster(2, gateways=0) as cluster:
+            first, second = cluster.nodes.values()
+            async with open_gateway(cluster, "g0") as control:
+                await begin_to_load(cluster, control, (0, 0))
+                assert pipelines(control) == ()
+            async with open_gateway(cluster, "g1") as control:
+                first.layers.hold(LOW)
+                second.layers.hold(HIGH)
+                await control.changes.wait_for(lambda: len(pipelines(control)) == 1)
+                assert [node.counts["joins"] for node in (first, second)] == [1, 1]
+                version = control.directory.current("f")
+                assert version is not None
+                answer = await ask(control, make_call(version))
+                assert answer.assigned.start_kind == "live"
+                for node in (first, second):
+                    node.layers.hold(ALL_LAYERS)
+                    node.loading.open()
+                await control.changes.wait_for(
+                    lambda: pipelines(control) == () and len(control.directory.ready(KEY)) == 2
+                )
+                assert cluster.counts("starts") == 2
+
+    asyncio.run(main())
+
+
+def test_who_lost_the_lease_leaves_what_the_next_controller_ends() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), open_cluster(2, gateways=0) as cluster:
+            head = cluster.nodes["n1"].pipelines
+            async with open_gateway(cluster, "g0") as control:
+                await begin_to_load(cluster, control)
+            async with open_gateway(cluster, "g1") as first:
+                await first.changes.wait_for(lambda: len(head.opened) == 2)  # taken over
+                async with open_gateway(cluster, "g2") as second:
+                    await cluster.state.release_lease(LEASE, "g1")
+                    await cluster.state.acquire_lease(LEASE, "g2", 60.0)
+                    await second.changes.wait_for(lambda: len(head.opened) == 3)
+                    for node in cluster.nodes.values():
+                        node.loading.open()
+                    await head.until_left(1)  # the first of all is gone without a word
 
     asyncio.run(main())
 

@@ -21,11 +21,9 @@ def told(todos: tuple[Todo, ...]) -> list[str]:
     lines = []
     for todo in todos:
         match todo:
-            case Open(pipeline=one, before=before):
+            case Open(pipeline=one):
                 stages = " ".join(f"{s.instance_id}[{s.first},{s.last})" for s in one.stages)
-                lines.append(
-                    f"open {one.name} {stages}" + ("" if before is None else f" after {before.name}")
-                )
+                lines.append(f"open {one.name} {stages}")
             case Switch(pipeline_id=id_, switch=switch):
                 lines.append(f"switch {switch.instance_id} of {switch.sharers} in {id_}")
             case Close(pipeline_id=id_):
@@ -72,7 +70,7 @@ def test_who_is_left_goes_on_with_others() -> None:
     group.begin("c", "ic", 0)
     group.holds("c", "ic", LOW)
     lost = group.lost("p0", 0, "a", "a: its link broke")
-    assert told(lost) == ["open p0.1 ic[0,4) ib[4,8) after p0.0"]
+    assert told(lost) == ["open p0.1 ic[0,4) ib[4,8)"]
     assert group.lost("p0", 0, "b", "b: the old one") == ()  # nobody waits for that any more
     assert told(group.gone("b", "ib", "it died")) == ["close p0"]
     assert group.ready("c", "ic") == () and group.is_over
