@@ -263,8 +263,12 @@ class Directory:
         ]
 
     def servers(self, key: VersionKey) -> "list[Server]":
-        """All that calls may be sent to: ready instances, and pipelines of those that are loading."""
-        return [*self.ready(key), *self.live.servers(key.function, key.version, self._usable)]
+        """All that calls may be sent to: ready instances, and pipelines of those that are loading. One that
+        is helped takes calls by its pair only."""
+        pipelines = self.live.servers(key.function, key.version, self._usable)
+        sources = [server.pipeline.source for server in pipelines]
+        helped = {source.instance_id for source in sources if source is not None}
+        return [*(one for one in self.ready(key) if one.instance_id not in helped), *pipelines]
 
     def coming(self, key: VersionKey) -> list[InstanceRecord]:
         """The instances that are starting on usable nodes."""

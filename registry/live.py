@@ -39,7 +39,11 @@ class LiveSwitch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePipeline:
     """A pipeline that takes calls. `head` is the index of the stage that they go to, `rate` what it serves,
-    in whole nodes, and `slots` how many calls it takes at once."""
+    in whole nodes, and `slots` how many calls it takes at once.
+
+    With the way ZIGZAG it is a pair: the first stage's node is loading, and helps the instance of the second
+    one, the source, which is ready, and takes no calls but by the pair.
+    """
 
     pipeline_id: str
     epoch: int
@@ -48,6 +52,12 @@ class LivePipeline:
     rate: float
     slots: int
     switched: tuple[LiveSwitch, ...] = ()
+    way: Live = Live.PIPELINE
+
+    @property
+    def source(self) -> LiveStage | None:
+        """Of a pair."""
+        return self.stages[-1] if self.way is Live.ZIGZAG else None
 
     @property
     def name(self) -> str:
