@@ -125,6 +125,7 @@ class FakePipelines:
         pipeline = self._open.get(name_of_pipeline(request.pipeline, request.epoch))
         if pipeline is not None:
             pipeline.leaving |= set(request.request_ids)
+            pipeline.over = pipeline.over or not request.request_ids
             pipeline.tell()
 
     def lose(self, node: str) -> None:
@@ -136,7 +137,7 @@ class FakePipelines:
 
     async def serve(self, work: Generate, send: Send) -> None:
         pipeline = self._open.get(work.pipeline)
-        if pipeline is None:
+        if pipeline is None or pipeline.over:
             raise RemoteError("no_such_pipeline", work.pipeline)
         context, made = work.prompt_ids + work.generated_ids, len(work.generated_ids)
         last_us = 0

@@ -6,8 +6,9 @@ The controller's; every gateway then sends calls to the pipelines that it tells 
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from gateway.actions import StartOn
 from gateway.directory import Directory, VersionKey
@@ -20,16 +21,18 @@ from gateway.model_layers import ModelLayers, NotLayered, layers_of
 from gateway.node_client import Links
 from gateway.plan import KeyDemand, Plan
 from gateway.start_assets import StartAssets
+from gateway.zigzag_pairs import Grown, PairTodo, ZigZagPairs
 from registry.errors import ChannelClosed, ChannelError, ImageError, NotFound, RemoteError
 from registry.function import FunctionVersion, Task
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
 from registry.live import Live, LivePipeline, LiveRecord
-from registry.live_messages import OpenPipeline, PipelineOpened, StageOf, held_of_bytes
+from registry.live_messages import LeaveCalls, OpenPipeline, PipelineOpened, StageOf, held_of_bytes
 
 log = logging.getLogger(__name__)
 
 _OPEN_S = 30.0  # until all stages answer
+_LEAVE_S = 2.0  # until the head of an earlier epoch answers
 _KEPT = 64  # models whose layers are known: a large manifest takes long to read
 _REMEMBERED = 4096  # starts that were made or joined
 _Place = tuple[VersionKey, str, int]  # a pipeline's version, id and epoch
@@ -56,7 +59,7 @@ class LiveServing:
         self._assets = assets
         self._board = board
         self._epoch: int | None = None
-        self._groups: dict[VersionKey, LiveGroup] = {}
+        self._groups: dict[VersionKey, LiveGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
         self._open: dict[_Place, asyncio.Task[None]] = {}
@@ -84,6 +87,8 @@ class LiveServing:
         if epoch != self._epoch:
             self._take_over(epoch)
         self._follow_adopted()
+        for key in list(self._groups):
+            self._tell_sources(key)
         starts: dict[VersionKey, list[StartOn]] = {}
         for action in plan.actions:
             if isinstance(action, StartOn):
@@ -92,10 +97,9 @@ class LiveServing:
         for key, made in starts.items():
             decision = self._decide(key, made, demand.get(key, KeyDemand()))
             self._board.decided(key, decision)
-            if decision.way is Live.PIPELINE:
+            if decision.way is not Live.OFF:
                 live |= {start.instance_id for start in made}
-                nodes = {node.id: node for node in self._directory.usable_nodes()}
-                self._arriving |= {one.start.instance_id: one for one in arriving(made, nodes)}
+                self._expect(made, decision.way)
         plan.actions[:] = [
             replace(action, live=True)
             if isinstance(action, StartOn) and action.instance_id in live
@@ -124,11 +128,15 @@ class LiveServing:
             self._board.decided(start.key, LiveDecision(way=Live.OFF, reason=f"cannot go live: {error}"))
             return replace(start, live=False)
         group = self._groups.get(start.key)
-        if group is None:
+        if group is None and one.way is Live.ZIGZAG:
+            group = self._groups[start.key] = ZigZagPairs(len(layers), start.max_concurrency, _pipeline_id)
+            self._tell_sources(start.key)
+        elif group is None:
             settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
             group = self._groups[start.key] = LiveGroup(layers, settings, _pipeline_id)
         self._carry_out(start.key, group.begin(start.node, start.instance_id, one.group))
-        return replace(start, first_layer=first_layer(one, layers))
+        pairs = isinstance(group, ZigZagPairs)
+        return replace(start, first_layer=0 if pairs else first_layer(one, layers))
 
     def heard(self, start: StartOn, held: bytes) -> None:
         """The start tells which layers can run."""
@@ -147,6 +155,18 @@ class LiveServing:
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
             self._tidy(start.key)
+
+    def _tell_sources(self, key: VersionKey) -> None:
+        """Pairs need instances that are ready."""
+        group = self._groups[key]
+        if isinstance(group, ZigZagPairs):
+            ready = {one.instance_id: one.node for one in self._directory.ready(key)}
+            self._carry_out(key, group.sources(ready))
+
+    def _expect(self, starts: Sequence[StartOn], way: Live) -> None:
+        nodes = {node.id: node for node in self._directory.usable_nodes()}
+        found = arriving(starts, nodes)
+        self._arriving |= {one.start.instance_id: replace(one, way=way) for one in found}
 
     # --- deciding
 
@@ -183,12 +203,15 @@ class LiveServing:
 
     # --- carrying out
 
-    def _carry_out(self, key: VersionKey, todo: Iterable[Todo]) -> None:
+    def _carry_out(self, key: VersionKey, todo: Iterable[Todo | PairTodo]) -> None:
         for one in todo:
             match one:
                 case Open(pipeline=pipeline, reason=reason):
                     log.info("%s: pipeline %s is to serve: %s", key, pipeline, reason)
                     self._hold(key, pipeline)
+                case Grown(pipeline=pipeline):
+                    if self._board.pipeline(key, pipeline.pipeline_id) is not None:
+                        self._board.put(key, pipeline)
                 case Switch(pipeline_id=id_, switch=switch, reason=reason):
                     log.info("%s: %s of pipeline %s serves alone: %s", key, switch.instance_id, id_, reason)
                     self._board.switched(key, id_, switch)
@@ -208,15 +231,32 @@ class LiveServing:
         self._adopted.pop(pipeline_id, None)
         self._leave(key, pipeline_id)
 
-    def _leave(self, key: VersionKey, pipeline_id: str, before: int | None = None) -> None:
-        """End its calls to the head; only of epochs `before` that one, if it is given."""
+    def _leave(self, key: VersionKey, pipeline_id: str, before: float = inf) -> None:
+        """End the calls that keep its epochs before that one open."""
         for (of, known_id, epoch), task in list(self._open.items()):
-            if of == key and known_id == pipeline_id and (before is None or epoch < before):
+            if of == key and known_id == pipeline_id and epoch < before:
                 task.cancel()
+
+    async def _leave_earlier(self, key: VersionKey, pipeline: LivePipeline) -> None:
+        """Members run one epoch at a time: have the calls of an earlier one move before its stages go."""
+        known = self._board.pipeline(key, pipeline.pipeline_id)
+        if known is not None and known.epoch < pipeline.epoch:
+            self._board.drop(key, pipeline.pipeline_id)
+            client = self._links.client(known.stages[known.head].node)
+            request = LeaveCalls(pipeline=known.pipeline_id, epoch=known.epoch)
+            try:
+                if client is not None:
+                    async with asyncio.timeout(_LEAVE_S), client.call(request) as replies:
+                        async for _ in replies:
+                            pass
+            except (ChannelError, TimeoutError) as error:
+                log.info("%s: calls of pipeline %s were not moved: %r", key, known.name, error)
+        self._leave(key, pipeline.pipeline_id, before=pipeline.epoch)
 
     async def _serve(self, key: VersionKey, pipeline: LivePipeline) -> None:
         """Have the pipeline opened, and keep it so until cancelled, or until it ends by itself."""
         try:
+            await self._leave_earlier(key, pipeline)
             await self._keep_open(key, pipeline)
         except PipelineFailed as failure:
             log.warning("%s: pipeline %s is lost: %s", key, pipeline.name, failure)
@@ -273,14 +313,18 @@ class LiveServing:
                     last=stage.last,
                 )
             )
-        return OpenPipeline(pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, stages=tuple(stages))
+        return OpenPipeline(
+            pipeline=pipeline.pipeline_id,
+            epoch=pipeline.epoch,
+            stages=tuple(stages),
+            zigzag=pipeline.way is Live.ZIGZAG,
+        )
 
     def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
         log.info("%s: pipeline %s takes calls", key, pipeline.name)
         known = self._board.pipeline(key, pipeline.pipeline_id)
         if known is None or known.epoch < pipeline.epoch:  # else it was adopted
             self._board.put(key, pipeline)
-        self._leave(key, pipeline.pipeline_id, before=pipeline.epoch)
 
     # --- what an earlier controller left
 
@@ -310,11 +354,10 @@ class LiveServing:
 
     def _join_starts(self, plan: Plan) -> None:
         """Hear of starts that an earlier controller made: what loads there is to serve, too."""
-        nodes = {node.id: node for node in self._directory.usable_nodes()}
-        for start in strangers(self._directory, self._begun):
+        for way, start in strangers(self._directory, self._begun):
             log.info("%s: the start of %s on %s is joined", start.key, start.instance_id, start.node)
             self._remember([start.instance_id])
-            self._arriving |= {one.start.instance_id: one for one in arriving([start], nodes)}
+            self._expect([start], way)
             plan.actions.append(start)
 
     def _remember(self, instance_ids: Iterable[str]) -> None:

@@ -27,17 +27,17 @@ def pipelines(control: Control) -> tuple[LivePipeline, ...]:
 
 
 async def begin_to_load(
-    cluster: FakeCluster, control: Control, layers: tuple[int, int] = (LOW, HIGH)
+    cluster: FakeCluster, control: Control, layers: tuple[int, ...] = (LOW, HIGH)
 ) -> None:
-    """Have two nodes load, and serve as a pipeline meanwhile if they hold all `layers`."""
+    """Have all nodes load, and two of them serve as a pipeline meanwhile if they hold these `layers`."""
     cluster.gateways.append(control)
     for node in cluster.nodes.values():
         node.loading.close()
-    await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=2))
-    await control.changes.wait_for(lambda: len(control.directory.instances()) == 2)
+    await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=len(layers)))
+    await control.changes.wait_for(lambda: len(control.directory.instances()) == len(layers))
     for node, held in zip(cluster.nodes.values(), layers, strict=True):
         node.layers.hold(held)
-    await control.changes.wait_for(lambda: len(pipelines(control)) == bool(all(layers)))
+    await control.changes.wait_for(lambda: len(pipelines(control)) == bool(any(layers)))
 
 
 def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
@@ -115,6 +115,33 @@ def test_the_next_controller_joins_starts_and_forms_their_pipelines() -> None:
                     lambda: pipelines(control) == () and len(control.directory.ready(KEY)) == 2
                 )
                 assert cluster.counts("starts") == 2
+
+    asyncio.run(main())
+
+
+def test_calls_move_from_a_pipeline_that_is_formed_anew() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), open_cluster(3, gateways=0) as cluster:
+            head = cluster.nodes["n1"]
+            async with open_gateway(cluster, "g0") as control:
+                await begin_to_load(cluster, control, (LOW, HIGH, 0))
+                version = control.directory.current("f")
+                assert version is not None
+                head.token.close()
+                ids: list[int] = []
+                async with CallRun(control.dispatcher, make_call(version, tokens=TOKENS)) as run:
+                    reading = asyncio.create_task(read(run, ids))
+                    await head.token.arrived()
+                    cluster.nodes["n2"].layers.hold(0b001100)  # with it the stages are a third shorter
+                    await control.changes.wait_for(lambda: [one.epoch for one in pipelines(control)] == [1])
+                    head.token.open()
+                    await reading
+                assert ids == tokens_after(PROMPT, TOKENS)
+                assert [one.request_ids for one in head.pipelines.left] == [()]
+                counts = control.dispatcher.counts
+                assert (counts.moved, counts.failovers) == (1, 0)
+                for node in cluster.nodes.values():
+                    node.loading.open()
 
     asyncio.run(main())
 
