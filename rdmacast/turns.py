@@ -3,7 +3,7 @@
 import asyncio
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -36,6 +36,16 @@ class _Plan:
 
     step: int = 0
     misses: int = 0
+    moved_s: float = 0.0  # when it came so far, by the loop's clock
+
+    @property
+    def is_over(self) -> bool:
+        return self.step >= MOST_STEPS
+
+    def give_way(self, due: Due) -> None:
+        """What was due before does not come."""
+        self.misses += 1
+        self.step = MOST_STEPS if self.misses >= _MISSES else max(self.step, due.after)
 
 
 class Turns:
@@ -77,7 +87,7 @@ class Turns:
     async def _granted(self, nbytes: int, rank: int, due: Due | None) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked += 1
-        step = -1 if due is None else due.step
+        step = -1 if due is None or self._plan(due).is_over else due.step
         one = _Waiting(step, rank, self._asked, nbytes, due, granted)
         insort(self._waiting, one)
         if self._holder is None:
@@ -97,7 +107,7 @@ class Turns:
 
     def _plan(self, due: Due) -> _Plan:
         if due.mark not in self._plans:
-            self._plans[due.mark] = _Plan()
+            self._plans[due.mark] = _Plan(moved_s=asyncio.get_running_loop().time())
             if len(self._plans) > _MOST_PLANS:
                 self._plans.popitem(last=False)
         return self._plans[due.mark]
@@ -109,6 +119,7 @@ class Turns:
         if due is not None:
             plan = self._plan(due)
             plan.step = max(plan.step, due.step + 1)
+            plan.moved_s = asyncio.get_running_loop().time()
 
     def _long_s(self, nbytes: int) -> float:
         """After so long the next may begin."""
@@ -124,11 +135,26 @@ class Turns:
             self._timer.cancel()
             self._timer = None
         self._holder = None
-        for one in self._waiting:
-            if not one.granted.done() and self._is_next(one.due):
-                self._grant(one)
-                return
-        self._hold()
+        one = next((one for one in self._asking() if self._is_next(one.due)), None)
+        if one is None:
+            self._hold()
+        else:
+            self._grant((self._overdue() if one.step < 0 else None) or one)
+
+    def _asking(self) -> Iterator[_Waiting]:
+        return (one for one in self._waiting if not one.granted.done())
+
+    def _overdue(self) -> _Waiting | None:
+        """What waits by its plan though that goes on no more, while what is due in none overtakes it."""
+        one = next((one for one in self._asking() if one.step >= 0), None)
+        if one is None or one.due is None:
+            return None
+        plan = self._plan(one.due)
+        if asyncio.get_running_loop().time() < plan.moved_s + 2 * self._long_s(one.nbytes):
+            return None
+        if not self._is_next(one.due):
+            self._give_up(plan, one.due)
+        return one
 
     def _grant(self, one: _Waiting) -> None:
         self._waiting.remove(one)
@@ -146,11 +172,18 @@ class Turns:
         self._grace = None
         if self._holder is not None:
             return
-        first = next((one for one in self._waiting if not one.granted.done()), None)
+        first = next(self._asking(), None)
         if first is None:
             return
         if first.due is not None:
-            plan = self._plan(first.due)
-            plan.misses += 1
-            plan.step = MOST_STEPS if plan.misses >= _MISSES else max(plan.step, first.due.after)
+            self._give_up(self._plan(first.due), first.due)
         self._grant(first)
+
+    def _give_up(self, plan: _Plan, due: Due) -> None:
+        """Wait no more for what is due before; of a plan that is over all are as if they were due in none."""
+        plan.give_way(due)
+        if plan.is_over:
+            for one in self._waiting:
+                if one.due is not None and one.due.mark == due.mark:
+                    one.step = -1
+            self._waiting.sort()

@@ -201,6 +201,24 @@ def test_what_does_not_come_is_waited_for_as_long_as_a_turn_may_take_and_not_eve
     assert since_first(*late) == [0, pytest.approx(0.3), pytest.approx(0.6), pytest.approx(0.7)]
 
 
+def test_what_waits_by_a_plan_is_not_overtaken_for_ever_by_what_follows_none() -> None:
+    due = Due(mark=1, step=9, after=8)  # nobody comes before it any more
+    others = [Sending(f"other {number}", 0.1, asks_s=0.001 * number) for number in range(40)]
+    order = sent(
+        *others, Sending("due", 0.1, asks_s=0.05, due=due), Sending("due too", 0.1, asks_s=0.06, due=due)
+    )
+    assert order.index("due") < 8
+    assert order.index("due too") < 12
+
+
+def test_of_a_plan_that_is_given_up_all_are_as_others() -> None:
+    dues = [Due(mark=1, step=4 * step, after=4 * step - 1) for step in range(1, 9)]
+    others = [Sending(f"other {number}", 0.1, rank=1) for number in range(60)]
+    by_plan = [Sending(f"due {due.step}", 0.1, asks_s=0.05, due=due) for due in dues]
+    order = sent(*others, *by_plan)
+    assert max(order.index(one.name) for one in by_plan) < 20  # three were waited for
+
+
 def test_who_leaves_while_the_port_is_held_leaves_nothing() -> None:
     leaves = Sending("leaves", 0.1, due=due(5, 5), gives_up_s=0.1)
     assert sent(leaves, Sending("comes", 0.1, asks_s=0.5, due=due(0, 0))) == ["comes"]
