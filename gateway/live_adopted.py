@@ -17,6 +17,8 @@ _SERVE = frozenset({InstanceState.LOADING, InstanceState.READY})
 
 def todos(pipeline: LivePipeline, directory: Directory) -> tuple[Todo, ...]:
     """What follows from how the members are now."""
+    if pipeline.way is Live.ZIGZAG:
+        return _todos_of_pair(pipeline, directory)
     switched = {one.instance_id for one in pipeline.switched}
     new: list[Todo] = []
     for stage in pipeline.stages:
@@ -34,17 +36,27 @@ def todos(pipeline: LivePipeline, directory: Directory) -> tuple[Todo, ...]:
     return tuple(new)
 
 
-def strangers(directory: Directory, begun: Collection[str]) -> Iterator[StartOn]:
-    """The live starts under way, besides those `begun` here, that are in no pipeline."""
+def _todos_of_pair(pair: LivePipeline, directory: Directory) -> tuple[Todo, ...]:
+    wanted = (InstanceState.LOADING, InstanceState.READY)
+    for stage, state in zip(pair.stages, wanted, strict=True):
+        instance = directory.instance(stage.instance_id)
+        if instance is None or instance.state is not state:
+            reason = f"{stage.node} {'is gone' if instance is None else f'is {instance.state}'}"
+            return (Close(pipeline_id=pair.pipeline_id, reason=reason),)
+    return ()
+
+
+def strangers(directory: Directory, begun: Collection[str]) -> Iterator[tuple[Live, StartOn]]:
+    """The live starts under way, besides those `begun` here, that are in no pipeline, and what for."""
     for record in directory.live:
         key = VersionKey(record.function, record.version)
         version = directory.version(key)
-        if record.way is not Live.PIPELINE or version is None:
+        if record.way is Live.OFF or version is None:
             continue
         members = {stage.instance_id for pipeline in record.pipelines for stage in pipeline.stages}
         for instance in directory.coming(key):
             if instance.instance_id not in members and instance.instance_id not in begun:
-                yield StartOn(
+                start = StartOn(
                     instance_id=instance.instance_id,
                     version=version,
                     node=instance.node,
@@ -52,3 +64,4 @@ def strangers(directory: Directory, begun: Collection[str]) -> Iterator[StartOn]
                     max_concurrency=instance.max_concurrency,
                     live=True,
                 )
+                yield record.way, start

@@ -11,6 +11,7 @@ from gateway.warm_orders import ColdGroups, warm_orders
 from rdmacast.plan import CastShape
 from rdmacast.planners.subgroups import subgroups
 from registry.cast import CastRecord
+from registry.live import Live
 from registry.node import NodeRecord, Tier
 
 _LINK_BYTES_PER_S = 1.25e9  # of links of which nothing was told: 10 Gbit/s
@@ -22,13 +23,15 @@ _OWN = -1  # and below: of nodes that get the image in no sub-group's order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arriving:
     """A start that is made: `group` names the block order in which the image comes. One that loads from its
-    own host's memory is number `warm` of `warms`, beside `colds` sub-groups; of others `warms` is 0."""
+    own host's memory is number `warm` of `warms`, beside `colds` sub-groups; of others `warms` is 0. `way` is
+    what it is to do meanwhile."""
 
     start: StartOn
     group: int
     warm: int = 0
     warms: int = 0
     colds: int = 0
+    way: Live = Live.PIPELINE
 
 
 def arriving(starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord]) -> tuple[Arriving, ...]:
@@ -58,6 +61,9 @@ def outlook(
 
     A pipeline is there when each of k sub-groups, or of k nodes that load from their own hosts' memory, has
     its kth of the image. What begins alike everywhere is whole nowhere before the first node is.
+
+    A pair of a node that loads and one that is ready serves as much as two whole nodes do once the first has
+    half of the layers.
     """
     wait_s = min((_load_s(start, nodes) for start in starts), default=inf)
     coming = arriving(starts, nodes)
@@ -65,7 +71,8 @@ def outlook(
     parts = max(1, len(groups), *(one.warms for one in coming))
     pipeline_s = wait_s / parts if len(starts) + loading > 1 else inf
     queue_s = inf if not ready or held else 0.0
-    return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s)
+    zigzag_s = wait_s / 2 if ready and held else wait_s if ready or len(starts) + loading > 1 else inf
+    return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s, zigzag_s=zigzag_s)
 
 
 def _load_s(start: StartOn, nodes: Mapping[str, NodeRecord]) -> float:

@@ -127,8 +127,9 @@ class ZigZagPairs:
 
     def _pair(self) -> Iterator[PairTodo]:
         """Whoever has most layers helps first."""
-        able = [one for one in self._targets.values() if one.pair is None and one.layers and not one.failed]
-        busy = {_source_of(one.pair) for one in self._targets.values() if one.pair is not None}
+        able = [one for one in self._targets.values() if self._can_help(one)]
+        paired = [one.pair for one in self._targets.values() if one.pair is not None]
+        busy = {stage.instance_id for pair in paired for stage in pair.stages}
         free = [one for one in self._sources if one not in busy and one not in self._refused]
         targets = sorted(able, key=lambda one: -one.layers)
         for target, source in zip(targets, free, strict=False):
@@ -136,6 +137,10 @@ class ZigZagPairs:
             helped = self._sources[source]
             reason = f"{target.node} has {target.layers} of {self._layers} layers to help {helped} with"
             yield Open(pipeline=target.pair, reason=reason)
+
+    def _can_help(self, target: _Target) -> bool:
+        is_ready = target.instance_id in self._sources  # which is told of any moment
+        return target.pair is None and target.layers > 0 and not target.failed and not is_ready
 
     def _grown(self, target: _Target) -> Iterator[PairTodo]:
         """Say what the pair serves by now; it stays the same one."""

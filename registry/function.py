@@ -54,8 +54,6 @@ class Scaling:
             raise InvalidRecord(f"keep_alive must be 0 s to 30 days, not {self.keep_alive_s} s")
         if self.host_keep_alive_s < 0:
             raise InvalidRecord(f"host_keep_alive must be 0 s or more, not {self.host_keep_alive_s} s")
-        if self.live is Live.ZIGZAG:
-            raise InvalidRecord("live: zigzag is not there yet; use auto, pipeline or off")
         if not 0 <= self.ttft_target_s <= 86400:
             raise InvalidRecord(f"ttft_target must be 0 s to 1 day, not {self.ttft_target_s} s")
 

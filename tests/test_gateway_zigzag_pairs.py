@@ -91,6 +91,14 @@ def test_a_source_that_is_gone_is_replaced() -> None:
     assert isinstance(after, Open) and after.pipeline.stages[1].instance_id == "r"
 
 
+def test_nobody_helps_itself() -> None:
+    pairs = made()
+    pairs.begin("n1", "t", 0)
+    assert pairs.holds("n1", "t", ALL) == ()
+    assert pairs.sources({"t": "n1"}) == ()  # ready, as its record says; its start has not said so yet
+    assert pairs.ready("n1", "t") == () and pairs.is_over
+
+
 def test_who_failed_a_pair_is_in_none_again() -> None:
     pairs = made()
     pairs.sources({"s": "n0", "r": "n1"})

@@ -104,7 +104,6 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("handler: h.py:f\nlimits: {threads: 1.5}", r"limits\.threads: must be a whole number"),
         ("model: x\nscaling: {max_instances: 0}", "scaling: max_instances"),
         ("model: x\nscaling: [1]", "scaling: must be a mapping"),
-        ("model: x\nscaling: {live: zigzag}", "scaling: live: zigzag is not there yet"),
         ("model: x\nscaling: {live: on}", "scaling.live: True is not one of"),
         ("model: x\nscaling: {ttft_target: 2d}", "scaling: ttft_target must be"),
         ("model: !!python/object/apply:os.system [true]", "not valid YAML"),
