@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import SubprocessError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,7 +36,7 @@ from benchmarks.live_serving_models import FAMILIES, write_model
 from benchmarks.live_serving_run import Round, Scene, Serving, close_books, show
 from benchmarks.machine import describe_machine, write_records
 
-LONG, SHORT = (60, 400), (8, 24)
+SHORT = (8, 24)  # tokens of requests that end before the load does
 
 
 def scenes(args: Namespace, done: list[Round], began_s: float) -> Iterator[Scene]:
@@ -67,10 +68,11 @@ async def run(cluster: Cluster, args: Namespace, models: Path, into: "Outcome") 
         base_url=cluster.urls[0], headers=headers, limits=limits, timeout=120.0, trust_env=False
     ) as http:
         serving = into.serving = Serving(cluster, http, args.seed, into.findings)
+        lengths = {True: (args.tokens // 6, args.tokens), **({} if args.kills else {False: SHORT})}
         for family in args.families:
             nbytes = write_model(family, args.width, models / family)
             say(f"{family}: {nbytes / 1e6:.1f} MB; learning what one node says")
-            await serving.deploy(family, models / family, {True: LONG, False: SHORT})
+            await serving.deploy(family, models / family, lengths)
         began_s = time.monotonic()
         for scene in scenes(args, serving.rounds, began_s):
             done = await serving.play(scene)
@@ -137,6 +139,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add("--sources", type=listed(at_least(1)), default=[1, 2, 3], help="nodes that hold the model (1,2,3)")
     add("--loading", type=at_least(2), default=4, help="nodes that load it (default 4)")
     add("--requests", type=at_least(1), default=64, help="under way at once (default 64)")
+    add("--tokens", type=at_least(12), default=360, help="of the longest request (default 360)")
     add("--repeat", type=at_least(1), default=1, help="how often each load is made, without kills")
     add("--kills", type=at_least(0), default=0, help="of nodes that serve in pipelines")
     add("--per-load", type=at_least(1), default=3, help="kills in one load at most (default 3)")
@@ -163,8 +166,8 @@ def main() -> None:
         nodes = max(args.sources) + args.loading
         with folder_of_models() as models, platform(args.data_dir, nodes, args.link_rate) as cluster:
             uvloop.run(run(cluster, args, models, outcome))
-    except (NotThere, RuntimeError, OSError) as error:
-        failure = f"live_serving: {error}"
+    except (NotThere, RuntimeError, OSError, SubprocessError, httpx2.HTTPError, ExceptionGroup) as error:
+        failure = f"live_serving: {error!r}"
     except KeyboardInterrupt:
         failure = "live_serving: interrupted"
     params["seconds"] = round(time.monotonic() - began_s, 1)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ def platform(folder: Path | None, nodes: int, link_rate: str) -> Iterator[Cluste
     cluster = Cluster(data, nodes=nodes, gateways=1)
     memory = ("--gpu-memory", "256MiB", "--host-memory", "256MiB")
     try:
-        cluster.up("--link-rate", link_rate, "--meter-interval", "5s", *memory)
+        try:
+            cluster.up("--link-rate", link_rate, "--meter-interval", "5s", *memory)
+        except BaseException:
+            with suppress(RuntimeError):  # nothing came up
+                cluster.down()
+            raise
         try:
             yield cluster
         finally:
@@ -102,16 +107,23 @@ class Stage:
         return sum(float(line[-1]) for line in lines)
 
     async def _get(self, path: str) -> Any:
-        return self._checked(await self._http.get(path))
+        return (await self._ask("GET", path, None)).json()
 
     async def _post(self, path: str, body: dict[str, object]) -> None:
-        self._checked(await self._http.post(path, json=body), lines=True)
+        response = await self._ask("POST", path, body)
+        if '"error"' in response.text:  # in what is told line by line
+            raise NotThere(f"{path}: {response.text[:300]}")
 
-    @staticmethod
-    def _checked(response: httpx2.Response, *, lines: bool = False) -> Any:
-        if response.status_code != 200 or (lines and '"error"' in response.text):
-            raise NotThere(f"{response.url.path}: {response.status_code} {response.text[:300]}")
-        return None if lines else response.json()
+    async def _ask(self, method: str, path: str, body: dict[str, object] | None) -> httpx2.Response:
+        """Ask again while the platform says that it cannot answer now. Raises NotThere."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            response = await self._http.request(method, path, json=body)
+            if response.status_code == 200:
+                return response
+            if response.status_code != 503 or time.monotonic() > deadline_s:
+                raise NotThere(f"{path}: {response.status_code} {response.text[:300]}")
+            await asyncio.sleep(_POLL_S)
 
 
 async def until(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from subprocess import SubprocessError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -190,8 +191,8 @@ def main() -> None:
         ):
             params["model_bytes"] = write_model(args.family, args.width, Path(folder) / "model")
             found = uvloop.run(run(cluster, args, Path(folder) / "model"))
-    except (NotThere, RuntimeError, OSError) as error:
-        sys.exit(f"live_serving_switch: {error}")
+    except (NotThere, RuntimeError, OSError, SubprocessError, httpx2.HTTPError, ExceptionGroup) as error:
+        sys.exit(f"live_serving_switch: {error!r}")
     except KeyboardInterrupt:
         sys.exit(130)
     if not found:
