@@ -12,10 +12,11 @@ from math import inf
 
 from gateway.actions import StartOn
 from gateway.directory import Directory, VersionKey
+from gateway.known_links import known_links
 from gateway.live_adopted import strangers, todos
 from gateway.live_board import LiveBoard
 from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, Todo
-from gateway.live_outlook import Arriving, arriving, first_layer, outlook
+from gateway.live_outlook import Arriving, arriving, first_layer, outlook, start_costs
 from gateway.live_policy import LiveDecision, decide_live
 from gateway.model_layers import ModelLayers, NotLayered, layers_of
 from gateway.node_client import Links
@@ -26,6 +27,7 @@ from registry.errors import ChannelClosed, ChannelError, ImageError, NotFound, R
 from registry.function import FunctionVersion, Task
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
+from registry.instance import InstanceState
 from registry.live import Live, LivePipeline, LiveRecord
 from registry.live_messages import LeaveCalls, OpenPipeline, PipelineOpened, StageOf, held_of_bytes
 
@@ -175,10 +177,14 @@ class LiveServing:
         if version.task is not Task.GENERATE or version.manifest is None or head is None:
             return LiveDecision(way=Live.OFF, reason=f"a {version.task} function cannot go live")
         nodes = {node.id: node for node in self._directory.usable_nodes()}
+        ready = [one for one in self._directory.instances() if one.state is InstanceState.READY]
+        nbytes = {(one.function, one.version): one.image_bytes for one in self._directory.versions()}
         prospect = outlook(
             starts,
             nodes,
-            loading=len(self._directory.coming(key)),
+            known_links(nodes.values(), self._directory.links),
+            start_costs(ready, nbytes),
+            coming=self._directory.coming(key),
             ready=len(self._directory.ready(key)),
             held=demand.held,
         )

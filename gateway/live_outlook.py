@@ -1,22 +1,32 @@
-"""What is predicted of a function's starts, for the decision whether to serve while they load (pure)."""
+"""What is predicted of a function's starts, for the decision whether to serve while they load (pure).
 
-from collections.abc import Mapping, Sequence
+By what casts showed of the nodes' links, by the casts' plans, and by what earlier starts took. How long the
+instances that serve need for what waits is not predicted: one with room makes nobody wait, and one without
+counts as if it never had any.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from statistics import median_low
 
 from gateway.actions import StartOn
+from gateway.cast_forecast import forecast
+from gateway.known_links import KnownLinks
 from gateway.live_policy import Outlook
 from gateway.model_layers import ModelLayers
 from gateway.warm_orders import ColdGroups, warm_orders
 from rdmacast.plan import CastShape
 from rdmacast.planners.subgroups import subgroups
 from registry.cast import CastRecord
+from registry.instance import InstanceRecord, StartKind
 from registry.live import Live
 from registry.node import NodeRecord, Tier
 
 _LINK_BYTES_PER_S = 1.25e9  # of links of which nothing was told: 10 Gbit/s
 # From host memory to where the node computes, where nothing better is known.
 _HOST_BYTES_PER_S = 4e9
+_FIXED = ("reserve", "bind", "ready")  # the phases of a start that take as long with any image
 _OWN = -1  # and below: of nodes that get the image in no sub-group's order
 
 
@@ -54,35 +64,93 @@ def first_layer(one: Arriving, layers: ModelLayers) -> int:
     return warm_orders(layers, one.warms, _HOST_BYTES_PER_S, cold).first_layers[one.warm]
 
 
-def outlook(
-    starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord], *, loading: int, ready: int, held: int
-) -> Outlook:
-    """`loading` instances load already, `ready` ones serve, and `held` calls wait for a slot.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCosts:
+    """What starts took: `copy_bytes_per_s` from host memory to where the node computes, and `fixed_s` for all
+    that does not grow with the image. `said`: in a few words, how they are known."""
 
-    A pipeline is there when each of k sub-groups, or of k nodes that load from their own hosts' memory, has
-    its kth of the image. What begins alike everywhere is whole nowhere before the first node is.
+    copy_bytes_per_s: float = _HOST_BYTES_PER_S
+    fixed_s: float = 0.0
+    said: str = f"{_HOST_BYTES_PER_S / 1e9:g} GB/s from host memory assumed"
+
+
+def start_costs(ready: Iterable[InstanceRecord], nbytes: Mapping[tuple[str, int], int]) -> StartCosts:
+    """As the instances that serve took them; `nbytes` by function and version. A copy tells its rate only
+    where nothing was fetched meanwhile."""
+    told = [one for one in ready if one.phases_ms]
+    if not told:
+        return StartCosts()
+    fixed_s = median_low([sum(one.phases_ms.get(phase, 0.0) for phase in _FIXED) / 1e3 for one in told])
+    rates = [
+        nbytes[one.function, one.version] / copy_ms * 1e3
+        for one in told
+        if one.start_kind is StartKind.WARM
+        and (copy_ms := one.phases_ms.get("copy", 0.0)) > 0
+        and nbytes.get((one.function, one.version))
+    ]
+    if not rates:
+        return StartCosts(fixed_s=fixed_s)
+    rate = median_low(rates)
+    said = f"{rate / 1e9:.3g} GB/s from host memory as in {len(rates)} starts"
+    return StartCosts(copy_bytes_per_s=rate, fixed_s=fixed_s, said=said)
+
+
+def outlook(
+    starts: Sequence[StartOn],
+    nodes: Mapping[str, NodeRecord],
+    links: KnownLinks,
+    costs: StartCosts,
+    *,
+    coming: Sequence[InstanceRecord],
+    ready: int,
+    held: int,
+) -> Outlook:
+    """`coming` instances load already, `ready` ones serve, and `held` calls wait for a slot.
+
+    A pipeline is there when the cast's plan says so, or when each of k nodes that load from their own hosts'
+    memory has its kth of the image. What begins alike everywhere is whole nowhere before the first node is.
 
     A pair of a node that loads and one that is ready serves as much as two whole nodes do once the first has
     half of the layers.
     """
-    wait_s = min((_load_s(start, nodes) for start in starts), default=inf)
-    coming = arriving(starts, nodes)
-    groups = {one.group for one in coming if one.start.cast is not None}
-    parts = max(1, len(groups), *(one.warms for one in coming))
-    pipeline_s = wait_s / parts if len(starts) + loading > 1 else inf
+    found, image_bytes = arriving(starts, nodes), starts[0].version.image_bytes
+    waits = [_whole_s(start, nodes, links, costs) for start in starts]
+    for other in coming:
+        link_s = image_bytes / links.rates.get(other.node, _LINK_BYTES_PER_S)
+        waits.append(costs.fixed_s + (1 - other.progress) * link_s)
+    wait_s = min(waits)
+    several = len(starts) + len(coming) > 1
+    pipeline_s = min([wait_s, *(_part_s(one, links, costs) for one in found)]) if several else inf
     queue_s = inf if not ready or held else 0.0
-    zigzag_s = wait_s / 2 if ready and held else wait_s if ready or len(starts) + loading > 1 else inf
-    return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s, zigzag_s=zigzag_s)
+    zigzag_s = wait_s / 2 if ready and held else wait_s if ready or several else inf
+    said = costs.said if any(one.warms for one in found) else f"{image_bytes / 1e6:.3g} MB, {links.said}"
+    return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s, zigzag_s=zigzag_s, said=said)
 
 
-def _load_s(start: StartOn, nodes: Mapping[str, NodeRecord]) -> float:
-    nbytes = start.version.image_bytes
-    copy_s = nbytes / _HOST_BYTES_PER_S
+def _whole_s(start: StartOn, nodes: Mapping[str, NodeRecord], links: KnownLinks, costs: StartCosts) -> float:
+    copy_s = start.version.image_bytes / costs.copy_bytes_per_s
     if _is_warm(start, nodes):
-        return copy_s
-    node = nodes.get(start.node)
-    rate = None if node is None else node.link_rate_bytes_s
-    return max(copy_s, nbytes / (rate or _LINK_BYTES_PER_S))
+        return costs.fixed_s + copy_s
+    copies = 1.0 if start.cast is None else forecast(start.cast).whole
+    return costs.fixed_s + max(copy_s, copies * _link_s(start, links))
+
+
+def _part_s(one: Arriving, links: KnownLinks, costs: StartCosts) -> float:
+    """Until the start and others hold all layers between them."""
+    start = one.start
+    if one.warms:
+        return costs.fixed_s + start.version.image_bytes / costs.copy_bytes_per_s / one.warms
+    if start.cast is None:
+        return inf
+    return costs.fixed_s + forecast(start.cast).pipeline * _link_s(start, links)
+
+
+def _link_s(start: StartOn, links: KnownLinks) -> float:
+    """Of one copy over the slowest link of the cast, whose pace all keep, or over the node's own."""
+    cast = start.cast
+    names = [start.node] if cast is None else [member.node for member in cast.members[: cast.planned]]
+    rates = [links.rates[name] for name in names if name in links.rates]
+    return start.version.image_bytes / min(rates, default=_LINK_BYTES_PER_S)
 
 
 def _is_warm(start: StartOn, nodes: Mapping[str, NodeRecord]) -> bool:

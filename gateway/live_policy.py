@@ -14,7 +14,7 @@ class Outlook:
     `wait_s` is until the first new instance holds everything, `pipeline_s` until the first pipeline of
     loading nodes does; infinite where none will. `queue_s` is until the instances that serve already come to
     it, infinite without any; `zigzag_s` is that with the help of a node that is loading. `prefill_s` is from
-    its begin to its first token.
+    its begin to its first token. `said`: in a few words, what the loads were predicted by.
     """
 
     wait_s: float
@@ -22,6 +22,7 @@ class Outlook:
     queue_s: float = inf
     zigzag_s: float = inf
     prefill_s: float = 0.0
+    said: str = ""
 
     @property
     def plain_s(self) -> float:
@@ -59,6 +60,7 @@ def _automatic(outlook: Outlook, target_s: float) -> LiveDecision:
     plain_s = outlook.plain_s
     waiting = (
         f"auto: waiting takes {_seconds(plain_s)} to the first token, the target is {_seconds(target_s)}"
+        + (f" ({outlook.said})" if outlook.said else "")
     )
     if plain_s <= target_s:
         return LiveDecision(way=Live.OFF, reason=waiting)
