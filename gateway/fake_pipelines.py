@@ -12,6 +12,8 @@ from gateway.fake_channel import Gate, Send
 from registry.errors import RemoteError
 from registry.live_messages import (
     MOVED,
+    KvAt,
+    KvStage,
     LeaveCalls,
     OpenPipeline,
     PipelineOpened,
@@ -69,6 +71,13 @@ class _Pipeline:
     def tell(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
+
+
+def kv_at(stages: tuple[StageOf, ...], work: Generate) -> KvAt:
+    """Where a fake pipeline says that a call's K and V lie."""
+    name, _, epoch = work.pipeline.rpartition(".")
+    held = [KvStage(link=one.address, host=one.node, first=one.first, last=one.last) for one in stages]
+    return KvAt(pipeline=name, epoch=int(epoch), sequence=work.request_id, stages=tuple(held))
 
 
 class FakePipelines:
@@ -145,7 +154,8 @@ class FakePipelines:
             if not await self._turn(pipeline, work.request_id):
                 for stage in pipeline.stages:  # a step on its way, of which the head does not know yet
                     self._members()[stage.node].use(work.request_id)
-                await send(Tokens(ids=(), finish_reason=MOVED, gpu_us=last_us))
+                left = Tokens(ids=(), finish_reason=MOVED, gpu_us=last_us, kv=kv_at(pipeline.stages, work))
+                await send(left)
                 break
             context += (self._next_token(context),)
             made += 1

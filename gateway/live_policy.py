@@ -1,7 +1,6 @@
 """Whether a function serves while its model arrives, and in which way: a pure decision with its reason."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
 from registry.live import Live
@@ -81,47 +80,6 @@ def _why_not(way: Live) -> str:
     if way is Live.PIPELINE:
         return "no nodes that load will hold all layers between them"
     return "no overloaded instance is there to be helped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCosts:
-    """What moving or computing keys and values takes. `token_layer_bytes` are those of a token in a layer;
-    `link_bytes_per_s` is what the link gives besides the weights that may still be on it."""
-
-    token_layer_bytes: int
-    link_bytes_per_s: float
-    prefill_tokens_per_s: float
-    latency_s: float = 0.0
-
-
-class KvWay(StrEnum):
-    RECOMPUTE = "recompute"
-    TRANSFER = "transfer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvDecision:
-    way: KvWay
-    recompute_s: float
-    transfer_s: float
-    reason: str
-
-
-def decide_kv(tokens: int, layers: int, costs: KvCosts) -> KvDecision:
-    """How a request of `tokens` so far gets its keys and values where it goes on.
-
-    `layers` are those whose keys and values would come from elsewhere. Computing them anew takes a whole
-    prefill, however few they are: each layer needs what the one before it makes.
-    """
-    nbytes = tokens * layers * costs.token_layer_bytes
-    recompute_s = tokens / costs.prefill_tokens_per_s
-    transfer_s = costs.latency_s + nbytes / costs.link_bytes_per_s if costs.link_bytes_per_s > 0 else inf
-    way = KvWay.TRANSFER if transfer_s < recompute_s else KvWay.RECOMPUTE
-    reason = (
-        f"{way}: {tokens} tokens are computed in {_seconds(recompute_s)}, "
-        f"their {nbytes / 1e6:.1f} MB of {layers} layers sent in {_seconds(transfer_s)}"
-    )
-    return KvDecision(way=way, recompute_s=recompute_s, transfer_s=transfer_s, reason=reason)
 
 
 def _seconds(seconds: float) -> str:

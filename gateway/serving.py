@@ -23,7 +23,7 @@ from gateway.outlast import outlast
 from gateway.servers import PipelineServer, Server
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
-from registry.live_messages import MOVED
+from registry.live_messages import MOVED, KvAt
 from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Reply, Tokens, Usage
 
 
@@ -98,6 +98,7 @@ class Serving:
         self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # at a node
         self._replies: AsyncIterator[Reply] | None = None
         self._pipeline = ""  # the name of the one that runs it now
+        self._kv: KvAt | None = None  # of what is known, at a pipeline that has let go of it
         self._outputs_before = 0  # this attempt
         self._over = False
 
@@ -138,6 +139,7 @@ class Serving:
             if isinstance(reply, Tokens) and reply.finish_reason == MOVED:
                 self._moving = True
                 if not reply.ids:
+                    self._kv = reply.kv
                     attempt.gpu_us = max(attempt.gpu_us, reply.gpu_us)
                     continue
                 reply = msgspec.structs.replace(reply, finish_reason="")
@@ -312,6 +314,8 @@ class Serving:
         )
         if isinstance(work, Generate) and isinstance(server, PipelineServer):
             work = msgspec.structs.replace(work, pipeline=server.instance_id)
+        elif isinstance(work, Generate) and self._kv is not None:
+            work = msgspec.structs.replace(work, kv=self._kv)
         if isinstance(work, Generate) and self._ids:
             return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._ids))
         return work
@@ -320,6 +324,7 @@ class Serving:
         match reply:
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._ids.extend(ids)
+                self._kv = reply.kv
                 attempt.gpu_us = max(attempt.gpu_us, gpu_us)
                 self._finished = bool(reason)
             case Arrays():

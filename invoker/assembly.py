@@ -42,6 +42,7 @@ from invoker.stages.door import Door
 from invoker.stages.engines import StageGear
 from invoker.stages.heads import Pipelines
 from invoker.stages.hosted import HostedStages
+from invoker.stages.kv_moves import KvMoves
 from invoker.starting import Equipment
 from invoker.store_access import reach_store
 from invoker.threads import in_thread
@@ -197,6 +198,7 @@ async def _assemble(
         instances=instances,
         stages=HostedStages(door, made_with),
         pipelines=pipelines,
+        kv_moves=KvMoves(door, settings.kv_moves),
         meter=meter,
         calls=calls,
         rings=rings,

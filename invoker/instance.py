@@ -18,6 +18,7 @@ from invoker.handlers.running import HandlerOutput
 from invoker.lifecycle import Lifecycle
 from invoker.meter_accounts import Account
 from invoker.residents import Resident
+from invoker.stages.kv_choice import PrefillRate
 from registry.function_yaml import HandlerSpec
 from registry.instance import InstanceState
 from registry.messages import StartInstance
@@ -68,6 +69,7 @@ class Instance:
         self.handler: Handler | None = None
         self.spec: ModelSpec | None = None
         self.steps: StepsOf | None = None
+        self.prefill = PrefillRate()
         self.parts: set[Part] = set()
         self._held = 0
         self.failure: Exception | None = None  # what ended it, if not a stop

@@ -24,6 +24,7 @@ from invoker.serving import compute, generate, generate_by, invoke_handler
 from invoker.settings import Settings
 from invoker.stages.heads import Pipelines
 from invoker.stages.hosted import HostedStages
+from invoker.stages.kv_moves import KvMoves
 from invoker.threads import in_thread
 from rdmacast.errors import CastError
 from registry.clock import Clock
@@ -72,6 +73,7 @@ class Parts:
     instances: Instances
     stages: HostedStages
     pipelines: Pipelines
+    kv_moves: KvMoves
     meter: GpuMeter
     calls: Calls
     rings: LogRings
@@ -160,12 +162,10 @@ class Node:
         parts = self._parts
         match request:
             case Generate(pipeline=name) if name:
-                pipeline = parts.pipelines.get(name)
-                account = pipeline.instance.account
-                return generate_by(pipeline.running, account, request, parts.clock, parts.calls)
+                return generate_by(parts.pipelines.get(name), request, parts.clock, parts.calls)
             case Generate():
                 instance = parts.instances.get(request.instance_id)
-                return generate(instance, request, parts.clock, parts.calls)
+                return generate(instance, request, parts.clock, parts.calls, parts.kv_moves)
             case Compute():
                 instance = parts.instances.get(request.instance_id)
                 return compute(instance, request, parts.clock, parts.calls)

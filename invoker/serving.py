@@ -1,20 +1,25 @@
 """Work on a ready instance: requests of the channel in, replies out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
 from invoker.calls import Call, Calls
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
+from invoker.engine.kv_cache import KvShape
 from invoker.engine.runner import EngineRunner
 from invoker.errors import BadWork, NoSuchInstance
 from invoker.handlers.running import HandlerOutput
 from invoker.instance import Handler, Instance
 from invoker.meter_accounts import Account
+from invoker.stages.heads import Pipeline
+from invoker.stages.kv_choice import PrefillRate
+from invoker.stages.kv_moves import KvMoves
 from registry.clock import Clock
+from registry.live_messages import KvAt
 from registry.messages import (
     Array,
     Arrays,
@@ -32,33 +37,59 @@ MAX_BATCH_TOKENS = 64
 _DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})
 
 
-class Generator(Protocol):
-    """An engine's runner, or a pipeline."""
-
-    def generate(self, sequence: NewSequence, call: EngineCall) -> AsyncGenerator[TokenOutput, None]: ...
+Run = Callable[[NewSequence, EngineCall], AsyncGenerator[TokenOutput, None]]
+Aside = Callable[[str], KvAt | None]  # where the K and V lie that go by that name
 
 
 def generate(
-    instance: Instance, request: Generate, clock: Clock, calls: Calls
+    instance: Instance, request: Generate, clock: Clock, calls: Calls, moves: KvMoves
 ) -> AsyncGenerator[Reply, None]:
     """Tokens as they come, those that are ready together in one message; then the usage."""
-    return _generate(_runner(instance), instance.working(), instance.account, request, clock, calls)
+    runner = _runner(instance)
+    run: Run = runner.generate
+    if request.kv is not None and runner.kv_shape is not None:
+        run = partial(_with_kv, runner, runner.kv_shape, instance.prefill, request.kv, moves)
+    return _generate(run, instance.working(), instance.account, request, clock, calls)
 
 
 def generate_by(
-    pipeline: Generator, account: Account, request: Generate, clock: Clock, calls: Calls
+    pipeline: Pipeline, request: Generate, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
-    """As `generate`, by a pipeline; `account` is that of the instance here, which is a part of it."""
-    return _generate(pipeline, nullcontext(), account, request, clock, calls)
+    """As `generate`, by a pipeline, of which the instance here is a part."""
+    account = pipeline.instance.account
+    return _generate(pipeline.running.generate, nullcontext(), account, request, clock, calls, pipeline.kv_at)
+
+
+async def _with_kv(
+    runner: EngineRunner,
+    shape: KvShape,
+    rate: PrefillRate,
+    at: KvAt,
+    moves: KvMoves,
+    sequence: NewSequence,
+    call: EngineCall,
+) -> AsyncGenerator[TokenOutput, None]:
+    """Generate what a pipeline has begun."""
+    tokens = len(sequence.prompt_ids) + len(sequence.generated_ids)
+    kv = await moves.bring(sequence.request_id, tokens, at, shape, rate)
+    async with aclosing(runner.generate(sequence, call, kv)) as outputs:
+        del kv  # the engine lets go of it when it has run
+        async for output in outputs:
+            yield output
+
+
+def _nowhere(_: str) -> None:
+    return None
 
 
 async def _generate(
-    generator: Generator,
+    run: Run,
     working: AbstractContextManager[None],
     account: Account,
     request: Generate,
     clock: Clock,
     calls: Calls,
+    aside: Aside = _nowhere,
 ) -> AsyncGenerator[Reply, None]:
     sequence = NewSequence(
         request_id=request.request_id,
@@ -69,12 +100,12 @@ async def _generate(
     )
     began_s, count = clock.monotonic_s(), 0
     with working, calls.begun(account, request.request_id) as call:
-        outputs = generator.generate(sequence, call)
+        outputs = run(sequence, call)
         async with aclosing(outputs), aclosing(batches(outputs)) as ready:
             async for batch in ready:
                 if batch[-1].error:
                     raise EngineError(batch[-1].error)
-                tokens = _tokens(batch, call.used_us)
+                tokens = _tokens(batch, call.used_us, aside)
                 if tokens is not None:
                     count += len(tokens.ids)
                     yield tokens
@@ -204,7 +235,7 @@ def _handler(instance: Instance) -> Handler:
     return instance.handler
 
 
-def _tokens(batch: Sequence[TokenOutput], gpu_us: int) -> Tokens | None:
+def _tokens(batch: Sequence[TokenOutput], gpu_us: int, aside: Aside) -> Tokens | None:
     """The message for a batch; None if no token came of it (a part of a prompt was run)."""
     ids = tuple(output.token_id for output in batch if output.token_id is not None)
     finish_reason = batch[-1].finish_reason
@@ -213,4 +244,5 @@ def _tokens(batch: Sequence[TokenOutput], gpu_us: int) -> Tokens | None:
     logprobs: tuple[TokenLogprob, ...] = tuple(
         output.logprob for output in batch if output.logprob is not None
     )
-    return Tokens(ids=ids, logprobs=logprobs, finish_reason=finish_reason, gpu_us=gpu_us)
+    kv = aside(batch[-1].aside) if batch[-1].aside else None
+    return Tokens(ids=ids, logprobs=logprobs, finish_reason=finish_reason, gpu_us=gpu_us, kv=kv)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from invoker.emulated.profiles import known_device
 from invoker.errors import SettingsError
+from invoker.stages.kv_choice import KvPolicy
 from rdmacast.tls import TlsFiles
 from registry.arguments import argument, number, tcp_port
 from registry.durations import parse_duration
@@ -70,6 +71,7 @@ class Settings:
     keep_hot_s: float
     meter_interval_s: float
     step_timeout_s: float
+    kv_moves: KvPolicy
     journal_dir: Path | None
     log_level: str
 
@@ -119,6 +121,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         keep_hot_s=given.keep_hot,
         meter_interval_s=given.meter_interval,
         step_timeout_s=given.step_timeout,
+        kv_moves=KvPolicy(given.kv_moves),
         journal_dir=given.journal_dir,
         log_level=given.log_level,
     )
@@ -203,6 +206,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_interval,
         default=120.0,
         help="a step of an engine that takes longer hangs, and the node ends (default: 120s)",
+    )
+    add(
+        "--kv-moves",
+        choices=tuple(KvPolicy),
+        default=KvPolicy.AUTO,
+        help="fetch K and V of calls that leave a pipeline for this node: auto, where that is cheaper "
+        "than computing them (default), always or never",
     )
     add(
         "--journal-dir",

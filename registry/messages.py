@@ -31,6 +31,7 @@ import msgspec
 
 from registry.live_messages import (
     MAX_HELD_BYTES,
+    KvAt,
     LeaveCalls,
     LinkStage,
     OpenPipeline,
@@ -165,7 +166,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Generate(Message, frozen=True, kw_only=True):
     """Continue `prompt_ids + generated_ids`. `generated_ids` are tokens that this request produced
     before (on another node); they count against `max_tokens` and are not sent again. With a `pipeline`
-    (`id.epoch`) this runs it, rather than the instance alone."""
+    (`id.epoch`) this runs it, rather than the instance alone. With `kv` the node may fetch the K and V of
+    the tokens so far instead of computing them anew."""
 
     request_id: str
     instance_id: str
@@ -174,6 +176,7 @@ class Generate(Message, frozen=True, kw_only=True):
     generated_ids: tuple[int, ...] = ()
     flow: str = ""  # whose it is: a node shares its prefill between flows, not between requests
     pipeline: Annotated[str, msgspec.Meta(max_length=160)] = ""
+    kv: KvAt | None = None
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,7 +297,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 class Tokens(Message, frozen=True, kw_only=True):
     """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only; with
-    `moved` (possibly without ids) the call is to go on elsewhere, and a Usage of it follows none the less.
+    `moved` (possibly without ids) the call is to go on elsewhere, and a Usage of it follows none the less;
+    `kv` goes with the next Generate of it.
 
     `gpu_us` is the request's accelerator time so far (0: not told): what a request that is cut short,
     and so never gets its Usage, is billed.
@@ -304,6 +308,7 @@ class Tokens(Message, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str = ""
     gpu_us: int = 0
+    kv: KvAt | None = None
 
 
 class Usage(Message, frozen=True, kw_only=True):

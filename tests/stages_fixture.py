@@ -15,7 +15,7 @@ from invoker.engine.stage_contract import Stage
 from invoker.engines import Engines, RealEngines
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from registry.live_messages import OpenPipeline, StageOf, held_of_bytes, name_of_pipeline
+from registry.live_messages import KvAt, OpenPipeline, StageOf, held_of_bytes, name_of_pipeline
 from registry.messages import (
     Generate,
     Holder,
@@ -158,6 +158,7 @@ async def live_cluster(
     count: int,
     hosts: Sequence[str] = (),
     make_engines: Callable[[Source], Engines] = PoisonedEngines,
+    flags: Sequence[str] = (),
 ) -> AsyncIterator[LiveCluster]:
     """Nodes that have begun to load, and have nothing yet. By default each is on a host of its own."""
     model = make_model(folder / kind, kind)
@@ -172,7 +173,7 @@ async def live_cluster(
             source = Source(servers, model)
             host = hosts[number] if hosts else f"h{number}"
             node = await stack.enter_async_context(
-                cluster.node(f"n{number}", host, engines=make_engines(source))
+                cluster.node(f"n{number}", host, *flags, engines=make_engines(source))
             )
             nodes.append(LiveNode(node, source, f"i{number}"))
         for live in nodes:
@@ -199,6 +200,7 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
+    kv: KvAt | None = None
     usage: Usage | None = None
 
 
@@ -210,7 +212,7 @@ async def answer(node: FakeNode, request: Generate, seen: asyncio.Queue[int] | N
             if isinstance(reply, Tokens):
                 assert not got.finish_reason
                 got.ids += reply.ids
-                got.finish_reason = reply.finish_reason
+                got.finish_reason, got.kv = reply.finish_reason, reply.kv
                 if seen is not None:
                     for token in reply.ids:
                         seen.put_nowait(token)

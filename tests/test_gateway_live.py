@@ -8,6 +8,7 @@ from loading_fixture import HIGH, LOW, LiveCluster, loading_cluster
 from gateway.callrun import CallRun
 from gateway.contract import Assigned
 from gateway.fake_node import OUTPUT_US, FakeNode, tokens_after
+from gateway.fake_pipelines import kv_at
 from gateway.metrics import Metrics
 from registry.live import Live
 from registry.messages import Tokens
@@ -110,6 +111,12 @@ def test_members_that_are_whole_take_their_share_and_then_all() -> None:
                 assert members[0] + sum(alone) == 51 * OUTPUT_US  # a step was on its way when it left
                 assert len(one.assigned) == 1  # nobody noticed
             assert cluster.control.stats().failovers == 0
+            # Where a call goes on is told where its K and V lie; one that begins is not.
+            works = {work.request_id: work for node in cluster.cluster.nodes.values() for work in node.asked}
+            for name, work in works.items():
+                begun = works.get(name.partition("+")[0]) if "+" in name else None
+                stages = head.pipelines.opened[0].stages
+                assert work.kv == (None if begun is None else kv_at(stages, begun))
 
     asyncio.run(main())
 

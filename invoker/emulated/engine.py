@@ -8,7 +8,7 @@ from invoker.emulated.kv import check_tokens, kv_shape, slice_of
 from invoker.emulated.profiles import Batch, Profile
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.contract import NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.kv_cache import PAGE_TOKENS
+from invoker.engine.kv_cache import PAGE_TOKENS, KvShape
 from invoker.engine.kv_slices import KvSlice, usable_tokens
 from invoker.engine.pages import PageAllocator
 from invoker.engine.sampling import Choice
@@ -64,6 +64,11 @@ class EmulatedEngine:
     @property
     def max_sequence_tokens(self) -> int:
         return self._sequences.max_tokens
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """Of what stands for K and V in `add`."""
+        return self._shape
 
     @property
     def has_work(self) -> bool:

@@ -47,6 +47,7 @@ class Conductor:
         self._numbers = count()
         self._open: set[str] = set()  # names that the stages know
         self._closing: list[str] = []  # names that they are to forget with the next step
+        self._keeping: list[str] = []  # of these, names whose K and V they are to put aside
         self._under_way: dict[int, StageStep] = {}
         self._over: set[int] = set()  # of these, steps that failed before an older one came back
         self._stalled = False
@@ -87,6 +88,17 @@ class Conductor:
             self._scheduler.remove(name)
             self._close(name)
 
+    def move(self, request_id: str) -> str:
+        """Drop a live sequence that goes on elsewhere. What the stages, with one of the next steps, put its
+        K and V aside as: "" if they have none."""
+        name = self._names[request_id]
+        known = name in self._open
+        self.cancel(request_id)
+        if not known:
+            return ""
+        self._keeping.append(name)
+        return name
+
     def name_of(self, request_id: str) -> str:
         """What the stages call a live sequence."""
         return self._names[request_id]
@@ -122,6 +134,7 @@ class Conductor:
         if step is None:
             return []
         self._closing += step.closed  # the stages behind have not heard of it
+        self._keeping += step.kept
         ended = []
         for chunk in step.chunks:
             request_id = self._requests.get(chunk.sequence)
@@ -148,6 +161,7 @@ class Conductor:
         self._scheduler.check_integrity()
         assert len(self._scheduler) == len(self._book) == len(self._names) == len(self._requests)
         assert self._open.isdisjoint(self._closing), "a sequence is open and to be forgotten"
+        assert set(self._keeping) <= set(self._closing), "a sequence is kept that is not to be forgotten"
         assert self._open <= self._requests.keys(), "a sequence that nobody has is open"
 
     def _most_decodes(self) -> int:
@@ -172,8 +186,9 @@ class Conductor:
             chunks=tuple(
                 StageChunk(sequence=c.request_id, start=c.start, count=c.count, last=c.last) for c in chunks
             ),
+            kept=tuple(self._keeping),
         )
-        self._closing = []
+        self._closing, self._keeping = [], []
         self._under_way[step.number] = step
         return StageInput(step=step, data=torch.tensor(self._ids(chunks), dtype=torch.int64))
 

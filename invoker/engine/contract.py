@@ -80,7 +80,7 @@ class TokenOutput:
     """One step's outcome for one sequence. `finish_reason` is "" while it goes on. With `error` set
     the sequence is gone and no token came. `work` is how many of its tokens the step ran: its share of
     the step's time. After a step that ran only a part of a prompt, `token_id` is None too, with neither
-    reason nor error."""
+    reason nor error. With a reason that says that it moves, `aside` is what the stages call its K and V."""
 
     request_id: str
     token_id: int | None
@@ -88,6 +88,7 @@ class TokenOutput:
     finish_reason: str
     work: int
     error: str = ""
+    aside: str = ""
 
 
 class EngineCall(Protocol):
@@ -118,7 +119,7 @@ class GenerateEngine(Protocol):
     `add`, `cancel` and `step` are called from one thread. `step` runs one batch (a prefill chunk of
     some sequences and one token of the others) and returns what came of it; with nothing to do it
     returns an empty list at once. After `cancel` no output of that sequence appears any more and its
-    KV pages are free.
+    KV pages are free. One that can be given K and V from elsewhere says of which shape.
     """
 
     @property

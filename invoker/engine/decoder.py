@@ -86,6 +86,11 @@ class DecoderEngine:
         return self._sequences.max_tokens
 
     @property
+    def kv_shape(self) -> KvShape:
+        """Of the K and V that `add` takes."""
+        return self._stage.pool.shape
+
+    @property
     def path(self) -> LayerPath:
         """What runs its layers."""
         return self._stage.bound.path

@@ -1,7 +1,7 @@
 """K and V of a sequence outside of a cache: what one engine gives and another takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -29,6 +29,27 @@ class KvSlice:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
+
+
+def empty_slice(shape: KvShape, first: int, last: int, tokens: int) -> KvSlice:
+    """A slice of the layers `[first, last)` of a model of `shape`, to be filled by `bytes_of_slice`."""
+    size = (last - first, 2 * shape.heads, tokens, shape.head_dim)
+    return KvSlice(first=first, last=last, data=torch.empty(size, dtype=shape.dtype))
+
+
+def bytes_of_slice(one: KvSlice) -> memoryview:
+    """A slice's bytes, as a view of it: it must be in host memory."""
+    return one.data.view(torch.uint8).numpy().reshape(-1).data
+
+
+def in_host_memory(one: KvSlice) -> KvSlice:
+    """The same where `bytes_of_slice` can see it."""
+    return replace(one, data=one.data.cpu())
+
+
+def token_bytes(shape: KvShape) -> int:
+    """What a token takes in one layer."""
+    return 2 * shape.heads * shape.head_dim * shape.dtype.itemsize
 
 
 def export_kv(

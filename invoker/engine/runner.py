@@ -20,7 +20,9 @@ from invoker.engine.contract import (
     StepMeter,
     TokenOutput,
 )
+from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice
+from invoker.engine.sequences import BadSequence
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,12 @@ class EngineRunner:
         return f"<EngineRunner {state}, {len(self._streams)} streams, {len(self._calls)} calls>"
 
     @property
+    def kv_shape(self) -> KvShape | None:
+        """Of the K and V that a sequence may come with; None if it may come with none."""
+        found = getattr(self._engine, "kv_shape", None)
+        return found if isinstance(found, KvShape) else None
+
+    @property
     def active(self) -> int:
         """Streams and calls under way."""
         return len(self._streams) + len(self._calls)
@@ -122,7 +130,8 @@ class EngineRunner:
         self, sequence: NewSequence, call: EngineCall = NOBODY, kv: Sequence[KvSlice] = ()
     ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`. With `kv`, its
-        tokens' K and V in all layers, only what these leave is run: see DecoderEngine.add.
+        tokens' K and V in all layers, only what these leave is run: see DecoderEngine.add. Where they do not
+        fit the model all is run.
 
         Closing the generator early (see contextlib.aclosing) or cancelling its task cancels the
         sequence before the engine's next step. Raises what the engine's `add` raises, or EngineClosed.
@@ -315,9 +324,13 @@ class EngineRunner:
     def _give(self, engine: GenerateEngine, stream: _Stream) -> None:
         kv, stream.kv = stream.kv, ()
         if kv:
-            cast(KvTaker, engine).add(stream.sequence, kv)
-        else:
-            engine.add(stream.sequence)
+            try:
+                cast(KvTaker, engine).add(stream.sequence, kv)
+            except BadSequence as error:  # of the sequence or of what came with it
+                logger.info("sequence %s begins anew: %s", stream.sequence.request_id, error)
+            else:
+                return
+        engine.add(stream.sequence)
 
     def _cancel(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id

@@ -52,6 +52,7 @@ class StageChunk:
 class StageStep:
     """What one step does, the same for all stages: forget `closed`, expect `opened`, run `chunks`.
 
+    Of `kept`, which are closed too, K and V are wanted elsewhere: what the stage has of them is put aside.
     `chunks` stand as in a batch (see layout.batch_order). Their tokens, one chunk after the other, are the
     rows of the data that goes with the step; behind the last layer only the last row of each chunk with
     `last` is left. `number` counts a pipeline's steps.
@@ -61,6 +62,7 @@ class StageStep:
     closed: tuple[str, ...]
     opened: tuple[Opening, ...]
     chunks: tuple[StageChunk, ...]
+    kept: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

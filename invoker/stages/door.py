@@ -5,25 +5,32 @@ import logging
 import socket
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+from invoker.engine.kv_cache import KvShape
+from invoker.engine.kv_slices import KvSlice
 from invoker.stages.frames import LinkLost
+from invoker.stages.kv_link import receive_kv, send_kv
+from invoker.stages.kv_shelf import KvShelf
 from invoker.stages.link import StageKey, admit, answer, dial, local_name
 from invoker.threads import in_own_thread
 from rdmacast.address import Endpoint
 from rdmacast.tls import NodeTls
 
 MAX_STRANGERS = 64  # connections that have not shown yet what they want
+GIVE_KV_S = 60.0  # a slice of K and V: whoever wants it gives up sooner
 
 log = logging.getLogger("invoker.stages")
 
 
 class Door:
-    """Belongs to the event loop's thread. `host`: nodes with an equal one are reached by Unix socket."""
+    """Belongs to the event loop's thread. `host`: nodes with an equal one are reached by Unix socket. What
+    lies on the `shelf` is given to whoever asks for it."""
 
     def __init__(self, listen_host: str, port: int, advertise: str, host: str, secret: bytes, tls: NodeTls):
         self.host = host
+        self.shelf = KvShelf()
         self._bind = (listen_host, port)
         self._advertise = advertise
         self._secret = secret
@@ -61,6 +68,7 @@ class Door:
             await asyncio.wait(self._tasks)
         for one in self._listening:
             one.close()
+        self.shelf.clear()
 
     @property
     def url(self) -> str:
@@ -98,6 +106,38 @@ class Door:
                 one.close()
             raise
         return made[0]
+
+    async def fetch_kv(
+        self,
+        url: str,
+        host: str,
+        key: StageKey,
+        shape: KvShape,
+        layers: tuple[int, int],
+        most_tokens: int,
+        within_s: float,
+    ) -> KvSlice:
+        """What a stage put aside of a sequence, of at most so many tokens of a model of `shape`. The thread
+        that gets it may outlive a caller who is cancelled, for no longer than that. Raises LinkLost."""
+        if url == self._url:
+            own = await self.shelf.take(key, within_s)
+            if own is None:
+                raise LinkLost(f"{key} has put nothing aside")
+            return own
+        got: list[KvSlice] = []
+
+        def fetch() -> None:
+            local = host == self.host
+            with closing(
+                dial(url, key, self._secret, same_host=local, tls=self._tls.client, answer_s=within_s)
+            ) as link:
+                got.append(receive_kv(link, shape, layers, most_tokens, within_s))
+
+        try:
+            await in_own_thread(fetch)
+        except OSError as error:
+            raise LinkLost(f"K and V of {key} did not come: {error}") from error
+        return got[0]
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -140,6 +180,9 @@ class Door:
         finally:
             self._strangers.pop(accepted, None)
         link, key = admitted[0]
+        if key.sequence:
+            await self._give_kv(link, key)
+            return
         future = self._awaited.get(key)
         wanted = future is not None and not future.done()
         try:
@@ -151,6 +194,21 @@ class Door:
             future.set_result(link)
         else:
             link.close()
+
+    async def _give_kv(self, link: socket.socket, key: StageKey) -> None:
+        try:
+            one = await self.shelf.take(key, GIVE_KV_S)
+        except asyncio.CancelledError:
+            link.close()
+            raise
+
+        def give() -> None:
+            with closing(link), suppress(OSError):  # whoever asked has given up
+                answer(link, taken=one is not None)
+                if one is not None:
+                    send_kv(link, one, GIVE_KV_S)
+
+        await in_own_thread(give)
 
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -55,6 +55,8 @@ class PipelineDriver(StageThread):
         self._live: dict[str, _Stream] = {}  # the thread's
         self._streams: set[_Stream] = set()  # the loop's
         self._refusal: Exception | None = None  # the loop's: why nothing new is taken
+        self._retiring = False  # the thread's
+        self._retired = asyncio.Event()
         self.start()
 
     def __repr__(self) -> str:
@@ -96,6 +98,18 @@ class PipelineDriver(StageThread):
             self._refusal = NoSuchPipeline("the pipeline ends")
         self._submit(partial(self._move, wanted))
 
+    async def retire(self, within_s: float) -> None:
+        """Move all calls, and return once the stages have put aside what these leave there, or it takes too
+        long."""
+        self.leave()
+        self._submit(self._retire)
+        waits = [asyncio.create_task(one.wait()) for one in (self._retired, self._closed)]
+        try:
+            await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
     async def aclose(self) -> None:
         """Move all calls, and free what it has after the step under way. Idempotent."""
         self.leave()
@@ -130,6 +144,9 @@ class PipelineDriver(StageThread):
         given = self._conductor.next_step()
         if given is not None:
             self._begin(given)
+        elif self._retiring and not self._conductor.has_work:
+            self._retiring = False
+            self._call_loop(self._retired.set)
         return given is not None
 
     def _begin(self, given: StageInput) -> None:
@@ -187,15 +204,24 @@ class PipelineDriver(StageThread):
     def _move(self, wanted: frozenset[str]) -> None:
         told: list[tuple[_Stream, TokenOutput | Exception]] = []
         for request_id in [one for one in self._live if not wanted or one in wanted]:
-            self._conductor.cancel(request_id)
-            told.append((self._live.pop(request_id), moved_output(request_id)))
+            aside = self._conductor.move(request_id)
+            told.append((self._live.pop(request_id), moved_output(request_id, aside)))
         self._post(told)
+
+    def _retire(self) -> None:
+        self._retiring = True
 
     def _post(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
         if outputs:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
-                self._loop.call_soon_threadsafe(self._deliver, outputs)
+            self._call_loop(self._deliver, outputs)
+
+    def _call_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-def moved_output(request_id: str) -> TokenOutput:
-    return TokenOutput(request_id=request_id, token_id=None, logprob=None, finish_reason=MOVED, work=0)
+def moved_output(request_id: str, aside: str = "") -> TokenOutput:
+    """The last output of a call that moves; `aside` is what the stages put its K and V aside as."""
+    return TokenOutput(
+        request_id=request_id, token_id=None, logprob=None, finish_reason=MOVED, work=0, aside=aside
+    )

@@ -160,6 +160,8 @@ def _check(step: StageStep) -> None:
     """Raises LinkLost for a step that nobody can mean; what fits the sequences a stage checks itself."""
     if len(step.chunks) > MAX_CHUNKS or len(step.opened) > len(step.chunks) or step.number < 0:
         raise LinkLost(f"a step of {len(step.chunks)} chunks that opens {len(step.opened)} sequences")
+    if len(step.kept) > len(step.closed):
+        raise LinkLost(f"a step that keeps {len(step.kept)} of {len(step.closed)} sequences")
     if any(chunk.start < 0 or not 0 < chunk.count <= MAX_STEP_TOKENS for chunk in step.chunks):
         raise LinkLost("a chunk of no tokens")
     if step.tokens > MAX_STEP_TOKENS:

@@ -25,9 +25,17 @@ from invoker.stages.zigzag_layers import LayerChain
 from invoker.stages.zigzag_source import PairDriver
 from invoker.together import together
 from registry.channel_server import caller
-from registry.live_messages import LeaveCalls, OpenPipeline, PipelineOpened, name_of_pipeline
+from registry.live_messages import (
+    KvAt,
+    KvStage,
+    LeaveCalls,
+    OpenPipeline,
+    PipelineOpened,
+    name_of_pipeline,
+)
 from registry.messages import Done, Reply
 
+RETIRE_S = 2.0  # for all stages to put aside what calls that move leave there
 LINGER_S = 10.0  # for another gateway to take over from one that is gone
 _TELL_S = 0.25  # in which the node that is to blame shows, where its neighbours show first
 
@@ -70,6 +78,19 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.name} {self._members!r} {self.driver!r}>"
 
+    def kv_at(self, sequence: str) -> KvAt:
+        """Where the stages have K and V of a sequence that they put aside."""
+        links = {self._place: (self._door.url, self._door.host)}
+        for member in self._members:
+            if member.opened is not None:
+                links[member.place] = member.opened.link, member.opened.host
+        stages = [
+            KvStage(link=links[place][0], host=links[place][1], first=one.first, last=one.last)
+            for place, one in enumerate(self.request.stages)
+        ]
+        asked = self.request
+        return KvAt(pipeline=asked.pipeline, epoch=asked.epoch, sequence=sequence, stages=tuple(stages))
+
     async def ended(self) -> Exception:
         """Return once it has ended, with the reason."""
         await asyncio.wait([self.task])
@@ -109,7 +130,9 @@ class Pipeline:
         opened: list[MeteredStage] = []
 
         async def open_own() -> None:
-            own = opened_stage(self.instance, self._own.first, self._own.last, self._made_with)
+            place, shelf = self._key(self._place), self._door.shelf
+            first, last = self._own.first, self._own.last
+            own = opened_stage(self.instance, first, last, self._made_with, place, shelf)
             opened.append(await stack.enter_async_context(own))
 
         await together(open_own(), *(member.open() for member in self._members))
@@ -220,7 +243,11 @@ class Pipeline:
         lost = self._reason
         if lost is not None:
             driver.end(lost)  # before they would be moved as of a pipeline that was closed
-        await driver.aclose()
+        try:
+            if lost is None and isinstance(driver, PipelineDriver):
+                await driver.retire(RETIRE_S)
+        finally:
+            await driver.aclose()
         driver.end(lost or NoSuchPipeline(f"pipeline {self.name} has ended"))
 
     def _key(self, place: int) -> StageKey:

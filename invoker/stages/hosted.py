@@ -86,7 +86,9 @@ class HostedStage:
                 await self._help(stack, before)
                 return
             stage = await stack.enter_async_context(
-                opened_stage(self._instance, request.first, request.last, self._made_with)
+                opened_stage(
+                    self._instance, request.first, request.last, self._made_with, self.key, door.shelf
+                )
             )
             self.opened.set_result(StageOpened(link=door.url, host=door.host, pages=stage.stage.pages))
             behind = await asyncio.shield(self._behind)
@@ -154,11 +156,11 @@ class HostedStages:
         """Run the stage until whoever asked leaves. Raises what ended it."""
         instance = self._made_with.instance(request.instance)
         key = StageKey(pipeline=request.pipeline, epoch=request.epoch, place=request.place)
-        if key in self._stages:
-            raise NoSuchPipeline(f"{key} is open already")
         for other in [one for one in self._stages.values() if one.request.instance == request.instance]:
             if other.key.pipeline == key.pipeline and other.key.epoch < key.epoch:
                 await other.close()  # it has been formed anew
+        if key in self._stages:
+            raise NoSuchPipeline(f"{key} is open already")
         hosted = self._stages[key] = HostedStage(request, instance, self._door, self._made_with)
         try:
             waited: list[asyncio.Future[Any]] = [hosted.opened, hosted.task]
@@ -167,8 +169,10 @@ class HostedStages:
                 yield hosted.opened.result()
             raise await hosted.ended()
         finally:
-            del self._stages[key]
-            await hosted.close()
+            try:
+                await hosted.close()
+            finally:
+                del self._stages[key]
 
     async def link(self, request: LinkStage) -> AsyncGenerator[Reply, None]:
         """Connect a stage with the one behind it. Raises NoSuchPipeline, LinkLost."""

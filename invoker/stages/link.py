@@ -24,11 +24,13 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKey:
-    """Which stage of which pipeline a link leads to."""
+    """Which stage of which pipeline a link leads to; with a `sequence` it is for what the stage put aside of
+    its K and V."""
 
     pipeline: str
     epoch: int
     place: int
+    sequence: str = ""
 
     def __str__(self) -> str:
         return f"stage {self.place} of pipeline {self.pipeline}.{self.epoch}"
@@ -44,7 +46,13 @@ def local_name(url: str) -> str:
 
 
 def dial(
-    url: str, key: StageKey, secret: bytes, *, same_host: bool, tls: ssl.SSLContext | None
+    url: str,
+    key: StageKey,
+    secret: bytes,
+    *,
+    same_host: bool,
+    tls: ssl.SSLContext | None,
+    answer_s: float = MAKE_S,
 ) -> socket.socket:
     """A link to that stage, by Unix socket where both are on one host. Raises LinkLost."""
     deadline = time.monotonic() + MAKE_S
@@ -53,8 +61,8 @@ def dial(
         _shake(made, ClientHandshake(secret, SERVICE), deadline)
         said = _encode(key)
         _send(made, _LENGTH.pack(len(said)) + said, deadline)
-        if _receive(made, 1, deadline) != _TAKEN:
-            raise LinkLost(f"{url} does not wait for a link to {key}")
+        if _receive(made, 1, time.monotonic() + answer_s) != _TAKEN:
+            raise LinkLost(f"{url} has no use for a link to {key}")
     except (OSError, CastError) as error:
         made.close()
         raise LinkLost(f"no link to {url}: {error}") from error

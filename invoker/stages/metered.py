@@ -1,17 +1,24 @@
 """A stage whose steps are metered: each call pays for its tokens in the instance that ran them."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from invoker.engine.contract import EngineCall, StepMeter
+from invoker.engine.contract import EngineCall, EngineError, StepMeter
+from invoker.engine.kv_slices import KvSlice, in_host_memory
 from invoker.engine.runner import NOBODY
 from invoker.engine.stage_contract import Stage, StageInput, StageOutput
+from invoker.stages.kv_choice import PrefillRate
 
+Aside = Callable[[str, KvSlice], None]  # takes what a sequence leaves; by any thread
 Join = Callable[[str], EngineCall]  # the call of that id, held; on the loop's thread
 T = TypeVar("T")
+
+log = logging.getLogger("invoker.stages")
 
 
 class StepCalls:
@@ -57,8 +64,9 @@ class StepCalls:
     def _join_for(self, asked: "Future[EngineCall]", call_id: str) -> None:
         try:
             asked.set_result(self._join(call_id))
-        except Exception as error:
-            asked.set_exception(error)
+        except Exception:
+            log.exception("what is run for call %s is metered to nobody", call_id)
+            asked.set_result(NOBODY)
 
     def _post(self, callback: Callable[[], None]) -> bool:
         try:
@@ -70,11 +78,21 @@ class StepCalls:
 
 class MeteredStage:
     """Used by one thread, `stage`'s. A call is held from the step that opens its sequence until the one that
-    closes it: so long the stage may run something for it."""
+    closes it: so long the stage may run something for it. `rate` comes to know how fast it is."""
 
-    def __init__(self, stage: Stage, meter: StepMeter, join: Join) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        meter: StepMeter,
+        join: Join,
+        *,
+        aside: Aside | None = None,
+        rate: PrefillRate | None = None,
+    ) -> None:
         self.stage = stage
         self._calls = StepCalls(meter, join)
+        self._aside = aside
+        self._rate = rate or PrefillRate()
 
     def __repr__(self) -> str:
         return f"<MeteredStage {self.stage!r}>"
@@ -82,6 +100,8 @@ class MeteredStage:
     def run(self, given: StageInput) -> StageOutput:
         """See Stage."""
         step = given.step
+        for name in step.kept:
+            self._put_aside(name)
         for name in step.closed:
             self._calls.release(name)
         for opening in step.opened:
@@ -89,7 +109,7 @@ class MeteredStage:
         if not step.chunks:
             return self.stage.run(given)
         ran = [(chunk.sequence, chunk.count) for chunk in step.chunks]
-        return self._calls.metered(lambda: self.stage.run(given), ran)
+        return self._calls.metered(lambda: self._timed(given), ran)
 
     def finish(self, given: StageInput) -> StageOutput:
         """See Stage."""
@@ -101,3 +121,20 @@ class MeteredStage:
     def close(self) -> None:
         self.stage.close()
         self._calls.release_all()
+
+    def _timed(self, given: StageInput) -> StageOutput:
+        began_s = time.perf_counter()
+        output = self.stage.run(given)
+        first, last = self.stage.layers
+        self._rate.ran(given.step.tokens, last - first, time.perf_counter() - began_s)
+        return output
+
+    def _put_aside(self, sequence: str) -> None:
+        if self._aside is None:
+            return
+        try:
+            one = in_host_memory(self.stage.export_kv(sequence))
+        except (EngineError, RuntimeError, MemoryError) as error:  # it goes on without
+            log.info("K and V of sequence %s are not kept: %s", sequence, error)
+        else:
+            self._aside(sequence, one)

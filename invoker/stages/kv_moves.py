@@ -1,0 +1,100 @@
+"""Where a sequence that a pipeline let go of goes on: its K and V fetched from the stages, or run again."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from math import inf
+
+from invoker.engine.kv_cache import KvShape
+from invoker.engine.kv_slices import KvSlice, token_bytes
+from invoker.stages.door import GIVE_KV_S, Door
+from invoker.stages.frames import LinkLost
+from invoker.stages.kv_choice import KvCosts, KvDecision, KvLinks, KvPolicy, KvWay, PrefillRate, decide_kv
+from invoker.stages.link import StageKey
+from invoker.together import together
+from registry.live_messages import KvAt
+
+LATENCY_S = 0.002  # until the first bytes come
+# However short a prefill is: to come to know that a node is gone takes as long.
+LEAST_PATIENCE_S = 0.05
+
+log = logging.getLogger("invoker.stages")
+
+
+class KvMoves:
+    """Belongs to the event loop's thread."""
+
+    def __init__(self, door: Door, policy: KvPolicy) -> None:
+        self._door = door
+        self._policy = policy
+        self._links = KvLinks()
+        self.brought_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<KvMoves {self._policy}, {self.brought_tokens} tokens brought>"
+
+    async def bring(
+        self, call_id: str, tokens: int, at: KvAt, shape: KvShape, rate: PrefillRate
+    ) -> Sequence[KvSlice]:
+        """K and V in all layers of the first of so many tokens, by a model of `shape`; none where they are to
+        be computed, since that is cheaper or they do not come in time."""
+        decision = self._decide(tokens, at, shape, rate)
+        log.info("call %s goes on: %s", call_id, decision.reason)
+        if decision.way is KvWay.RECOMPUTE:
+            return ()
+        # Then it is no later than twice what computing alone would have taken.
+        within_s = max(decision.recompute_s, LEAST_PATIENCE_S)
+        if self._policy is KvPolicy.ALWAYS:
+            within_s = GIVE_KV_S
+        try:
+            async with asyncio.timeout(within_s):
+                slices = await self._fetch(tokens, at, shape, within_s)
+        except (LinkLost, TimeoutError) as error:
+            why = str(error) or f"not within {within_s:.3f} s"
+            log.info("call %s goes on by computing its %d tokens: %s", call_id, tokens, why)
+            return ()
+        brought = min(one.tokens for one in slices)
+        self.brought_tokens += brought
+        log.info("call %s has K and V of %d of its %d tokens brought", call_id, brought, tokens)
+        return slices
+
+    def _decide(self, tokens: int, at: KvAt, shape: KvShape, rate: PrefillRate) -> KvDecision:
+        if self._policy is KvPolicy.ALWAYS:
+            return _told(KvWay.TRANSFER, "always")
+        if self._policy is KvPolicy.NEVER:
+            return _told(KvWay.RECOMPUTE, "always")
+        prefill = rate.tokens_per_s(shape.layers)
+        if prefill is None:
+            return _told(KvWay.RECOMPUTE, "nothing is known of prefill here")
+        elsewhere = [stage for stage in at.stages if stage.link != self._door.url]
+        # They come side by side, but over one link of this node.
+        link = min((self._links.bytes_per_s(stage.host) for stage in elsewhere), default=inf)
+        costs = KvCosts(
+            token_layer_bytes=token_bytes(shape),
+            link_bytes_per_s=link,
+            prefill_tokens_per_s=prefill,
+            latency_s=LATENCY_S,
+        )
+        return decide_kv(tokens, sum(stage.last - stage.first for stage in elsewhere), costs)
+
+    async def _fetch(self, tokens: int, at: KvAt, shape: KvShape, within_s: float) -> list[KvSlice]:
+        slices: list[KvSlice] = []
+
+        async def one(place: int) -> None:
+            stage = at.stages[place]
+            key = StageKey(pipeline=at.pipeline, epoch=at.epoch, place=place, sequence=at.sequence)
+            began_s = time.monotonic()
+            found = await self._door.fetch_kv(
+                stage.link, stage.host, key, shape, (stage.first, stage.last), tokens, within_s
+            )
+            if stage.link != self._door.url:
+                self._links.came(stage.host, found.nbytes, time.monotonic() - began_s)
+            slices.append(found)
+
+        await together(*(one(place) for place in range(len(at.stages))))
+        return slices
+
+
+def _told(way: KvWay, why: str) -> KvDecision:
+    return KvDecision(way=way, recompute_s=0.0, transfer_s=0.0, reason=f"{way}: {why}")

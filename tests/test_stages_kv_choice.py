@@ -1,0 +1,77 @@
+"""Whether K and V are sent or computed anew, and what that is judged by."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from invoker.stages.kv_choice import (
+    LINK_BYTES_PER_S,
+    KvCosts,
+    KvLinks,
+    KvWay,
+    PrefillRate,
+    decide_kv,
+)
+
+# Llama-2 13B in 16 bits: two vectors of 5,120 numbers a token and layer.
+LLAMA_13B = KvCosts(token_layer_bytes=20_480, link_bytes_per_s=50e9, prefill_tokens_per_s=19_000.0)
+
+
+def test_a_fast_link_moves_keys_and_values_a_slow_one_does_not() -> None:
+    fast = decide_kv(1000, 40, LLAMA_13B)
+    assert (fast.way, fast.transfer_s) == (KvWay.TRANSFER, pytest.approx(0.016384))
+    assert fast.recompute_s == pytest.approx(1 / 19)
+    assert fast.reason == (
+        "transfer: 1000 tokens are computed in 52.6 ms, their 819.2 MB of 40 layers sent in 16.4 ms"
+    )
+    slow = decide_kv(
+        1000,
+        40,
+        KvCosts(token_layer_bytes=20_480, link_bytes_per_s=1.25e9, prefill_tokens_per_s=19_000.0),
+    )
+    assert slow.way is KvWay.RECOMPUTE
+    assert slow.reason.startswith("recompute: 1000 tokens are computed in 52.6 ms")
+
+
+def test_latency_and_a_link_without_room_speak_for_computing() -> None:
+    costs = KvCosts(token_layer_bytes=20_480, link_bytes_per_s=0.0, prefill_tokens_per_s=19_000.0)
+    assert decide_kv(10, 40, costs).way is KvWay.RECOMPUTE
+    near = KvCosts(
+        token_layer_bytes=20_480, link_bytes_per_s=50e9, prefill_tokens_per_s=19_000.0, latency_s=1.0
+    )
+    assert decide_kv(10, 40, near).way is KvWay.RECOMPUTE
+
+
+@given(tokens=st.integers(0, 100_000), layers=st.integers(0, 200))
+def test_it_is_the_cheaper_way(tokens: int, layers: int) -> None:
+    decision = decide_kv(tokens, layers, LLAMA_13B)
+    cheaper = min(decision.recompute_s, decision.transfer_s)
+    assert cheaper == {"recompute": decision.recompute_s, "transfer": decision.transfer_s}[decision.way]
+
+
+def test_nothing_is_sent_where_all_layers_are_here() -> None:
+    decision = decide_kv(1000, 0, LLAMA_13B)
+    assert decision.way is KvWay.TRANSFER and decision.transfer_s == 0
+
+
+def test_prefill_is_as_fast_as_the_fastest_step() -> None:
+    rate = PrefillRate()
+    assert rate.tokens_per_s(40) is None
+    rate.ran(1, 10, 0.01)  # a token is decoded
+    assert rate.tokens_per_s(40) == pytest.approx(25)
+    rate.ran(512, 10, 0.05)
+    rate.ran(1, 10, 0.02)
+    rate.ran(8, 10, 0.0)  # by a clock that is too coarse
+    assert rate.tokens_per_s(40) == pytest.approx(2560)
+    assert repr(rate) == "<PrefillRate 102400 tokens x layers / s>"
+
+
+def test_a_link_is_judged_by_what_came_over_it() -> None:
+    links = KvLinks()
+    links.came("a", 1000, 1.0)  # latency, no rate
+    assert links.bytes_per_s("a") == LINK_BYTES_PER_S
+    links.came("a", 1 << 20, 0.5)
+    assert links.bytes_per_s("a") == 2 << 20
+    links.came("a", 1 << 20, 0.25)
+    assert links.bytes_per_s("a") == 3 << 20
+    assert links.bytes_per_s("b") == LINK_BYTES_PER_S

@@ -1,0 +1,155 @@
+"""K and V that stages put aside: how long they are kept, and that they come over links as they are."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from invoker.engine.kv_cache import KvShape
+from invoker.engine.kv_slices import KvSlice, bytes_of_slice, empty_slice
+from invoker.stages.door import Door
+from invoker.stages.frames import LinkLost
+from invoker.stages.kv_link import receive_kv, send_kv
+from invoker.stages.kv_shelf import KvShelf
+from invoker.stages.link import StageKey
+from rdmacast.tls import NodeTls
+from tests.patience import PATIENCE_S
+
+SHAPE = KvShape(layers=6, heads=2, head_dim=8, dtype=torch.bfloat16)
+SECRET = b"a secret of the tests, long enough"
+
+
+def key(sequence: str = "7", place: int = 0) -> StageKey:
+    return StageKey(pipeline="p", epoch=1, place=place, sequence=sequence)
+
+
+def some_kv(tokens: int = 40, first: int = 2, last: int = 5, seed: int = 0) -> KvSlice:
+    one = empty_slice(SHAPE, first, last, tokens)
+    one.data.copy_(torch.randn(one.data.shape, generator=torch.Generator().manual_seed(seed)))
+    return one
+
+
+def same(one: KvSlice, other: KvSlice) -> bool:
+    return (one.first, one.last) == (other.first, other.last) and torch.equal(one.data, other.data)
+
+
+def over_a_link(give: Callable[[socket.socket], None], layers: tuple[int, int], most: int) -> KvSlice:
+    giving, taking = socket.socketpair()
+    with taking:
+
+        def run() -> None:
+            with giving:
+                give(giving)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            return receive_kv(taking, SHAPE, layers, most, PATIENCE_S)
+        finally:
+            taking.close()
+            thread.join()
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 20_000])
+def test_a_slice_comes_as_it_is(tokens: int) -> None:
+    one = some_kv(tokens)
+    assert len(bytes_of_slice(one)) == one.nbytes == 3 * 4 * tokens * 8 * 2
+    assert same(over_a_link(lambda to: send_kv(to, one, PATIENCE_S), (2, 5), tokens), one)
+
+
+@pytest.mark.parametrize(
+    ("layers", "most", "text"),
+    [((2, 4), 40, "40 tokens of the layers"), ((2, 5), 39, "40 tokens of the layers")],
+)
+def test_what_was_not_asked_for_is_not_taken(layers: tuple[int, int], most: int, text: str) -> None:
+    def give(to: socket.socket) -> None:
+        try:
+            send_kv(to, some_kv(), PATIENCE_S)
+        except OSError:
+            pass  # nobody reads it
+
+    with pytest.raises(LinkLost, match=text):
+        over_a_link(give, layers, most)
+
+
+def test_another_models_kv_and_an_early_end_are_refused() -> None:
+    narrow = KvSlice(first=2, last=5, data=some_kv().data[..., :4].contiguous())
+
+    def other(to: socket.socket) -> None:
+        try:
+            send_kv(to, narrow, PATIENCE_S)
+        except OSError:
+            pass
+
+    with pytest.raises(LinkLost, match="bytes of K and V came for"):
+        over_a_link(other, (2, 5), 40)
+    with pytest.raises(LinkLost, match="has closed the link"):
+        over_a_link(lambda to: to.sendall(b"\1\0"), (2, 5), 40)
+
+
+def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
+    async def main() -> None:
+        shelf, one = KvShelf(), some_kv()
+        shelf.put(key(), one)
+        assert shelf.nbytes == one.nbytes
+        assert await shelf.take(key(), PATIENCE_S) is one
+        assert await shelf.take(key(), 0.0) is None
+        waiting = asyncio.create_task(shelf.take(key(), PATIENCE_S))
+        await asyncio.sleep(0)
+        assert await shelf.take(key(), PATIENCE_S) is None  # another has asked before
+        shelf.put(key(), one)
+        assert await waiting is one
+        assert shelf.nbytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_shelf_keeps_so_much_for_so_long() -> None:
+    async def main() -> None:
+        one = some_kv()
+        shelf = KvShelf(most_bytes=2 * one.nbytes)
+        for number in range(3):
+            shelf.put(key(str(number)), one)
+        assert shelf.nbytes == 2 * one.nbytes
+        assert await shelf.take(key("0"), 0.0) is None
+        assert await shelf.take(key("2"), 0.0) is one
+        shelf.clear()
+        assert shelf.nbytes == 0
+        brief = KvShelf(keep_s=0.0)
+        brief.put(key(), one)
+        later = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.001, later.set_result, None)
+        await later
+        assert brief.nbytes == 0
+
+    asyncio.run(main())
+
+
+def door(host: str) -> Door:
+    return Door("127.0.0.1", 0, "127.0.0.1", host, SECRET, NodeTls())
+
+
+@pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])
+def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), door(hosts[0]) as here, door(hosts[1]) as there:
+            one, late, own = some_kv(), some_kv(seed=1), some_kv(seed=2)
+            there.shelf.put(key(), one)
+
+            def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[KvSlice]":
+                work = here.fetch_kv(url, host, key(sequence), SHAPE, (2, 5), 40, PATIENCE_S)
+                return asyncio.create_task(work)
+
+            assert same(await fetch("7", there.url, there.host), one)
+            waiting = fetch("8", there.url, there.host)  # asked for before it is there
+            there.shelf.put(key("8"), late)
+            assert same(await waiting, late)
+            here.shelf.put(key("9"), own)
+            assert await fetch("9", here.url, here.host) is own
+            with pytest.raises(LinkLost):
+                await fetch("7", "tcp://127.0.0.1:1", "c")
+
+    asyncio.run(main())

@@ -1,0 +1,140 @@
+"""Calls that leave a pipeline take their K and V along, or are run again: no token changes."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from registry.live_messages import MOVED, KvAt, LeaveCalls
+from registry.messages import Generate
+from tests.patience import PATIENCE_S
+from tests.stages_fixture import (
+    Answer,
+    LiveCluster,
+    LiveNode,
+    answer,
+    live_cluster,
+    open_pipeline,
+    requests_for,
+)
+
+CUTS = (0, 1, 2, 4)
+TOKENS = 60
+ALWAYS = ("--kv-moves", "always")
+
+
+async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
+    """What a pipeline made of the requests until all of them, or those that are named, were to leave it; the
+    middle node is whole by then."""
+    for place, one in enumerate(live.nodes):
+        one.source.release(CUTS[place], CUTS[place + 1])
+    seen: asyncio.Queue[int] = asyncio.Queue()
+    async with open_pipeline(live, CUTS):
+        running = [asyncio.create_task(answer(live.head.node, one, seen)) for one in requests]
+        for _ in range(5 * len(requests)):
+            await seen.get()
+        live.nodes[1].source.release_all()
+        assert live.nodes[1].task is not None
+        await live.nodes[1].task
+        if leaving:
+            await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0, request_ids=tuple(leaving)))
+            await asyncio.gather(*running)
+    return await asyncio.gather(*running)
+
+
+async def _goes_on(one: LiveNode, request: Generate, got: Answer, kv: KvAt | None) -> list[int]:
+    if got.finish_reason != MOVED:
+        return got.ids
+    rest = msgspec.structs.replace(
+        request,
+        request_id=f"{request.request_id}+1",
+        instance_id=one.instance,
+        pipeline="",
+        generated_ids=tuple(got.ids),
+        kv=kv,
+    )
+    return got.ids + (await answer(one.node, rest)).ids
+
+
+async def _all_tokens(
+    live: LiveCluster, leaving: Sequence[str] = (), broken: bool = False
+) -> tuple[list[Answer], dict[str, list[int]]]:
+    """What came of the requests, and all tokens of each, the rest of which the middle node gives."""
+    requests = requests_for(live, 5, tokens=TOKENS)
+    answers = await _begun(live, requests, leaving)
+    whole = {}
+    for request, got in zip(requests, answers, strict=True):
+        kv = got.kv
+        if broken and kv is not None:
+            gone = msgspec.structs.replace(kv.stages[0], link="tcp://127.0.0.1:1")
+            kv = msgspec.structs.replace(kv, stages=(gone, *kv.stages[1:]))
+        whole[request.request_id] = await _goes_on(live.nodes[1], request, got, kv)
+    assert whole == live.expected(requests)
+    return answers, whole
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
+def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "invoker.stages")
+
+    async def main() -> list[Answer]:
+        async with (
+            asyncio.timeout(3 * PATIENCE_S),
+            live_cluster(tmp_path, kind, 3, flags=ALWAYS) as live,
+        ):
+            return (await _all_tokens(live, ("r1", "r2", "r4")))[0]
+
+    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("goes on: transfer: always" in line for line in told) == len(moved)
+    assert sum("tokens brought" in line for line in told) == len(moved)
+
+
+def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "invoker.stages")
+
+    async def main() -> list[Answer]:
+        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=ALWAYS) as live:
+            return (await _all_tokens(live))[0]
+
+    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    assert all(got.kv is not None and len(got.kv.stages) == 3 for got in moved)
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("tokens brought" in line for line in told) == len(moved)
+
+
+def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "invoker.stages")
+
+    async def main() -> list[Answer]:
+        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "gpt2", 3, flags=ALWAYS) as live:
+            return (await _all_tokens(live, ("r0", "r3"), broken=True))[0]
+
+    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("goes on by computing its" in line for line in told) == len(moved)
+    assert not any("tokens brought" in line for line in told)
+
+
+@pytest.mark.parametrize("policy", ["auto", "never"])
+def test_whatever_is_decided_the_tokens_are_the_same(
+    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "invoker.stages")
+
+    async def main() -> list[Answer]:
+        flags = ("--kv-moves", policy)
+        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=flags) as live:
+            return (await _all_tokens(live, ("r1", "r2")))[0]
+
+    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    told = [record.getMessage() for record in caplog.records]
+    decided = [line for line in told if " goes on: " in line]
+    assert len(decided) == len(moved)
+    if policy == "never":
+        assert all(line.endswith("recompute: always") for line in decided)
+    else:
+        assert all(" tokens are computed in " in line for line in decided)
