@@ -192,7 +192,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add("--sources", type=at_least(1), default=2, help="nodes that hold the model (default 2)")
     add("--loading", type=at_least(2), default=4, help="nodes that load it (default 4)")
     add("--requests", type=at_least(1), default=12, help="under way at once (default 12)")
-    add("--tokens", type=at_least(12), default=240, help="of the longest request (default 240)")
+    add("--tokens", type=at_least(12), default=72, help="of the longest request (default 72)")
     add("--width", type=at_least(64), default=256, help="of hidden states, a multiple of 64")
     add("--link-rate", default="12mbit", help="of each node (default 12mbit)")
     add("--after", type=float, default=3.0, help="seconds after the last node is ready (default 3)")

@@ -43,7 +43,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
     events, answers = record["events"], record["answers"]
     end_s = max((at_s for answer in answers for at_s in answer["arrived_s"]), default=1.0)
-    nodes = list(dict.fromkeys(event["node"] for event in events if event["kind"] == "held"))
+    nodes = sorted({event["node"] for event in events if event["kind"] == "held"})
     layers = max((event["layers"] for event in events if event["kind"] == "held"), default=1).bit_length()
     figure = Figure(figsize=(11, 2.2 + 1.25 * len(nodes)), layout="constrained")
     panels = figure.subplots(
