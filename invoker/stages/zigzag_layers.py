@@ -18,7 +18,9 @@ from invoker.engine.stage_contract import (
 )
 from registry.messages import Sampling
 
-CHUNK_TOKENS = 512  # of a prompt that run at once: what an engine's step takes
+# Of a prompt that run at once. Between two parts the source's engine runs a step of what decodes, which reads
+# all weights anew: about 11 ms of a 13B model on an H800, where these take 50 in half of the layers.
+CHUNK_TOKENS = 2048
 _NO_SAMPLING = Sampling(max_tokens=1)
 
 
