@@ -40,7 +40,7 @@ ENV PATH=/opt/hypercast/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 WORKDIR /var/lib/hypercast
-# The gateway's HTTP; an invoker's channel and region server.
-EXPOSE 8080 7400 7401
+# The gateway's HTTP; an invoker's channel, region server and links of stages.
+EXPOSE 8080 7400 7401 7402
 ENTRYPOINT ["hypercast"]
 CMD ["--help"]

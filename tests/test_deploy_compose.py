@@ -210,7 +210,8 @@ def test_an_invoker_understands_its_command(name: str, tmp_path: Path) -> None:
     assert program == "invoker" and "--secret-file=/run/secrets/cluster_secret" in flags
     settings = parse_invoker(with_secret(flags, tmp_path), {})
     assert settings.node_id == settings.advertise == name
-    assert settings.listen_host == "0.0.0.0" and settings.listen_port and settings.cast_port
+    assert settings.listen_host == "0.0.0.0" and settings.listen_port
+    assert settings.cast_port and settings.stage_port
     assert f"{settings.listen_port})" in service["healthcheck"]["test"][-1]
     assert settings.store_url is not None and mounted(service, settings.store_url)
     assert mounted(service, str(settings.shm_dir))

@@ -211,7 +211,8 @@ def test_the_invoker_understands_its_arguments(tmp_path: Path) -> None:
     assert program == "invoker"
     settings = parse_invoker(with_secret(flags, tmp_path), {})
     ports = ports_of(workload["metadata"]["name"])
-    assert (settings.listen_port, settings.cast_port) == (ports["channel"], ports["cast"])
+    found = settings.listen_port, settings.cast_port, settings.stage_port
+    assert found == (ports["channel"], ports["cast"], ports["stage"])
     assert settings.listen_host == "0.0.0.0" and settings.advertise == "10.1.2.3"
     assert settings.device == "cuda:0"
     assert_mounted(container, settings.store_url)
