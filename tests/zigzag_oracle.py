@@ -95,7 +95,7 @@ class _Program:
             constraints=LinearConstraint(np.array(self._rows), lb=np.array(self._least)),
             integrality=whole,
             bounds=Bounds(0, upper),
-            options={"mip_rel_gap": 1e-4, "time_limit": 60},
+            options={"mip_rel_gap": 1e-4},
         )
         assert found.success, found.message
         return float(found.fun)
