@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from typing import Self, TypeGuard
 
 from rdmacast.cast_spec import CastSpec
 from rdmacast.connector import Connector, PeerLinks
@@ -91,12 +92,26 @@ class BlockReads:
     ) -> Sequence[int]:
         """The damaged units of what came."""
         region, check = self._spec.region, self._check
-        if isinstance(link, CheckingLink):
+        if _checks(link):
             return await link.read_checked(region, offset, into, check, self._check_bytes, began)
-        if due is not None and isinstance(link, TurnLink):
+        if due is not None and _keeps_turns(link):
             await link.read_in_turn(region, offset, into, due, began)
         else:
             await link.read_into(region, offset, into, began)
         if len(into) <= _CHECKED_HERE_BYTES:
             return check(offset, into)
         return await run_in_thread(self._executor, lambda: check(offset, into))
+
+
+def _checks(link: Link) -> TypeGuard[CheckingLink]:
+    return _is_a(type(link), CheckingLink)
+
+
+def _keeps_turns(link: Link) -> TypeGuard[TurnLink]:
+    return _is_a(type(link), TurnLink)
+
+
+@cache
+def _is_a(kind: type, protocol: type) -> bool:
+    """To ask a protocol takes long, for a question of every block."""
+    return issubclass(kind, protocol)

@@ -28,6 +28,7 @@ from rdmacast.watching import Watcher
 logger = logging.getLogger(__name__)
 
 OnBlock = Callable[[int, int], None]
+_PUBLISH = Publish()
 
 
 class Cast:
@@ -197,8 +198,11 @@ class Cast:
         if self._over.done():
             return
         try:
-            for action in event(asyncio.get_running_loop().time()):
+            actions = event(asyncio.get_running_loop().time())
+            for action in actions:
                 self._do(action)
+            if _PUBLISH in actions:  # once, however often: it tells how all stands now
+                self._publish(self._session.have_map)
             self._set_timer()
         except Exception as error:  # whatever it is: `run` waits, and raises it
             self._over.set_exception(error)
@@ -219,7 +223,7 @@ class Cast:
             case Ask():
                 self._watches.ask(action.peer, action.number)
             case Publish():
-                self._publish(self._session.have_map)
+                pass  # once all else is done
 
     def _publish(self, told: HaveMap) -> None:
         if self._region is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -9,6 +10,7 @@ from typing import cast
 from rdmacast.errors import CastError, LinkClosed, ProtocolError
 from rdmacast.keepalive import Keepalive
 from rdmacast.settings import LinkSettings
+from rdmacast.wakes import Wakes
 from rdmacast.wire import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -50,6 +52,11 @@ class FrameAssembler:
     @property
     def in_payload(self) -> bool:
         return self._payload is not None
+
+    @property
+    def payload_left(self) -> int:
+        """How much of a payload is still to come."""
+        return self._left if self._payload is not None else 0
 
     @property
     def payload_id(self) -> int | None:
@@ -114,6 +121,9 @@ class CastProtocol(asyncio.BufferedProtocol):
         self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None  # what arrives there are frames and payload as they are
+        self._wakes = Wakes()
+        self._wakes_at = 1
         self._drained = asyncio.Event()
         self._drained.set()
         self._in_data = False
@@ -177,10 +187,10 @@ class CastProtocol(asyncio.BufferedProtocol):
             self.abort(LinkClosed(f"the peer left {MOST_UNSENT_BYTES} bytes unread"))
 
     @contextmanager
-    def sending_payload(self, data: Data) -> Iterator[asyncio.Transport]:
-        """Write the payload of `data` inside; a fault inside aborts the link, whose stream is then broken."""
+    def sending_payload(self) -> Iterator[asyncio.Transport]:
+        """Write a DATA frame and its payload inside; a fault inside aborts the link, whose stream is then
+        broken."""
         transport = self.transport
-        transport.write(encode(data))
         self._in_data = True
         try:
             yield transport
@@ -222,6 +232,8 @@ class CastProtocol(asyncio.BufferedProtocol):
         # transport within TLS, which copies what it is given, pauses at its limit, a socket's above it.
         within_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1 if within_tls else 0)
+        if not within_tls:
+            self._socket = transport.get_extra_info("socket")
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
 
     def pause_writing(self) -> None:
@@ -238,11 +250,14 @@ class CastProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._reason is not None:
             return
-        self._keepalive.heard(self._loop.time())
+        now_s = self._loop.time()
+        self._keepalive.heard(now_s)
         in_payload = self._assembler.in_payload
         try:
             frame = self._assembler.advance(nbytes)
             if in_payload:
+                enough = self._wakes.came(nbytes, self._assembler.payload_left, now_s)
+                self._wake_at(min(enough, self.payload_piece_bytes()))
                 self.payload_moved(nbytes)
             if frame is not None and self._reason is None:
                 self._dispatch(frame, in_payload)
@@ -263,6 +278,7 @@ class CastProtocol(asyncio.BufferedProtocol):
                 self.payload_received(frame)
             case Data():
                 self._assembler.take_payload(frame, self.payload_buffer(frame))
+                self._wakes.begun(self._loop.time())
             case Ping():
                 self.send(Pong())
             case Pong():
@@ -270,7 +286,15 @@ class CastProtocol(asyncio.BufferedProtocol):
             case _:
                 self.frame_received(frame)
 
+    def _wake_at(self, nbytes: int) -> None:
+        """Have the kernel tell of arrivals once so many bytes are there."""
+        if self._socket is not None and nbytes != self._wakes_at:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._wakes_at = nbytes
+
     def _check_peer(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._wake_at(1)  # what came slowly is a sign of life, too
         if self._keepalive.is_dead(self._loop.time()):
             self.abort(LinkClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
             return

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from rdmacast.errors import CastError, LinkClosed, RegionGone
@@ -44,19 +45,20 @@ class Published:
     def holders(self) -> tuple[Holder, ...]:
         return tuple(self._leases)
 
-    @contextmanager
-    def lease(self, holder: Holder) -> Iterator[None]:
+    def lease(self, holder: Holder) -> "Lease":
         """While this is held the region's withdrawal does not end, so its memory stays."""
+        return Lease(self, holder)
+
+    def leased(self, holder: Holder) -> None:
         self._leases[holder] = self._leases.get(holder, 0) + 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._leases[holder] -= 1
-            if not self._leases[holder]:
-                del self._leases[holder]
-            if not self._leases:
-                self._idle.set()
+
+    def returned(self, holder: Holder) -> None:
+        self._leases[holder] -= 1
+        if not self._leases[holder]:
+            del self._leases[holder]
+        if not self._leases:
+            self._idle.set()
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         """Wait until the bytes are there. Raises RegionGone, also when the region is withdrawn."""
@@ -101,6 +103,20 @@ class Published:
     async def idle(self) -> None:
         """Return once no lease is left."""
         await self._idle.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A context manager; a class, for every read enters one."""
+
+    published: Published
+    holder: Holder
+
+    def __enter__(self) -> None:
+        self.published.leased(self.holder)
+
+    def __exit__(self, *_: object) -> None:
+        self.published.returned(self.holder)
 
 
 class RegionTable:

@@ -53,7 +53,7 @@ from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_device import QueuePair
 from rdmacast.verbs_memory import RegisteredMemory
 from rdmacast.verbs_node import VerbsNode
-from rdmacast.wire import MAX_READ_BYTES
+from rdmacast.wire import MAX_READ_BYTES, encode
 
 logger = logging.getLogger(__name__)
 
@@ -242,15 +242,17 @@ class ServerLink(CastProtocol):
             self.send(Error(request.id, ErrorCode.INTERNAL, "a fault in the server; see its log"))
 
     async def _serve_read(self, request: Read | Take) -> None:
-        async with self._present(request) as published:
-            view = published.source.view(request.offset, request.length)
+        published, offset, nbytes = self._find(request), request.offset, request.length
+        with published.lease(self):
+            await published.wait_for(offset, nbytes)
+            view = published.source.view(offset, nbytes)
             # A pacer shares the rate by itself.
             due = request.due if isinstance(request, Take) else None
-            turns = self._turns.turn(request.length, request.offset, due)
-            async with self._turn, turns if self._pacer is None else nullcontext():
+            turn = self._turns.turn(nbytes, offset, due) if self._pacer is None else nullcontext()
+            async with self._turn, turn:
                 self._sending = request.id
                 try:
-                    await self._send_payload(Data(request.id, request.length), view)
+                    await self._send_payload(Data(request.id, nbytes), view)
                 finally:
                     self._sending = None
 
@@ -335,14 +337,19 @@ class ServerLink(CastProtocol):
     async def _send_payload(self, data: Data, view: memoryview) -> None:
         """Send straight from the region's memory; on return no byte of it is in use any more."""
         piece_bytes = self._pacer.piece_bytes if self._pacer else _PIECE_BYTES
-        with self.sending_payload(data) as transport:
+        with self.sending_payload() as transport:
+            head = encode(data)
             for start in range(0, len(view), piece_bytes):
                 piece = view[start : start + piece_bytes]
                 if self._pacer is not None:
                     wait_s = self._pacer.reserve(self._loop.time(), len(piece))
                     if wait_s > 0:
                         await asyncio.sleep(wait_s)
-                transport.write(piece)
+                if head:  # in one write: else it goes ahead in a packet of its own
+                    transport.writelines((head, piece))
+                    head = b""
+                else:
+                    transport.write(piece)
                 self._count_sent(len(piece))
                 await self.drained()
 

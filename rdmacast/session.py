@@ -227,12 +227,12 @@ class Session:
 
     @property
     def _coming(self) -> int:
-        return bits_of(pull.pull.block for pull in self._under_way.values() if pull.is_coming)
+        return bits_of([pull.pull.block for pull in self._under_way.values() if pull.is_coming])
 
     @property
     def _busy(self) -> int:
         """Blocks that a read may write into."""
-        return bits_of(pull.pull.block for pull in self._under_way.values())
+        return bits_of([pull.pull.block for pull in self._under_way.values()])
 
     def _came_to(self, peer: int, now_s: float) -> list[Action]:
         """Pulls that waited there need not wait any more."""
@@ -355,20 +355,24 @@ class Session:
         unheard = self._peers.unheard if lost else []
         curious = unheard or self._planned.unheard(open_, self._peers)
         actions = self._ask(curious, now_s)
-        reachable = self._peers.reachable(coming=not self._is_stale(now_s))
-        lacking = 0 if unheard else lost & ~reachable
-        if lacking:
-            self._state = SessionState.FAILED
-            missing = self._all & ~self._held & ~self._coming
-            self._unreachable = missing & ~reachable  # also what nobody will get now
-            self._questions.clear()
-            return [*actions, *self._drop_all("the cast has failed"), Publish()]
+        if lost and not unheard:
+            reachable = self._peers.reachable(coming=not self._is_stale(now_s))
+            if lost & ~reachable:
+                return [*actions, *self._fail(reachable)]
         started = self._pull_more(now_s)
         if self._coming:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
         return [*actions, *started]
+
+    def _fail(self, reachable: int) -> list[Action]:
+        """Some blocks nobody can give."""
+        self._state = SessionState.FAILED
+        missing = self._all & ~self._held & ~self._coming
+        self._unreachable = missing & ~reachable  # also what nobody will get now
+        self._questions.clear()
+        return [*self._drop_all("the cast has failed"), Publish()]
 
     def _is_stale(self, now_s: float) -> bool:
         """Whether what is said to be coming to peers should have come long ago."""

@@ -185,9 +185,10 @@ class Peers:
         return bits
 
     def has_quick_giver(self, block: int, besides: int) -> bool:
-        return any(
-            self.gives(node, block) and not self.is_slow(node) for node in self._holders if node != besides
-        )
+        for node in self._holders:
+            if node != besides and self.gives(node, block) and not self.is_slow(node):
+                return True
+        return False
 
     @property
     def slow_s(self) -> float | None:

@@ -37,6 +37,7 @@ but for WATCH: it is answered for as long as it stands.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rdmacast.cuda_ipc_memory import LENT_BYTES, LentMemory
 from rdmacast.due import DUE_BYTES, Due
@@ -105,6 +106,7 @@ MAX_OFFSET = 1 << 62
 
 _HEADER = struct.Struct(">BBHIQ")
 _LENGTH = struct.Struct(">Q")
+_NAMES = 256  # of regions, the last ones: every read names one
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ _MAKERS: Mapping[Kind, type[RangeRequest]] = {
     Kind.SHOW: Show,
 }
 _RANGES = {make: kind for kind, make in _MAKERS.items()}
+_KINDS: Mapping[int, Kind] = {kind.value: kind for kind in Kind}
 MAX_BODY_BYTES = max(most for _, most in _BODY_BOUNDS.values())
 
 
@@ -170,6 +173,8 @@ def encode(frame: Frame) -> bytes:
 
 def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
     match frame:
+        case Data(id_, length):
+            return Kind.DATA, id_, length, b""
         case Take(id_, region, offset, length, due):
             _check_range(offset, length)
             return Kind.TAKE, id_, offset, _LENGTH.pack(length) + due.encode() + _region_bytes(region)
@@ -190,8 +195,6 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
             return Kind.MET, id_, meeting.probe.address, meeting.encode()
         case Shown(id_, shown):
             return Kind.SHOWN, id_, shown.address, shown.metadata
-        case Data(id_, length):
-            return Kind.DATA, id_, length, b""
         case Locate(id_, region):
             return Kind.LOCATE, id_, 0, _region_bytes(region)
         case Watch(id_, region, block_bytes):
@@ -224,10 +227,9 @@ def _parts(frame: Frame) -> tuple[Kind, int, int, bytes]:
 def decode_header(data: bytes | bytearray | memoryview) -> Header:
     """Check a header of HEADER_BYTES. Raises ProtocolError."""
     number, reserved, body_bytes, id_, value = _HEADER.unpack(data)
-    try:
-        kind = Kind(number)
-    except ValueError:
-        raise ProtocolError(f"unknown frame kind {number}") from None
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise ProtocolError(f"unknown frame kind {number}")
     smallest, largest = _BODY_BOUNDS[kind]
     if reserved or not smallest <= body_bytes <= largest:
         raise ProtocolError(f"a {kind.name} frame cannot carry {body_bytes} bytes")
@@ -240,6 +242,8 @@ def decode(header: Header, body: bytes) -> Frame:
     """The frame of a checked header and its body. Raises ProtocolError."""
     id_, value = header.id, header.value
     match header.kind:
+        case Kind.DATA:
+            return Data(id_, value)
         case Kind.READ | Kind.WAIT | Kind.EXPOSE | Kind.LEND | Kind.SHOW:
             (length,) = _LENGTH.unpack_from(body)
             _check_range(value, length)
@@ -263,8 +267,6 @@ def decode(header: Header, body: bytes) -> Frame:
             return Met(id_, Meeting.decode(value, body))
         case Kind.SHOWN:
             return Shown(id_, ShownMemory(value, body))
-        case Kind.DATA:
-            return Data(id_, value)
         case Kind.LOCATE:
             return Locate(id_, _region(body))
         case Kind.WATCH:
@@ -304,12 +306,14 @@ def _check_block_bytes(block_bytes: int) -> None:
         raise ProtocolError(f"blocks of {block_bytes} bytes are out of bounds")
 
 
+@lru_cache(_NAMES)
 def _region_bytes(region: str) -> bytes:
     if not region.isascii() or not region.isprintable() or not region or len(region) > MAX_REGION_BYTES:
         raise ProtocolError(f"bad region name {region[:32]!r}: use 1 to {MAX_REGION_BYTES} printable ASCII")
     return region.encode()
 
 
+@lru_cache(_NAMES)
 def _region(data: bytes) -> str:
     name = data.decode("ascii", errors="replace")
     _region_bytes(name)
