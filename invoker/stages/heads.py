@@ -23,7 +23,7 @@ from invoker.stages.metered import MeteredStage
 from invoker.stages.zigzag_engines import layer_maker
 from invoker.stages.zigzag_layers import LayerChain
 from invoker.stages.zigzag_source import PairDriver
-from invoker.together import together
+from invoker.together import let_go_whole, together
 from registry.channel_server import caller
 from registry.live_messages import (
     KvAt,
@@ -110,7 +110,7 @@ class Pipeline:
         await asyncio.wait([self.task])
 
     async def _live(self) -> None:
-        async with AsyncExitStack() as stack:
+        async with let_go_whole() as stack:
             before = stack.enter_context(self._door.awaiting(self._key(self._place)))
             for member in self._members:
                 stack.push_async_callback(member.aclose)

@@ -16,6 +16,7 @@ from invoker.stages.link import StageKey
 from invoker.stages.worker import StageWorker
 from invoker.stages.zigzag_engines import LayerMaker, layer_maker
 from invoker.stages.zigzag_target import TargetWorker
+from invoker.together import let_go_whole
 from registry.live_messages import LinkStage, OpenStage, StageOpened
 from registry.messages import Done, Reply
 
@@ -79,7 +80,7 @@ class HostedStage:
 
     async def _live(self) -> None:
         request, door = self.request, self._door
-        async with AsyncExitStack() as stack:
+        async with let_go_whole() as stack:
             before = stack.enter_context(door.awaiting(self.key))
             stack.callback(self._close_behind)
             if request.zigzag:

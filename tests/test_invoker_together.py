@@ -1,0 +1,63 @@
+"""Things that were taken together are let go of whole, whatever happens meanwhile."""
+
+import asyncio
+
+import pytest
+
+from invoker.together import let_go_whole
+
+
+def test_what_is_let_go_of_ends_in_order_however_often_it_is_cancelled() -> None:
+    async def main() -> None:
+        ended: list[str] = []
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def end_step() -> None:
+            began.set()
+            await may_end.wait()
+            ended.append("step")
+
+        async def work() -> None:
+            async with let_go_whole() as stack:
+                stack.callback(ended.append, "memory")
+                stack.push_async_callback(end_step)
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        await began.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert ended == [] and not task.done()
+        may_end.set()
+        await asyncio.wait([task])
+        assert ended == ["step", "memory"]
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_fault_goes_on_after_all_is_let_go_of() -> None:
+    async def main() -> None:
+        ended: list[str] = []
+        with pytest.raises(ValueError, match="why"):
+            async with let_go_whole() as stack:
+                stack.callback(ended.append, "memory")
+                raise ValueError("why")
+        assert ended == ["memory"]
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_the_end_itself_is_told() -> None:
+    async def main() -> None:
+        async def fail() -> None:
+            raise ValueError("the end failed")
+
+        with pytest.raises(ValueError, match="the end failed"):
+            async with let_go_whole() as stack:
+                stack.push_async_callback(fail)
+
+    asyncio.run(main())
