@@ -1,7 +1,7 @@
 """All tests in two processes at once: those that start platforms, one after another, and the others.
 
-Platforms mostly wait, so a machine with two processors is done in little more than half the time. What is
-given on the command line goes to both.
+Platforms mostly wait, so a machine with two processors is done in little more than half the time. Who runs
+what: see tests/lanes.py. What is given on the command line goes to both.
 """
 
 import subprocess
@@ -14,7 +14,8 @@ NOTHING_COLLECTED = 5
 
 
 def main(arguments: Sequence[str]) -> int:
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryDirectory() as claims, tempfile.TemporaryFile("w+") as said:
+        arguments = [f"--claims={claims}", *arguments]
         others = subprocess.Popen(
             [*PYTEST, "--lane=others", "-p", "no:cacheprovider", *arguments],
             stdout=said,

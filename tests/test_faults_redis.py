@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S
 from tests.redis_fixture import RedisServer
 from tests.registry_records import instance, node, request
 
-KILLS = 16
+KILLS = 8
 WRITERS = 8
 
 

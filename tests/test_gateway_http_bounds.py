@@ -95,7 +95,7 @@ def test_no_answer_is_written_into_another() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        async with gateway() as gw, asyncio.timeout(PATIENCE_S):
+        async with gateway(grace_s=0.1) as gw, asyncio.timeout(PATIENCE_S):
             await gw.add_function("h", Task.HANDLER)
             gw.dispatcher.script = endless
             reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
