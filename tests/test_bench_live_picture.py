@@ -1,0 +1,45 @@
+"""The picture of a load that is served meanwhile, from what was recorded of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live_picture_draw import Span, draw, spans
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+
+
+def told(at_s: float, **pipelines: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """A live record, of pipelines by `id_epoch`."""
+    listed = []
+    for name, stages in pipelines.items():
+        pipeline_id, epoch = name.split("_")
+        places = [{"node": node, "first": first, "last": last} for node, first, last in stages]
+        listed.append({"pipeline_id": pipeline_id, "epoch": int(epoch), "stages": places})
+    return {"at_s": at_s, "kind": "live", "pipelines": listed}
+
+
+def test_a_stage_lasts_as_long_as_its_pipeline_is_told_of() -> None:
+    halves, other = [("a", 0, 4), ("b", 4, 8)], [("c", 0, 8)]
+    events = [
+        told(0.0),
+        told(1.0, p_0=halves),
+        told(2.0, p_0=halves),  # a member has switched
+        told(3.0, p_1=halves, q_0=other),
+        told(4.0, q_0=other),
+    ]
+    found = list(spans(events, 9.0))
+    assert [(span.name, span.node, span.begin_s, span.end_s) for span in found] == [
+        ("p.0", "a", 1.0, 3.0),
+        ("p.0", "b", 1.0, 3.0),
+        ("p.1", "a", 3.0, 4.0),
+        ("p.1", "b", 3.0, 4.0),
+        ("q.0", "c", 3.0, 9.0),
+    ]
+    assert found[1] == Span(name="p.0", node="b", first=4, last=8, begin_s=1.0, end_s=3.0)
+
+
+def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
+    (kept,) = sorted(RESULTS.glob("live-picture-*.json"))
+    draw(json.loads(kept.read_text())[0], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
