@@ -200,6 +200,28 @@ def test_who_leaves_goes_on_elsewhere_from_its_tokens() -> None:
         assert seen[str(i)] + rest.get(str(i), []) == continuation(_prompt(i, 10 * i + 1), 12, VOCABULARY)
 
 
+def test_who_moves_leaves_its_kv_with_the_step_that_closes_it() -> None:
+    conductor = _conductor(limits=Limits(sequences=1, prefill_tokens=24, turn_tokens=24))
+    for i in range(2):
+        conductor.add(sequence(str(i), _prompt(i, 30), max_tokens=4, ignore_eos=True))
+    first = conductor.next_step()
+    assert first is not None and [one.call for one in first.step.opened] == ["0"]
+    name = conductor.move("0")
+    assert name == first.step.opened[0].sequence
+    assert conductor.move("1") == ""  # no stage knows it yet
+    conductor.check_integrity()
+    assert conductor.next_step() is None  # the first one is still under way
+    conductor.take(StageOutput(step=first.step, hidden=None))
+    last = conductor.next_step()
+    assert last is not None and (last.step.closed, last.step.kept) == ((name,), (name,))
+    # A stage that never heard of it is told again.
+    assert conductor.fail(last.step.number, "lost") == []
+    again = conductor.next_step()
+    assert again is not None and (again.step.closed, again.step.kept) == ((name,), (name,))
+    conductor.take(StageOutput(step=again.step, hidden=None))
+    assert not conductor.has_work
+
+
 def test_a_name_is_not_used_again() -> None:
     conductor = _conductor()
     stage = _stages([0, 1])[0]

@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import DecoderEngine
 from registry.channel import Channel
 from registry.errors import ChannelClosed, RemoteError
-from registry.live_messages import OpenPipeline, PipelineOpened, StageOf
+from registry.live_messages import KvAt, OpenPipeline, PipelineOpened, StageOf
 from registry.messages import Generate, Sampling, Tokens
+from registry.node import NodeRecord
 from registry.redis_state import RedisState
 from tests.checkpoints import LAYERS
 from tests.engine_fixture import load_image, run_all
@@ -64,6 +65,34 @@ def expected(folder: Path, requests: list[Generate]) -> list[list[int]]:
     return [found[one.request_id] for one in requests]
 
 
+def opening_of(names: Sequence[str], records: Sequence[NodeRecord]) -> OpenPipeline:
+    """A pipeline of three nodes, on each of which an instance loads: `i0`, `i1`, `i2`."""
+    edges = (0, 1, 3, LAYERS)
+    stages = tuple(
+        StageOf(
+            node=names[place],
+            address=records[place].channel,
+            instance=f"i{place}",
+            first=edges[place],
+            last=edges[place + 1],
+        )
+        for place in range(3)
+    )
+    return OpenPipeline(pipeline="p", epoch=0, stages=stages)
+
+
+async def until_moved(channel: Channel, request: Generate, seen: asyncio.Queue[int]) -> list[Tokens]:
+    """What comes of a call until it ends or moves."""
+    found = []
+    async with channel.call(request) as replies:
+        async for reply in replies:
+            if isinstance(reply, Tokens):
+                found.append(reply)
+                for token in reply.ids:
+                    seen.put_nowait(token)
+    return found
+
+
 async def until_lost(channel: Channel, request: Generate, seen: asyncio.Queue[int]) -> list[int]:
     """The tokens that came before the pipeline was lost, or all."""
     ids: list[int] = []
@@ -102,18 +131,7 @@ def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, host
             channels = [await stack.enter_async_context(channel_to(record)) for record in records]
             for place, channel in enumerate(channels):
                 await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
-            edges = (0, 1, 3, LAYERS)
-            stages = tuple(
-                StageOf(
-                    node=names[place],
-                    address=records[place].channel,
-                    instance=f"i{place}",
-                    first=edges[place],
-                    last=edges[place + 1],
-                )
-                for place in range(3)
-            )
-            opening = OpenPipeline(pipeline="p", epoch=0, stages=stages)
+            opening = opening_of(names, records)
             seen: asyncio.Queue[int] = asyncio.Queue()
             async with channels[head].call(opening) as opened:
                 assert isinstance(await anext(opened), PipelineOpened)
@@ -149,7 +167,61 @@ def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, host
     assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
 
 
-async def _goes_on(channel: Channel, request: Generate, ids: list[int], instance: str) -> list[int]:
+@pytest.mark.parametrize(("kind", "hosts"), [("llama", 1), ("qwen2-tied", 3)])
+def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int) -> None:
+    model = make_model(machine.folder / f"{kind}-kv", kind)
+    requests = some_requests(model)
+    names = [f"{kind}-kv-{place}" for place in range(3)]
+    pids = [
+        machine.zygote.spawn(name, f"{kind}-kv-h{place % hosts}", "--kv-moves", "always")
+        for place, name in enumerate(names)
+    ]
+    head = 0 if model.packed.manifest.tied_head else 2
+
+    async def main() -> list[list[int]]:
+        async with (
+            asyncio.timeout(3 * PATIENCE_S),
+            RedisState.connect(machine.redis.url) as state,
+            AsyncExitStack() as stack,
+        ):
+            await put(machine.store, model.data)
+            records = [await joined(state, name) for name in names]
+            channels = [await stack.enter_async_context(channel_to(record)) for record in records]
+            for place, channel in enumerate(channels):
+                await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
+            seen: asyncio.Queue[int] = asyncio.Queue()
+            async with channels[head].call(opening_of(names, records)) as opened:
+                assert isinstance(await anext(opened), PipelineOpened)
+                running = [
+                    asyncio.create_task(
+                        until_moved(
+                            channels[head],
+                            msgspec.structs.replace(one, instance_id=f"i{head}", pipeline="p.0"),
+                            seen,
+                        )
+                    )
+                    for one in requests
+                ]
+                for _ in range(TOKENS):
+                    await seen.get()
+            moved = await asyncio.gather(*running)  # since the pipeline has ended
+            whole = []
+            for one, replies in zip(requests, moved, strict=True):
+                ids = [token for reply in replies for token in reply.ids]
+                whole.append(ids + await _goes_on(channels[1], one, ids, "i1", replies[-1].kv))
+            assert any(replies[-1].kv is not None for replies in moved)
+            return whole
+
+    assert asyncio.run(main()) == expected(machine.folder / f"{kind}-kv", requests)
+    assert " tokens brought" in machine.zygote.log(names[1]).read_text()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
+
+
+async def _goes_on(
+    channel: Channel, request: Generate, ids: list[int], instance: str, kv: KvAt | None = None
+) -> list[int]:
     if len(ids) == TOKENS:
         return []
     rest = msgspec.structs.replace(
@@ -157,5 +229,6 @@ async def _goes_on(channel: Channel, request: Generate, ids: list[int], instance
         request_id=f"{request.request_id}+1",
         instance_id=instance,
         generated_ids=tuple(ids),
+        kv=kv,
     )
     return [token for reply in await ask(channel, rest) if isinstance(reply, Tokens) for token in reply.ids]

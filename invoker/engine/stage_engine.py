@@ -162,7 +162,10 @@ class StageEngine:
             )
         hidden = self._stage.forward(given.data.to(bound.device), layout)
         if bound.last < bound.geometry.layers or not self.has_head:
-            return StageOutput(step=step, hidden=hidden.contiguous())
+            hidden = hidden.contiguous()
+            if bound.device.type == "cuda":  # whoever sends it would wait; without this nothing times the step
+                torch.cuda.synchronize(bound.device)
+            return StageOutput(step=step, hidden=hidden)
         return self.finish(StageInput(step=step, data=hidden))
 
     def _nothing(self, step: StageStep) -> StageOutput:
