@@ -163,7 +163,7 @@ class StageEngine:
         hidden = self._stage.forward(given.data.to(bound.device), layout)
         if bound.last < bound.geometry.layers or not self.has_head:
             hidden = hidden.contiguous()
-            if bound.device.type == "cuda":  # whoever sends it would wait; without this nothing times the step
+            if bound.device.type == "cuda":  # to send it would wait; without this nothing times the step
                 torch.cuda.synchronize(bound.device)
             return StageOutput(step=step, hidden=hidden)
         return self.finish(StageInput(step=step, data=hidden))
