@@ -3,12 +3,10 @@
 The controller's; every gateway then sends calls to the pipelines that it tells of (gateway/live_board.py).
 """
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf
 
 from gateway.actions import StartOn
 from gateway.directory import Directory, VersionKey
@@ -16,6 +14,7 @@ from gateway.known_links import known_links
 from gateway.live_adopted import strangers, todos
 from gateway.live_board import LiveBoard
 from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, Todo
+from gateway.live_open import OpenPipelines, PipelineFailed
 from gateway.live_outlook import Arriving, arriving, first_layer, outlook, start_costs
 from gateway.live_policy import LiveDecision, decide_live
 from gateway.model_layers import ModelLayers, NotLayered, layers_of
@@ -23,33 +22,22 @@ from gateway.node_client import Links
 from gateway.plan import KeyDemand, Plan
 from gateway.start_assets import StartAssets
 from gateway.zigzag_pairs import Grown, PairTodo, ZigZagPairs
-from registry.errors import ChannelClosed, ChannelError, ImageError, NotFound, RemoteError
+from registry.errors import ImageError, NotFound
 from registry.function import FunctionVersion, Task
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
 from registry.instance import InstanceState
 from registry.live import Live, LivePipeline, LiveRecord
-from registry.live_messages import LeaveCalls, OpenPipeline, PipelineOpened, StageOf, held_of_bytes
+from registry.live_messages import held_of_bytes
 
 log = logging.getLogger(__name__)
 
-_OPEN_S = 30.0  # until all stages answer
-_LEAVE_S = 2.0  # until the head of an earlier epoch answers
 _KEPT = 64  # models whose layers are known: a large manifest takes long to read
 _REMEMBERED = 4096  # starts that were made or joined
-_Place = tuple[VersionKey, str, int]  # a pipeline's version, id and epoch
-
-
-class PipelineFailed(Exception):
-    """The pipeline could not be opened, or ended by itself; `node` failed it."""
-
-    def __init__(self, node: str, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
 
 
 class LiveServing:
-    """`run` owns the pipelines that are open. All else is called by the controller, in its turn.
+    """`run` keeps pipelines open. All else is called by the controller, in its turn.
 
     When this gateway goes, its pipelines are not closed: their nodes keep them for a while, until another
     controller takes them over.
@@ -64,23 +52,16 @@ class LiveServing:
         self._groups: dict[VersionKey, LiveGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
-        self._open: dict[_Place, asyncio.Task[None]] = {}
+        self._open = OpenPipelines(directory, links, board, self._lost)
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
         self._layered: dict[str, tuple[ModelLayers, bool]] = {}  # by manifest
-        self._tasks: asyncio.TaskGroup | None = None
-        self._is_over = False
 
     def __repr__(self) -> str:
-        return f"<LiveServing {self._groups!r} open={list(self._open)}>"
+        return f"<LiveServing {self._groups!r} {self._open!r}>"
 
     async def run(self) -> None:
         """Keep pipelines open until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            self._tasks = group
-            try:
-                await self._board.run()
-            finally:
-                self._is_over = True
+        await self._open.run()
 
     # --- what the controller tells
 
@@ -117,7 +98,7 @@ class LiveServing:
             if record.controller_epoch > (self._epoch or 0):
                 key = VersionKey(record.function, record.version)
                 self._groups.pop(key, None)
-                self._give_up(key, {pipeline.name for pipeline in record.pipelines})
+                self._open.leave_others(key, {pipeline.name for pipeline in record.pipelines})
 
     async def begin(self, start: StartOn) -> StartOn:
         """The start is about to be made; returns it as it is to be made."""
@@ -214,7 +195,7 @@ class LiveServing:
             match one:
                 case Open(pipeline=pipeline, reason=reason):
                     log.info("%s: pipeline %s is to serve: %s", key, pipeline, reason)
-                    self._hold(key, pipeline)
+                    self._open.hold(key, pipeline)
                 case Grown(pipeline=pipeline):
                     if self._board.pipeline(key, pipeline.pipeline_id) is not None:
                         self._board.put(key, pipeline)
@@ -225,112 +206,16 @@ class LiveServing:
                     log.info("%s: pipeline %s ends: %s", key, id_, reason)
                     self._close(key, id_)
 
-    def _hold(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        if self._tasks is not None:
-            place = key, pipeline.pipeline_id, pipeline.epoch
-            task = self._tasks.create_task(self._serve(key, pipeline), name=f"pipeline {pipeline.name}")
-            self._open[place] = task
-            task.add_done_callback(lambda _: self._open.pop(place, None))
-
     def _close(self, key: VersionKey, pipeline_id: str) -> None:
         self._board.drop(key, pipeline_id)
         self._adopted.pop(pipeline_id, None)
-        self._leave(key, pipeline_id)
+        self._open.leave(key, pipeline_id)
 
-    def _leave(self, key: VersionKey, pipeline_id: str, before: float = inf) -> None:
-        """End the calls that keep its epochs before that one open."""
-        for (of, known_id, epoch), task in list(self._open.items()):
-            if of == key and known_id == pipeline_id and epoch < before:
-                task.cancel()
-
-    async def _leave_earlier(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        """Members run one epoch at a time: have the calls of an earlier one move before its stages go."""
-        known = self._board.pipeline(key, pipeline.pipeline_id)
-        if known is not None and known.epoch < pipeline.epoch:
-            self._board.drop(key, pipeline.pipeline_id)
-            client = self._links.client(known.stages[known.head].node)
-            request = LeaveCalls(pipeline=known.pipeline_id, epoch=known.epoch)
-            try:
-                if client is not None:
-                    async with asyncio.timeout(_LEAVE_S), client.call(request) as replies:
-                        async for _ in replies:
-                            pass
-            except (ChannelError, TimeoutError) as error:
-                log.info("%s: calls of pipeline %s were not moved: %r", key, known.name, error)
-        self._leave(key, pipeline.pipeline_id, before=pipeline.epoch)
-
-    async def _serve(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        """Have the pipeline opened, and keep it so until cancelled, or until it ends by itself."""
-        try:
-            await self._leave_earlier(key, pipeline)
-            await self._keep_open(key, pipeline)
-        except PipelineFailed as failure:
-            log.warning("%s: pipeline %s is lost: %s", key, pipeline.name, failure)
-            self._open.pop((key, pipeline.pipeline_id, pipeline.epoch), None)
-            known = self._board.pipeline(key, pipeline.pipeline_id)
-            if known is not None and known.epoch == pipeline.epoch:
-                self._board.drop(key, pipeline.pipeline_id)
-            self._adopted.pop(pipeline.pipeline_id, None)
-            if (group := self._groups.get(key)) is not None:
-                todo = group.lost(pipeline.pipeline_id, pipeline.epoch, failure.node, str(failure))
-                self._carry_out(key, todo)
-                self._tidy(key)
-
-    async def _keep_open(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        """Raises PipelineFailed."""
-        head = pipeline.stages[pipeline.head].node
-        client = self._links.client(head)
-        if client is None:
-            raise PipelineFailed(head, f"no channel to {head}")
-        opened = client.call(self._request(pipeline))
-        try:
-            replies = await opened.__aenter__()
-            try:
-                async with asyncio.timeout(_OPEN_S):
-                    reply = await anext(aiter(replies), None)
-                if isinstance(reply, PipelineOpened):
-                    self._opened(key, pipeline)
-                    async for _ in replies:
-                        pass
-            finally:
-                if not self._is_over:
-                    await opened.__aexit__(None, None, None)
-        except TimeoutError:
-            raise PipelineFailed(head, f"its stages did not answer within {_OPEN_S:g} s") from None
-        except RemoteError as error:
-            raise PipelineFailed(_named(pipeline, error.message) or head, error.message) from error
-        except (ChannelClosed, ChannelError) as error:
-            raise PipelineFailed(head, str(error)) from error
-        raise PipelineFailed(head, f"{head} ended it without a word")
-
-    def _request(self, pipeline: LivePipeline) -> OpenPipeline:
-        """Raises PipelineFailed if a member is not known any more."""
-        stages = []
-        for stage in pipeline.stages:
-            entry = self._directory.node(stage.node)
-            if entry is None:
-                raise PipelineFailed(stage.node, f"{stage.node} is gone")
-            stages.append(
-                StageOf(
-                    node=stage.node,
-                    address=entry.record.channel,
-                    instance=stage.instance_id,
-                    first=stage.first,
-                    last=stage.last,
-                )
-            )
-        return OpenPipeline(
-            pipeline=pipeline.pipeline_id,
-            epoch=pipeline.epoch,
-            stages=tuple(stages),
-            zigzag=pipeline.way is Live.ZIGZAG,
-        )
-
-    def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        log.info("%s: pipeline %s takes calls", key, pipeline.name)
-        known = self._board.pipeline(key, pipeline.pipeline_id)
-        if known is None or known.epoch < pipeline.epoch:  # else it was adopted
-            self._board.put(key, pipeline)
+    def _lost(self, key: VersionKey, pipeline: LivePipeline, failure: PipelineFailed) -> None:
+        self._adopted.pop(pipeline.pipeline_id, None)
+        if (group := self._groups.get(key)) is not None:
+            self._carry_out(key, group.lost(pipeline.pipeline_id, pipeline.epoch, failure.node, str(failure)))
+            self._tidy(key)
 
     # --- what an earlier controller left
 
@@ -348,15 +233,9 @@ class LiveServing:
         if key in self._groups or (record.way is Live.OFF and not record.pipelines):
             return
         log.info("%s: %d pipelines of an earlier controller go on", key, len(record.pipelines))
-        self._give_up(key, {pipeline.name for pipeline in record.pipelines})
+        self._open.leave_others(key, {pipeline.name for pipeline in record.pipelines})
         self._board.adopt(record)
         self._adopted |= {pipeline.pipeline_id: (key, pipeline) for pipeline in record.pipelines}
-
-    def _give_up(self, key: VersionKey, told: Collection[str]) -> None:
-        """Leave the version's pipelines that are not among those that are told of."""
-        for (of, pipeline_id, epoch), task in list(self._open.items()):
-            if of == key and f"{pipeline_id}.{epoch}" not in told:
-                task.cancel()
 
     def _join_starts(self, plan: Plan) -> None:
         """Hear of starts that an earlier controller made: what loads there is to serve, too."""
@@ -377,8 +256,8 @@ class LiveServing:
             if pipeline is None:
                 del self._adopted[pipeline_id]
                 continue
-            if (key, pipeline_id, adopted.epoch) not in self._open and self._head_answers(adopted):
-                self._hold(key, adopted)
+            if not self._open.is_open(key, adopted) and self._head_answers(adopted):
+                self._open.hold(key, adopted)
             self._carry_out(key, todos(pipeline, self._directory))
 
     def _head_answers(self, pipeline: LivePipeline) -> bool:
@@ -389,12 +268,6 @@ class LiveServing:
         group = self._groups.get(key)
         if group is not None and group.is_over:
             del self._groups[key]
-
-
-def _named(pipeline: LivePipeline, message: str) -> str:
-    """The member that the message begins with, "" if none."""
-    name = message.partition(": ")[0]
-    return name if any(stage.node == name for stage in pipeline.stages) else ""
 
 
 def _pipeline_id() -> str:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.live_picture_draw import Span, draw, spans
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -40,6 +42,7 @@ def test_a_stage_lasts_as_long_as_its_pipeline_is_told_of() -> None:
 
 
 def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     (kept,) = sorted(RESULTS.glob("live-picture-*.json"))
     draw(json.loads(kept.read_text())[0], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
