@@ -1,5 +1,7 @@
 """Slow nodes are found by what pulls took, and planned around."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,13 @@ def plan_of(name: str, nodes: int, blocks: int, sources: int = 1) -> TransferPla
 
 
 def cast(planner: str, slow: dict[int, float], *, directed: bool) -> Simulation:
+    """With nodes that have these shares of the rate."""
+    return _cast(planner, tuple(slow.items()), directed)
+
+
+@functools.cache
+def _cast(planner: str, shares: tuple[tuple[int, float], ...], directed: bool) -> Simulation:
+    slow = dict(shares)
     links = Links(bytes_per_s=RATE, latency_s=2e-4, jitter=0.1, slow=slow)
     return simulate_sessions(plan_of(planner, 8, BLOCKS), links, NBYTES / BLOCKS, directed=directed)
 
