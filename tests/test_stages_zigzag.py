@@ -53,9 +53,7 @@ def check(pair: Pair, requests: list[Generate], answers: list[Answer]) -> None:
         assert got.usage is not None and got.usage.gpu_us > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers"), [("llama", 1), ("llama", 2), ("qwen2-tied", 2), ("gpt2", 3), ("llama-tied", 3)]
-)
+@pytest.mark.parametrize(("kind", "layers"), [("llama", 1), ("qwen2-tied", 2), ("gpt2", 3)])
 def test_the_tokens_of_prompts_that_were_helped_with_are_a_whole_engines(
     tmp_path: Path, kind: str, layers: int
 ) -> None:
