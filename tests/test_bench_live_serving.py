@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.live_serving import LONG, parse, scenes
+from benchmarks.live_serving import SHORT, parse, scenes
 from benchmarks.live_serving_check import pipelines_of, wrong_answers, wrong_rows
 from benchmarks.live_serving_client import Answer, Work, draw_works
 from benchmarks.live_serving_run import Kill, Round
@@ -140,10 +140,10 @@ def test_no_load_begins_when_the_time_is_over() -> None:
 
 
 def test_works_are_the_same_for_a_seed_and_half_of_them_drawn() -> None:
-    works = draw_works(random.Random(3), 8, LONG)
-    assert works == draw_works(random.Random(3), 8, LONG)
+    works = draw_works(random.Random(3), 8, SHORT)
+    assert works == draw_works(random.Random(3), 8, SHORT)
     assert sum(work.seed is None for work in works) == 4
-    assert all(LONG[0] <= work.tokens <= LONG[1] for work in works)
+    assert all(SHORT[0] <= work.tokens <= SHORT[1] for work in works)
 
 
 def test_a_switch_is_judged_by_its_longest_gap() -> None:
