@@ -21,11 +21,12 @@ def main(arguments: Sequence[str]) -> int:
             stdout=said,
             stderr=subprocess.STDOUT,
         )
+        platforms = subprocess.Popen([*PYTEST, "--lane=platforms", *arguments])
         try:
-            first = subprocess.run([*PYTEST, "--lane=platforms", *arguments], check=False)
-            codes = {first.returncode, others.wait()} - {NOTHING_COLLECTED}
+            codes = {platforms.wait(), others.wait()} - {NOTHING_COLLECTED}
+        except KeyboardInterrupt:  # they have heard it too, and stop the platforms that they have started
+            codes = {platforms.wait(), others.wait()}
         finally:
-            others.kill()
             said.seek(0)
             print(said.read(), flush=True)
     if not codes:
