@@ -51,8 +51,9 @@ class LiveServing:
         self._epoch: int | None = None
         self._groups: dict[VersionKey, LiveGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
+        self._places: dict[VersionKey, dict[str, float]] = {}  # where loads under way began, by instance
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
-        self._open = OpenPipelines(directory, links, board, self._lost)
+        self._open = OpenPipelines(directory, links, board, self._opened, self._lost)
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
         self._layered: dict[str, tuple[ModelLayers, bool]] = {}  # by manifest
 
@@ -128,13 +129,14 @@ class LiveServing:
             self._carry_out(start.key, group.holds(start.node, start.instance_id, held_of_bytes(held)))
 
     def ready(self, start: StartOn) -> None:
+        self._over(start)
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.ready(start.node, start.instance_id))
             self._tidy(start.key)
 
     def gone(self, start: StartOn, reason: str) -> None:
         """The start failed, or was stopped."""
-        self._arriving.pop(start.instance_id, None)
+        self._over(start)
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
             self._tidy(start.key)
@@ -148,8 +150,18 @@ class LiveServing:
 
     def _expect(self, starts: Sequence[StartOn], way: Live) -> None:
         nodes = {node.id: node for node in self._directory.usable_nodes()}
-        found = arriving(starts, nodes)
+        places = self._places.setdefault(starts[0].key, {})
+        found = arriving(starts, nodes, places.values())
+        places |= {one.start.instance_id: one.place for one in found if one.place is not None}
         self._arriving |= {one.start.instance_id: replace(one, way=way) for one in found}
+
+    def _over(self, start: StartOn) -> None:
+        """It loads no more."""
+        self._arriving.pop(start.instance_id, None)
+        if (places := self._places.get(start.key)) is not None:
+            places.pop(start.instance_id, None)
+            if not places:
+                del self._places[start.key]
 
     # --- deciding
 
@@ -210,6 +222,10 @@ class LiveServing:
         self._board.drop(key, pipeline_id)
         self._adopted.pop(pipeline_id, None)
         self._open.leave(key, pipeline_id)
+
+    def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
+        if isinstance(group := self._groups.get(key), LiveGroup):
+            group.opened(pipeline.pipeline_id, pipeline.epoch)
 
     def _lost(self, key: VersionKey, pipeline: LivePipeline, failure: PipelineFailed) -> None:
         self._adopted.pop(pipeline.pipeline_id, None)

@@ -64,6 +64,9 @@ class LiveCalls:
 
 def unfinished(call_id: str, work: Generate, made: int) -> Unfinished:
     """A generation that has made so many tokens. About half of what it may still make is expected."""
+    begun = made > 0
     made += len(work.generated_ids)
     left = max(0, work.sampling.max_tokens - made)
-    return Unfinished(request_id=call_id, tokens=len(work.prompt_ids) + made, left=(left + 1) // 2)
+    return Unfinished(
+        request_id=call_id, tokens=len(work.prompt_ids) + made, left=(left + 1) // 2, begun=begun
+    )

@@ -17,11 +17,16 @@ from gateway.pipeline_actions import (
     Gone,
     Holds,
     Loading,
+    Opened,
+    Opening,
     Pipeline,
     Reform,
 )
 from gateway.pipelines import Pipelines
 from registry.live import LivePipeline, LiveStage, LiveSwitch
+
+# Times the calls that its nodes take alone: a pipeline is not there for long, and then they go elsewhere.
+_CROWD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,12 @@ class LiveGroup:
         shown = [(one.pipeline_id, one.epoch) for one in self._shown.values()]
         return self._gone(node, reason) if (pipeline_id, epoch) in shown else ()
 
+    def opened(self, pipeline_id: str, epoch: int) -> None:
+        """It takes calls."""
+        for number, shown in self._shown.items():
+            if (shown.pipeline_id, shown.epoch) == (pipeline_id, epoch):
+                self._pipelines.hear([Opened(pipeline=number)])
+
     # --- inside
 
     def _gone(self, node: str, reason: str) -> tuple[Todo, ...]:
@@ -154,7 +165,8 @@ class LiveGroup:
                 return (Close(pipeline_id=self._ids.pop(pipeline.number), reason=reason),)
 
     def _show(self, pipeline: Pipeline) -> LivePipeline:
-        """As it is told of."""
+        """As it is told of, for it to be opened."""
+        self._pipelines.hear([Opening(pipeline=pipeline.number)])
         pipeline_id = self._ids.setdefault(pipeline.number, "") or self._new_id()
         self._ids[pipeline.number] = pipeline_id
         shown = LivePipeline(
@@ -168,7 +180,7 @@ class LiveGroup:
             ),
             head=0 if self._settings.head_first else len(pipeline.stages) - 1,
             rate=pipeline.rate,
-            slots=max(1, int(self._settings.max_concurrency * max(1.0, pipeline.rate))),
+            slots=_CROWD * self._settings.max_concurrency * len(pipeline.stages),
         )
         self._shown[pipeline.number] = shown
         return shown

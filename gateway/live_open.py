@@ -27,17 +27,21 @@ class PipelineFailed(Exception):
         self.node = node
 
 
+Opened = Callable[[VersionKey, LivePipeline], None]
 Lost = Callable[[VersionKey, LivePipeline, PipelineFailed], None]
 
 
 class OpenPipelines:
-    """`run` owns the calls; `lost` hears of pipelines that could not be opened or ended by themselves. Those
-    that take calls stand on the board."""
+    """`run` owns the calls; `opened` hears of pipelines that take calls, which stand on the board from then
+    on, `lost` of those that could not be opened or ended by themselves."""
 
-    def __init__(self, directory: Directory, links: Links, board: LiveBoard, lost: Lost) -> None:
+    def __init__(
+        self, directory: Directory, links: Links, board: LiveBoard, opened: Opened, lost: Lost
+    ) -> None:
         self._directory = directory
         self._links = links
         self._board = board
+        self._told_opened = opened
         self._lost = lost
         self._open: dict[_Place, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -144,6 +148,7 @@ class OpenPipelines:
 
     def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
         log.info("%s: pipeline %s takes calls", key, pipeline.name)
+        self._told_opened(key, pipeline)
         known = self._board.pipeline(key, pipeline.pipeline_id)
         if known is None or known.epoch < pipeline.epoch:  # else it was adopted
             self._board.put(key, pipeline)

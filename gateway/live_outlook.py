@@ -5,7 +5,7 @@ instances that serve need for what waits is not predicted: one with room makes n
 counts as if it never had any.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median_low
@@ -15,7 +15,7 @@ from gateway.cast_forecast import forecast
 from gateway.known_links import KnownLinks
 from gateway.live_policy import Outlook
 from gateway.model_layers import ModelLayers
-from gateway.warm_orders import ColdGroups, warm_orders
+from gateway.warm_orders import layer_at, warm_places
 from rdmacast.plan import CastShape
 from rdmacast.planners.subgroups import subgroups
 from registry.cast import CastRecord
@@ -32,36 +32,44 @@ _OWN = -1  # and below: of nodes that get the image in no sub-group's order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arriving:
-    """A start that is made: `group` names the block order in which the image comes. One that loads from its
-    own host's memory is number `warm` of `warms`, beside `colds` sub-groups; of others `warms` is 0. `way` is
-    what it is to do meanwhile."""
+    """A start that is made: `group` names the block order in which the image comes. `place` is where in the
+    model that begins, as a part of its cost (None: not known). One that loads from its own host's memory, in
+    an order that it can be told, is one of `warms`; of others that is 0. `way` is what it is to do
+    meanwhile."""
 
     start: StartOn
     group: int
-    warm: int = 0
     warms: int = 0
-    colds: int = 0
+    place: float | None = None
     way: Live = Live.PIPELINE
 
 
-def arriving(starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord]) -> tuple[Arriving, ...]:
-    warm = [start.node for start in starts if _is_warm(start, nodes)]
-    groups = [_group(start.cast, start.node, _OWN - place) for place, start in enumerate(starts)]
-    colds = len({group for group in groups if group > _OWN})
-    return tuple(
-        Arriving(start=start, group=group, warm=warm.index(start.node), warms=len(warm), colds=colds)
-        if start.node in warm
-        else Arriving(start=start, group=group)
-        for start, group in zip(starts, groups, strict=True)
-    )
+def arriving(
+    starts: Sequence[StartOn], nodes: Mapping[str, NodeRecord], begun: Collection[float] = ()
+) -> tuple[Arriving, ...]:
+    """Starts that are made together, where other loads of the model have begun at `begun`."""
+    cold = {start.instance_id: _in_cast(start.cast, start.node) for start in starts}
+    parts = {group / groups for group, groups in filter(None, cold.values())}
+    warm = [start.instance_id for start in starts if _is_warm(start, nodes)]
+    holding = {node.host for start in starts for node in nodes.values() if _holds(node, start.version.image)}
+    places = warm_places(len(warm), {*begun, *parts}, casts=max(1, len(holding)))
+    own = dict(zip(warm, places, strict=True))
+    found = []
+    for number, start in enumerate(starts):
+        of_cast = cold[start.instance_id]
+        if of_cast is not None:
+            found.append(Arriving(start=start, group=of_cast[0], place=of_cast[0] / of_cast[1]))
+        elif start.instance_id in own:
+            place = own[start.instance_id]
+            found.append(Arriving(start=start, group=_OWN - number, warms=len(warm), place=place))
+        else:
+            found.append(Arriving(start=start, group=_OWN - number))
+    return tuple(found)
 
 
 def first_layer(one: Arriving, layers: ModelLayers) -> int:
     """From which layer on it is to load, so that all of them can serve together early."""
-    if not one.warms:
-        return 0
-    cold = ColdGroups(groups=one.colds, rate=_LINK_BYTES_PER_S)
-    return warm_orders(layers, one.warms, _HOST_BYTES_PER_S, cold).first_layers[one.warm]
+    return layer_at(layers, one.place) if one.warms and one.place is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +132,9 @@ def outlook(
     queue_s = inf if not ready or held else 0.0
     zigzag_s = wait_s / 2 if ready and held else wait_s if ready or several else inf
     said = costs.said if any(one.warms for one in found) else f"{image_bytes / 1e6:.3g} MB, {links.said}"
-    return Outlook(wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s, zigzag_s=zigzag_s, said=said)
+    return Outlook(
+        wait_s=wait_s, pipeline_s=pipeline_s, queue_s=queue_s, zigzag_s=zigzag_s, said=said, alone=not several
+    )
 
 
 def _whole_s(start: StartOn, nodes: Mapping[str, NodeRecord], links: KnownLinks, costs: StartCosts) -> float:
@@ -164,13 +174,15 @@ def _holds(node: NodeRecord, image: str | None) -> bool:
     return any(one.image == image and Tier.HOST in one.tiers for one in node.holdings)
 
 
-def _group(cast: CastRecord | None, node: str, own: int) -> int:
-    """Of the cast's sub-group, which begins with a chunk of its own; `own` where the node is in none."""
+def _in_cast(cast: CastRecord | None, node: str) -> tuple[int, int] | None:
+    """Of the cast's sub-groups, which begin with chunks of their own: which one, and how many there are.
+    None where the node is in none."""
     if cast is None:
-        return own
+        return None
     names = [member.node for member in cast.members[: cast.planned]]
-    shape = CastShape(nodes=cast.planned, sources=cast.sources, blocks=1)
-    for number, group in enumerate(subgroups(shape)):
+    groups = subgroups(CastShape(nodes=cast.planned, sources=cast.sources, blocks=1))
+    busy = [group for group in groups if len(group) > 1]
+    for number, group in enumerate(busy):
         if node in {names[member] for member in group}:
-            return number
-    return own
+            return number, len(busy)
+    return None

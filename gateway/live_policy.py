@@ -13,7 +13,8 @@ class Outlook:
     `wait_s` is until the first new instance holds everything, `pipeline_s` until the first pipeline of
     loading nodes does; infinite where none will. `queue_s` is until the instances that serve already come to
     it, infinite without any; `zigzag_s` is that with the help of a node that is loading. `prefill_s` is from
-    its begin to its first token. `said`: in a few words, what the loads were predicted by.
+    its begin to its first token. `alone`: no other node loads yet. `said`: in a few words, what the loads
+    were predicted by.
     """
 
     wait_s: float
@@ -21,6 +22,7 @@ class Outlook:
     queue_s: float = inf
     zigzag_s: float = inf
     prefill_s: float = 0.0
+    alone: bool = False
     said: str = ""
 
     @property
@@ -47,7 +49,7 @@ def decide_live(setting: Live, outlook: Outlook, ttft_target_s: float | None) ->
     if setting is Live.OFF:
         return LiveDecision(way=Live.OFF, reason="live is off")
     if setting is not Live.AUTO:
-        if _is_missing(setting, outlook):
+        if _is_missing(setting, outlook) and not (setting is Live.PIPELINE and outlook.alone):
             return LiveDecision(way=Live.OFF, reason=f"live is {setting}, but {_why_not(setting)}")
         return LiveDecision(way=setting, reason=f"live is {setting}")
     if ttft_target_s is None:
@@ -66,6 +68,8 @@ def _automatic(outlook: Outlook, target_s: float) -> LiveDecision:
     ways = (Live.PIPELINE, Live.ZIGZAG)
     way = min(ways, key=outlook.live_s)  # of equals the pipeline: it needs nobody who serves already
     if outlook.live_s(way) >= plain_s:
+        if outlook.alone:  # it costs nothing, and those that follow need it
+            return LiveDecision(way=Live.PIPELINE, reason=f"{waiting}; nodes that follow can serve with it")
         return LiveDecision(way=Live.OFF, reason=f"{waiting}; nothing is sooner")
     other = ways[1 - ways.index(way)]
     compared = "" if _is_missing(other, outlook) else f", {other} {_seconds(outlook.live_s(other))}"

@@ -28,11 +28,12 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """A request: `tokens` of prompt and output so far, whose keys and values another place computes anew or
-    gets, and about how many are `left` to generate."""
+    gets, and about how many are `left` to generate. `begun`: it had a token where it is."""
 
     request_id: str
     tokens: int
     left: int = 0
+    begun: bool = True
 
     @property
     def work(self) -> int:
@@ -68,9 +69,14 @@ def spread(requests: Iterable[Unfinished], places: Iterable[Place]) -> tuple[Mov
 def share_of(requests: Sequence[Unfinished], sharers: int, room: int = 1 << 30) -> tuple[Unfinished, ...]:
     """What a node that switches takes of its pipeline: one in `sharers`, by work; the others stay.
 
-    When all members have switched one after the other, each has taken about as much.
+    When all members have switched one after the other, each has taken about as much. As many of those that
+    wait there for their first token go first, the newest before others: nothing has to be computed again.
     """
     taker = Place(name="taker", rate=1.0, room=room)
     others = [Place(name=f"other-{number}", rate=1.0) for number in range(sharers - 1)]
     taken = {move.request_id for move in spread(requests, [*others, taker]) if move.place == taker.name}
-    return tuple(request for request in requests if request.request_id in taken)
+    waiting = [request for request in reversed(requests) if not request.begun][: len(taken)]
+    begun = [request for request in requests if request.begun]
+    begun.sort(key=lambda request: request.request_id not in taken)
+    chosen = {request.request_id for request in (*waiting, *begun[: len(taken) - len(waiting)])}
+    return tuple(request for request in requests if request.request_id in chosen)

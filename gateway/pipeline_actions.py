@@ -50,7 +50,21 @@ class Gone:
     reason: str
 
 
-Event = Loading | Holds | Gone
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The pipeline of this number is being set up: forming it anew before it takes calls would delay it."""
+
+    pipeline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """It takes calls."""
+
+    pipeline: int
+
+
+Event = Loading | Holds | Gone | Opening | Opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

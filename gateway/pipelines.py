@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from gateway.model_layers import ModelLayers
-from gateway.pipeline_actions import Action, Alone, Dissolve, Event, Form, Holds, Loading, Pipeline, Reform
+from gateway.pipeline_actions import (
+    Action,
+    Alone,
+    Dissolve,
+    Event,
+    Form,
+    Holds,
+    Loading,
+    Opened,
+    Opening,
+    Pipeline,
+    Reform,
+)
 from gateway.stage_cover import Candidate, Cover, fewest_hops, most_even
 
 _GROWTH = 1.1  # what nodes must hold more of before better pipelines are looked for among them
@@ -55,6 +67,7 @@ class Pipelines:
         self._nodes: dict[str, _Node] = {}
         self._pipelines: dict[int, Pipeline] = {}
         self._looked: dict[int, tuple[frozenset[str], int]] = {}  # by number: at whom, holding how much
+        self._opening: set[int] = set()  # numbers
         self._next_number = 0
 
     def __repr__(self) -> str:
@@ -89,6 +102,10 @@ class Pipelines:
             elif isinstance(event, Holds):
                 if self._hold(event):
                     changed[event.node] = None
+            elif isinstance(event, Opening):
+                self._opening.add(event.pipeline)
+            elif isinstance(event, Opened):
+                self._opening.discard(event.pipeline)
             elif event.node in self._nodes:
                 left = True
                 changed.pop(event.node, None)
@@ -178,13 +195,13 @@ class Pipelines:
     def _improve(self) -> Iterator[Action]:
         """Form pipelines anew that could serve so much more that computing keys and values again is worth it.
 
-        Those with a whole member are about to end.
+        Those with a whole member are about to end, and others do not serve yet.
         """
         gain = self._settings.gain
         for before in self.pipelines if gain < inf else ():
             members = self._members(before)
             pool = [*members, *self._free()]
-            if any(node.whole for node in members):
+            if before.number in self._opening or any(node.whole for node in members):
                 continue
             held = sum(node.layers for node in members) / (len(members) * len(self._layers))
             needed = before.rate * (1 + (gain - 1) * held / (1 - held))
@@ -229,6 +246,7 @@ class Pipelines:
         self._release(pipeline)
         del self._pipelines[pipeline.number]
         self._looked.pop(pipeline.number, None)
+        self._opening.discard(pipeline.number)
         return Dissolve(pipeline=pipeline, heirs=heirs, reason=reason)
 
     def _assign(self, pipeline: Pipeline) -> None:

@@ -1,72 +1,42 @@
-"""In which order nodes load a model from their own host memory, so that they can serve together early (pure).
+"""Where in a model each node begins that loads it from its own host's memory, so that all can serve together
+early (pure).
 
-Each begins with another part of the layers and goes around. Nodes that get the model by a cast begin with the
-parts of its sub-groups: the warm ones then begin with what these bring last.
+A load goes on to the last layer and then from the first on. All layers are somewhere once the widest part
+between two beginnings has been loaded: so each begins in the widest part that is left, also beside loads
+that have begun before and beside the sub-groups of a cast, which begin with chunks of their own. How fast
+each load is need not be known; all are taken to be alike.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from gateway.model_layers import ModelLayers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdGroups:
-    """Sub-groups of a cast, which begin with `groups` equal parts; `rate` is how fast one of their nodes
-    gets the model, in any unit that is also that of the warm nodes' rate."""
+def warm_places(warm: int, others: Collection[float] = (), *, casts: int = 1) -> tuple[float, ...]:
+    """Where `warm` loads begin, as parts of the model's cost in [0, 1); `others` is where other loads do.
 
-    groups: int
-    rate: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmOrders:
-    """`first_layers[i]` is where warm node i begins; it goes on to the last layer and then from layer 0 on.
-    By the prediction a pipeline can be formed when `share` of the model has come to a warm node."""
-
-    first_layers: tuple[int, ...]
-    share: float
-    reason: str
-
-    def order(self, node: int, layers: int) -> tuple[int, ...]:
-        first = self.first_layers[node]
-        return (*range(first, layers), *range(first))
-
-
-def warm_orders(
-    layers: ModelLayers, warm: int, warm_rate: float = 1.0, cold: ColdGroups | None = None
-) -> WarmOrders:
-    """Divide the layers among `warm` nodes, with those of a cast where that brings a pipeline sooner."""
-    if warm < 1 or warm_rate <= 0:
-        raise ValueError(f"{warm} warm nodes at a rate of {warm_rate}")
-    alone = [place / warm for place in range(warm)]
-    chosen, share, reason = alone, 1 / warm, f"{warm} warm nodes divide the layers"
-    if cold is not None and cold.groups > 0 and cold.rate > 0:
-        mixed, mixed_share = _mixed(warm, warm_rate, cold)
-        if mixed_share < share:
-            chosen, share = mixed, mixed_share
-            reason = f"{warm} warm nodes and {cold.groups} sub-groups divide the layers"
-    return WarmOrders(
-        first_layers=tuple(_layer_at(layers, part) for part in chosen), share=share, reason=reason
+    One that is the first of all leaves room for a cast of `casts` sub-groups that may follow.
+    """
+    if warm < 0 or casts < 1 or not all(0 <= other < 1 for other in others):
+        raise ValueError(f"{warm} loads beside {others} and {casts} sub-groups")
+    known = sorted(set(others))
+    if not known:
+        parts = casts if warm == 1 else warm
+        return tuple((place + 0.5) / parts for place in range(warm))
+    widths = [(after - before) % 1 or 1.0 for before, after in zip(known, known[1:] + known[:1], strict=True)]
+    inside = [0] * len(known)
+    for _ in range(warm):
+        shares = [width / (count + 1) for width, count in zip(widths, inside, strict=True)]
+        inside[shares.index(max(shares))] += 1
+    return tuple(
+        (before + width * place / (count + 1)) % 1
+        for before, width, count in zip(known, widths, inside, strict=True)
+        for place in range(1, count + 1)
     )
 
 
-def _mixed(warm: int, warm_rate: float, cold: ColdGroups) -> tuple[list[float], float]:
-    """Where the warm ones begin if each part of a sub-group is shared with some of them, by rate; and how
-    much of the model each must load until all layers are there."""
-    starts, longest = list[float](), 0.0
-    for group in range(cold.groups):
-        helpers = warm // cold.groups + (group < warm % cold.groups)
-        begin, width = group / cold.groups, 1 / cold.groups
-        own = width * cold.rate / (cold.rate + helpers * warm_rate)
-        each = own * warm_rate / cold.rate  # what a helper loads while the sub-group gets `own`
-        starts += [begin + own + place * each for place in range(helpers)]
-        longest = max(longest, each)
-    return starts, longest
-
-
-def _layer_at(layers: ModelLayers, part: float) -> int:
+def layer_at(layers: ModelLayers, part: float) -> int:
     """The layer before which about `part` of the model's cost lies."""
     until: Sequence[float] = layers.until
     after = bisect_left(until, part * until[-1])

@@ -9,6 +9,7 @@ from rdmacast.handshake import Service
 from rdmacast.keepalive import Keepalive
 from registry.channel_frames import FrameSplitter, Kind, pack
 from registry.errors import ChannelClosed, ChannelError
+from registry.urgent import make_urgent
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class ChannelConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        make_urgent(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("peername")[:2]
         self._peer = f"{host}:{port}"
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -55,7 +55,7 @@ def test_the_head_is_where_its_bytes_are() -> None:
         group.holds("a", "ia", LOW)
         (opened,) = group.holds("b", "ib", HIGH)
         assert isinstance(opened, Open) and opened.pipeline.head == place
-        assert opened.pipeline.slots == int(8 * opened.pipeline.rate)
+        assert opened.pipeline.slots == 2 * 2 * 8  # twice what its two nodes take alone
 
 
 def test_what_another_instance_of_a_node_tells_is_not_heeded() -> None:

@@ -73,7 +73,8 @@ def test_one_order_brings_none_sooner_and_one_node_none_at_all() -> None:
     starts = [start(name, record) for name in ("a", "b", "c")]
     found = foresee(starts)
     assert found.pipeline_s == found.wait_s == 9.0  # a step more than blocks: a binomial pipeline of four
-    assert foresee(starts[:1]).pipeline_s == inf
+    alone = foresee(starts[:1])
+    assert alone.pipeline_s == inf and alone.alone and not foresee(starts).alone
 
 
 def test_what_loads_already_is_sooner_by_what_it_has() -> None:
@@ -145,5 +146,18 @@ def test_what_is_here_comes_from_host_memory_in_parts() -> None:
     assert found.said == "4 GB/s from host memory assumed"
     assert foresee(starts).wait_s == 8.0
     layers = even_layers(8)
-    assert [first_layer(one, layers) for one in arriving(starts, nodes)] == [0, 4]
+    assert [first_layer(one, layers) for one in arriving(starts, nodes)] == [2, 6]
     assert [first_layer(one, layers) for one in arriving(starts, NODES)] == [0, 0]
+
+
+def test_what_begins_later_begins_elsewhere() -> None:
+    held = (make_holding("image-1", Tier.HOST),)
+    nodes = {**NODES, **{name: replace(NODES[name], holdings=held) for name in ("s0", "s1", "a")}}
+    layers = even_layers(12)
+    (first,) = arriving([start("s0", holder="s0")], nodes)
+    assert first.warms and first_layer(first, layers) == 2  # three nodes could give: a sixth of the layers
+    assert first.place is not None
+    cold = cast("b", "c", sources=2)
+    made = [start("a", holder="a"), start("b", cold), start("c", cold)]
+    places = [one.place for one in arriving(made, nodes, [first.place])]
+    assert places == [0.75, 0.0, 0.5]

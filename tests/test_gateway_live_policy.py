@@ -27,6 +27,15 @@ OUTLOOKS = st.builds(
             "off",
             "live is pipeline, but no nodes that load will hold all layers between them",
         ),
+        ("pipeline", Outlook(wait_s=9.0, alone=True), None, "pipeline", "live is pipeline"),
+        (
+            "auto",
+            Outlook(wait_s=9.0, alone=True),
+            1.0,
+            "pipeline",
+            "auto: waiting takes 9.00 s to the first token, the target is 1.00 s; "
+            "nodes that follow can serve with it",
+        ),
         (
             "zigzag",
             Outlook(wait_s=9.0, pipeline_s=1.0),

@@ -49,3 +49,12 @@ def test_members_that_switch_one_after_the_other_take_alike(requests: list[Unfin
         left = [request for request in left if request not in share]
     assert not left
     assert max(taken) - min(taken) <= 2 * max((request.work for request in requests), default=0)
+
+
+def test_those_that_wait_for_their_first_token_go_first() -> None:
+    requests = [Unfinished(request_id=f"r{place}", tokens=10, begun=place < 3) for place in range(6)]
+    assert [one.request_id for one in share_of(requests, 3)] == ["r4", "r5"]
+    assert len(share_of(requests, 1)) == 6
+    few = [Unfinished(request_id=f"r{place}", tokens=10, begun=place < 5) for place in range(6)]
+    share = [one.request_id for one in share_of(few, 2)]
+    assert len(share) == 3 and share[-1] == "r5"

@@ -1,68 +1,65 @@
 """Loading orders of nodes that have the model in host memory, and layers from manifests."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model_layers import ModelLayers, NotLayered, even_layers, layers_of
-from gateway.warm_orders import ColdGroups, warm_orders
+from gateway.model_layers import ModelLayers, NotLayered, layers_of
+from gateway.warm_orders import layer_at, warm_places
 from registry.images.manifest import LayerSpan, Manifest
-
-EVEN = even_layers(40)
 
 
 def test_warm_nodes_divide_the_layers() -> None:
-    orders = warm_orders(EVEN, 4)
-    assert (orders.first_layers, orders.share) == ((0, 10, 20, 30), 0.25)
-    assert orders.reason == "4 warm nodes divide the layers"
-    assert orders.order(1, 40) == (*range(10, 40), *range(10))
+    assert warm_places(4) == (0.125, 0.375, 0.625, 0.875)
+    assert warm_places(0, (0.5,)) == ()
 
 
-def test_with_a_cast_they_begin_with_what_it_brings_last() -> None:
-    even = warm_orders(EVEN, 1, 1.0, ColdGroups(groups=1, rate=1.0))
-    assert (even.first_layers, even.share) == ((20,), 0.5)
-    assert even.reason == "1 warm nodes and 1 sub-groups divide the layers"
-    quicker = warm_orders(EVEN, 1, 3.0, ColdGroups(groups=1, rate=1.0))
-    assert (quicker.first_layers, quicker.share) == ((10,), 0.75)  # the cast brings a quarter meanwhile
-    two = warm_orders(EVEN, 2, 1.0, ColdGroups(groups=2, rate=1.0))
-    assert (two.first_layers, two.share) == ((10, 30), 0.25)
+def test_they_begin_where_the_widest_parts_are_left() -> None:
+    assert warm_places(1, (0.0,)) == (0.5,)  # what a cast brings last
+    assert warm_places(3, (0.125,)) == (0.375, 0.625, 0.875)  # what one that began before comes to last
+    assert warm_places(2, (0.0, 0.25)) == (0.5, 0.75)
+    assert warm_places(2, (0.0, 0.5)) == (0.25, 0.75)
+    assert warm_places(1, (0.9, 0.3)) == (pytest.approx(0.6),)
 
 
-def test_where_the_cast_is_slow_they_go_by_themselves() -> None:
-    orders = warm_orders(EVEN, 3, 1.0, ColdGroups(groups=4, rate=0.01))
-    assert orders.first_layers == (0, 13, 27) and orders.share == 1 / 3
+def test_the_first_of_all_leaves_room_for_a_cast() -> None:
+    assert warm_places(1) == (0.5,)
+    first = warm_places(1, casts=4)
+    assert first == (0.125,)
+    assert warm_places(3, (*first, 0.0, 0.25, 0.5, 0.75)) == (0.375, 0.625, 0.875)
 
 
 def test_layers_that_cost_more_make_shorter_parts() -> None:
     layers = ModelLayers(needs=(1, 2, 4, 8), costs=(3.0, 1.0, 1.0, 1.0))
-    assert warm_orders(layers, 2).first_layers == (0, 1)
+    assert [layer_at(layers, part) for part in (0.0, 0.25, 0.5, 0.7, 0.999)] == [0, 0, 1, 2, 3]
 
 
 @given(
     warm=st.integers(1, 12),
-    rate=st.floats(0.1, 10.0),
-    groups=st.integers(0, 5),
-    cold_rate=st.floats(0.0, 10.0),
+    others=st.lists(st.floats(0, 1, exclude_max=True, allow_subnormal=False), max_size=6),
+    casts=st.integers(1, 8),
 )
-def test_all_layers_are_there_by_the_share_that_is_told(
-    warm: int, rate: float, groups: int, cold_rate: float
-) -> None:
-    layers = even_layers(240)
-    orders = warm_orders(layers, warm, rate, ColdGroups(groups=groups, rate=cold_rate))
-    assert 0 < orders.share <= 1 / warm
-    loaded = round(orders.share * 240) + 2  # a part ends within a layer
-    meanwhile = round(orders.share * 240 / rate * cold_rate) + 2
-    held = {layer for node in range(warm) for layer in orders.order(node, 240)[:loaded]}
-    for group in range(groups):
-        held |= {(group * 240 // groups + step) % 240 for step in range(meanwhile)}
-    assert held == set(range(240))
+def test_no_part_is_wider_than_it_must_be(warm: int, others: list[float], casts: int) -> None:
+    places = warm_places(warm, others, casts=casts)
+    assert len(places) == warm and all(0 <= place < 1 for place in places)
+    all_places = sorted({*places, *others})
+    ends = [*all_places[1:], all_places[0] + 1]
+    widest = max(end - start for start, end in zip(all_places, ends, strict=True))
+    # One more beginning would not do: each of those between others halves a part that is as wide at least.
+    known = sorted(set(others)) or [places[0]]
+    gaps = [end - start for start, end in zip(known, [*known[1:], known[0] + 1], strict=True)]
+    assert widest <= max(gaps)
+    assert warm >= sum(ceil(gap / (widest + 1e-9)) - 1 for gap in gaps) - (not others)
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match="0 warm nodes"):
-        warm_orders(EVEN, 0)
+    with pytest.raises(ValueError, match="-1 loads"):
+        warm_places(-1)
+    with pytest.raises(ValueError, match="1 loads beside"):
+        warm_places(1, (1.0,))
     with pytest.raises(ValueError, match="2 layers and 1 costs"):
         ModelLayers(needs=(1, 2), costs=(1.0,))
     with pytest.raises(ValueError, match="must cost"):

@@ -67,6 +67,7 @@ class EmulatedStage:
             row_items=max(2, -(-self.profile.hidden_bytes(1) // ROWS.itemsize)),
             vocabulary=self.profile.model.vocabulary,
             longest=self.profile.model.context,
+            turn_tokens=self.profile.free_tokens,
         )
 
     def run(self, given: StageInput) -> StageOutput:

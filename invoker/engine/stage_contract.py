@@ -107,12 +107,14 @@ class StageOutput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFacts:
     """The model that a stage is part of. A row between stages is `row_items` items of `row_dtype`; token ids
-    are below `vocabulary`, sequences have at most `longest` tokens."""
+    are below `vocabulary`, sequences have at most `longest` tokens. `turn_tokens` is how many of prompts a
+    step takes best while sequences compete (None: what is usual for the device)."""
 
     row_dtype: torch.dtype
     row_items: int
     vocabulary: int
     longest: int
+    turn_tokens: int | None = None
 
     @property
     def row_bytes(self) -> int:

@@ -47,7 +47,10 @@ async def opened_stage(
     if not 0 <= first < last <= spec.manifest.num_layers:
         raise BadWork(f"layers [{first}, {last}) of a model with {spec.manifest.num_layers}")
     ranged = replace(spec, layers=(first, last))
-    least, wanted = await in_thread(gear.engines.kv_bytes, ranged, instance.request.max_concurrency)
+    least, _ = await in_thread(gear.engines.kv_bytes, ranged, instance.request.max_concurrency)
+    # A pipeline takes the calls of all its nodes: for its few layers each needs as much as for all layers
+    # of its own.
+    _, wanted = await in_thread(gear.engines.kv_bytes, spec, instance.request.max_concurrency)
     free = gear.arena.largest_free_bytes
     kv = gear.residents.reserve_region(
         kv_cache_bytes(least_bytes=least, wanted_bytes=wanted, largest_free_bytes=free)

@@ -189,7 +189,7 @@ class Pipeline:
         )
         sequences = max(MIN_SEQUENCES, 2 * self.instance.request.max_concurrency)
         device = resident.region.device.partition(":")[0]
-        return Conductor(shape, limits_for(device, sequences=sequences))
+        return Conductor(shape, limits_for(device, sequences=sequences, turn_tokens=facts.turn_tokens))
 
     def _ring(self) -> list[Member]:
         """The other stages as steps pass them on their way from here to here."""

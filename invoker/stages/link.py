@@ -12,6 +12,7 @@ from invoker.stages.frames import LinkLost
 from rdmacast.address import parse_url
 from rdmacast.errors import CastError
 from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from registry.urgent import make_urgent
 
 SERVICE = Service("stages", 1)
 MAKE_S = 10.0  # to connect and to show that one knows the secret
@@ -130,6 +131,7 @@ def _connect(url: str, deadline: float, same_host: bool, tls: ssl.SSLContext | N
 
 
 def _tune(one: socket.socket) -> None:
+    make_urgent(one)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE_S)
