@@ -1,7 +1,7 @@
 """All planners by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -33,16 +33,17 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SubgroupPlanner:
-    """A scheme for one source, run by k sub-groups side by side."""
+    """A scheme for one source, run by k sub-groups side by side, each `alike` of them in one order."""
 
     name: str
     summary: str
     scheme: Scheme
     steps_of: Callable[[int, int], int]
     whole: bool = False
+    alike: int = 1
 
     def plan(self, shape: CastShape) -> TransferPlan:
-        return plan_subgroups(self.name, self.scheme, shape, whole=self.whole)
+        return plan_subgroups(self.name, self.scheme, shape, whole=self.whole, alike=self.alike)
 
     def steps(self, shape: CastShape) -> int:
         size, larger = divmod(shape.nodes, len(shape.sources))
@@ -69,12 +70,21 @@ BINOMIAL = SubgroupPlanner(
 )
 CHAIN = SubgroupPlanner("chain", "each node passes on to the next: b + N - 2", chain.chain, chain.steps)
 MULTI_CHAIN = MultiChainPlanner()
+# For what turning the orders is worth.
+HALF_TURNED = replace(
+    BINOMIAL, name="binomial-half-turned", summary="the same, each two sub-groups in one order", alike=2
+)
+UNTURNED = replace(
+    BINOMIAL, name="binomial-unturned", summary="the same, all sub-groups in one order", alike=1 << 30
+)
 
 PLANNERS: Mapping[str, Planner] = MappingProxyType(
     {
         planner.name: planner
         for planner in (
             BINOMIAL,
+            HALF_TURNED,
+            UNTURNED,
             CHAIN,
             MULTI_CHAIN,
             SubgroupPlanner("tree", "complete binary tree: 2(b - 1) + D", tree.tree, tree.steps),

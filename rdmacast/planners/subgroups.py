@@ -28,13 +28,18 @@ def subgroups(shape: CastShape) -> tuple[tuple[int, ...], ...]:
     return tuple(groups)
 
 
-def shifted_orders(groups: int, blocks: int) -> tuple[Ints, ...]:
-    """The block order of each group: all blocks, turned so that group i begins with chunk i."""
+def shifted_orders(groups: int, blocks: int, alike: int = 1) -> tuple[Ints, ...]:
+    """The block order of each group: all blocks, turned so that group i begins with chunk i. Each `alike`
+    groups, if they are to have one order, have that of the first of them."""
     starts = [first for first, _ in balanced(blocks, groups)]
-    return tuple(ints((start + np.arange(blocks)) % blocks) for start in starts)
+    return tuple(
+        ints((starts[group // alike * alike] + np.arange(blocks)) % blocks) for group in range(groups)
+    )
 
 
-def plan_subgroups(planner: str, scheme: Scheme, shape: CastShape, *, whole: bool = False) -> TransferPlan:
+def plan_subgroups(
+    planner: str, scheme: Scheme, shape: CastShape, *, whole: bool = False, alike: int = 1
+) -> TransferPlan:
     """Each sub-group runs the scheme; their orders are shifted so that together they hold all early.
 
     The chunks are as many as there are groups with a target: where k exceeds half of the nodes, the
@@ -42,7 +47,7 @@ def plan_subgroups(planner: str, scheme: Scheme, shape: CastShape, *, whole: boo
     """
     groups = subgroups(shape)
     busy = [group for group in groups if len(group) > 1]
-    orders = shifted_orders(len(busy), shape.blocks) if busy else ()
+    orders = shifted_orders(len(busy), shape.blocks, alike) if busy else ()
     by_size: dict[int, Transfers] = {}
     parts = []
     for group, order in zip(busy, orders, strict=True):
