@@ -28,9 +28,7 @@ file; the lower of their medians is `limit_s` there).
 """
 
 import argparse
-import signal
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -43,7 +41,8 @@ from benchmarks.arguments import at_least, listed, parser_of, rate, say, share, 
 from benchmarks.copies import CHECKED, COPIES
 from benchmarks.crew import Crew, CrewError
 from benchmarks.crew_messages import CastTask
-from benchmarks.machine import describe_machine, write_records
+from benchmarks.endings import keep_rows
+from benchmarks.machine import describe_machine
 from benchmarks.multicast_records import Setting, link_record, plot, records, show
 from benchmarks.multicast_run import Contender, WrongBytes
 from benchmarks.multicast_turns import logs_shown, take_turns
@@ -204,22 +203,14 @@ def measure(args: argparse.Namespace, into: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     args = parse()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is cleaned up then, too
-    rows: list[dict[str, Any]] = []
-    failure = ""
-    try:
-        measure(args, rows)
-    except (TestbedError, CrewError, WrongBytes, OSError) as error:
-        failure = f"multicast: {error}"
-    except KeyboardInterrupt:
-        failure = "multicast: interrupted"
-    if args.json and rows:
-        write_records(args.json, rows)
-    if args.plot and rows:
-        plot(rows, args.plot)
-    if failure:
-        print(failure, file=sys.stderr)
-        sys.exit(130 if failure.endswith("interrupted") else 1)
+    keep_rows(
+        "multicast",
+        lambda rows: measure(args, rows),
+        (TestbedError, CrewError, WrongBytes, OSError),
+        json=args.json,
+        plot=args.plot,
+        draw=plot,
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.scaleout_client URL KEY '{"model": "f", "requests": 50, "prompt_tokens": 512, ...}'
 
-Each prompt is different. Every token is held against what the model must say: a token that is lost, repeated
-or changed fails its request.
+Each prompt is different. Every token of an emulated model is held against what it must say, of others they
+are counted: a token that is lost, repeated or changed fails its request. How far it is goes to stderr.
 """
 
 import asyncio
@@ -15,18 +15,19 @@ from typing import Any
 
 import httpx2
 
-from invoker.emulated.profiles import MODELS
 from invoker.emulated.tokens import FIRST_TOKEN, continuation
-from registry.emulation import parse_model
 from registry.messages import Sampling
+
+TELL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """What is sent: `architecture` is the emulated model's."""
+    """What is sent: `emulated` is the architecture of a model that is; token ids are below `vocabulary`."""
 
     model: str
-    architecture: str
+    emulated: str
+    vocabulary: int
     requests: int
     prompt_tokens: int
     output_tokens: int
@@ -43,13 +44,14 @@ class Answer:
     failure: str = ""
 
 
-def prompt_of(index: int, tokens: int) -> list[int]:
-    return [FIRST_TOKEN + (index * 7919 + place * 31) % 31_000 for place in range(tokens)]
+def prompt_of(index: int, tokens: int, vocabulary: int) -> list[int]:
+    known = vocabulary - FIRST_TOKEN
+    return [FIRST_TOKEN + (index * 7919 + place * 31) % known for place in range(tokens)]
 
 
-async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: float) -> Answer:
-    """Ask for one completion and follow it to its end."""
-    prompt, answer, ids = prompt_of(index, burst.prompt_tokens), Answer(), []
+async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: float, answer: Answer) -> None:
+    """Ask for one completion and follow it to its end; `answer` is filled as it comes."""
+    prompt, ids = prompt_of(index, burst.prompt_tokens, burst.vocabulary), list[int]()
     body = {
         "model": burst.model,
         "prompt": prompt,
@@ -64,7 +66,7 @@ async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: flo
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 answer.failure = f"{response.status_code} {(await response.aread())[:300]!r}"
-                return answer
+                return
             async for line in response.aiter_lines():
                 event = event_of(line)
                 new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
@@ -76,11 +78,17 @@ async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: flo
                 answer.failure = json.dumps(event["error"]) if "error" in event else answer.failure
     except httpx2.HTTPError as error:
         answer.failure = f"{type(error).__name__}: {error}"
-    vocabulary = MODELS[parse_model(burst.architecture).name].vocabulary
+    answer.failure = answer.failure or fault(burst, prompt, ids)
+
+
+def fault(burst: Burst, prompt: list[int], ids: list[int]) -> str:
+    """What is wrong with these tokens, "" if nothing is."""
+    if len(ids) != burst.output_tokens:
+        return f"it has {len(ids)} tokens, not {burst.output_tokens}"
     greedy = Sampling(max_tokens=burst.output_tokens, temperature=0.0)
-    if not answer.failure and ids != continuation(prompt, burst.output_tokens, vocabulary, greedy):
-        answer.failure = "its tokens are not those of the model"
-    return answer
+    if burst.emulated and ids != continuation(prompt, burst.output_tokens, burst.vocabulary, greedy):
+        return "its tokens are not those of the model"
+    return ""
 
 
 def event_of(line: str) -> dict[str, Any]:
@@ -94,12 +102,27 @@ def event_of(line: str) -> dict[str, Any]:
 async def send(url: str, key: str, burst: Burst) -> list[Answer]:
     limits = httpx2.Limits(max_connections=burst.requests)
     headers = {"authorization": f"Bearer {key}"}
+    answers = [Answer() for _ in range(burst.requests)]
     async with httpx2.AsyncClient(
-        base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s
+        base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s, trust_env=False
     ) as client:
         await client.get("/livez")
         began_s = time.perf_counter()
-        return await asyncio.gather(*(ask(client, burst, at, began_s) for at in range(burst.requests)))
+        watching = asyncio.create_task(watch(answers, burst))
+        await asyncio.gather(*(ask(client, burst, at, began_s, one) for at, one in enumerate(answers)))
+        watching.cancel()
+    return answers
+
+
+async def watch(answers: list[Answer], burst: Burst) -> None:
+    """Tell how far it is until cancelled."""
+    began_s = time.perf_counter()
+    while True:
+        await asyncio.sleep(TELL_S)
+        first = sum(bool(answer.tokens) for answer in answers)
+        done = sum(sum(answer.tokens) >= burst.output_tokens for answer in answers)
+        line = f"  {time.perf_counter() - began_s:3.0f} s: {first} of {burst.requests} have their first token"
+        print(f"{line}, {done} all", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from cli.errors import CliError
 from cli.logtail import tail
 from cli.options import connect
 from cli.scaling import follow
+from invoker.emulated.profiles import known_device
 from registry.change import NodeUp
 from registry.embedded_redis import EmbeddedRedis
 from registry.emulation import EmulatedDevice
@@ -47,24 +48,51 @@ class ScaleoutError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """What is the same for all modes: `sources` of the nodes, the first ones, hold the model in `holders`
-    memory when the burst comes."""
+    memory when the burst comes. Without a `device` that is emulated the nodes compute on the processor."""
 
-    device: EmulatedDevice
+    device: EmulatedDevice | None
     bundle: Bundle
     nodes: int
     sources: int
     holders: str
     burst: Burst
 
+    @property
+    def slower(self) -> int:
+        """Times that its devices and links are."""
+        return 1 if self.device is None else self.device.slower
+
+    @property
+    def own_copy_s(self) -> float:
+        """From a node's own host memory to its accelerator; next to nothing on a processor."""
+        return 0.0 if self.device is None else self.slower * self.bundle.image_bytes / self.host_bytes_s
+
+    @property
+    def host_bytes_s(self) -> float:
+        assert self.device is not None
+        _, links = known_device(self.device)
+        return links.host / self.device.scale
+
+    @property
+    def source_device(self) -> str:
+        return "cpu" if self.device is None else str(self.device)
+
+    def target_device(self, mode: Mode) -> str:
+        if self.device is None:
+            return "cpu"
+        return str(EmulatedDevice(**{**asdict(self.device), "name": mode.target_device}))
+
 
 class Scaleout:
-    """The platform of one mode; a context manager."""
+    """The platform of one mode; a context manager. Nodes that do not hold the model wait `wait_s` before it
+    comes."""
 
-    def __init__(self, testbed: Testbed, folder: Path, mode: Mode, scene: Scene) -> None:
+    def __init__(self, testbed: Testbed, folder: Path, mode: Mode, scene: Scene, wait_s: float) -> None:
         self._testbed = testbed
         self._folder = folder
         self._mode = mode
         self._scene = scene
+        self._wait_s = wait_s
         self._stack = ExitStack()
         self._launcher: subprocess.Popen[str] | None = None
         self._shm = Path()
@@ -83,13 +111,12 @@ class Scaleout:
         """Bring the model where the mode has it, send the burst, and return what came of each request.
         Raises ScaleoutError."""
         scene, mode = self._scene, self._mode
-        self._start_nodes(range(scene.sources), str(scene.device))
+        self._start_nodes(range(scene.sources), scene.source_device, 0.0)
         self._in_testbed(self._deploy)
         if scene.sources > 1 or scene.holders == "gpu":
             self._in_testbed(self._hold)
-        target = EmulatedDevice(**{**asdict(scene.device), "name": mode.target_device})
-        self._start_nodes(range(scene.sources, scene.nodes), str(target))
-        if mode.own_copies:
+        self._start_nodes(range(scene.sources, scene.nodes), scene.target_device(mode), self._wait_s)
+        if mode.own_copies and scene.sources < scene.nodes:
             self._in_testbed(lambda client: _warm(client, scene.nodes))
         return self._run_client()
 
@@ -131,7 +158,7 @@ class Scaleout:
         stack.callback(_end, process)
         return process
 
-    def _start_nodes(self, numbers: Sequence[int], device: str) -> None:
+    def _start_nodes(self, numbers: Sequence[int], device: str, wait_s: float) -> None:
         """Start these nodes, and return when all that were started are there."""
         assert self._launcher is not None and self._launcher.stdin is not None
         for number in numbers:
@@ -139,12 +166,19 @@ class Scaleout:
             argv = ["--redis-url", self._redis_url, "--node-id", f"n{number}", "--host-id", f"h{number}"]
             argv += ["--listen", address, "--device", device, "--shm-dir", str(self._shm), "--rdma", "off"]
             argv += ["--host-memory", f"{3 * self._scene.bundle.image_bytes + (64 << 20)}B"]
+            if self._scene.device is None:
+                argv += [
+                    "--gpu-memory",
+                    f"{3 * self._scene.bundle.image_bytes + (1 << 30)}B",
+                    "--threads",
+                    "1",
+                ]
             argv += ["--spare-memory", "0B"]
             order = {
                 "netns": self._testbed.plan.namespace(number + 1),
                 "argv": argv,
                 "log": str(self._folder / "logs" / f"n{number}.log"),
-                "setup_s": self._mode.setup_s * self._scene.device.slower,
+                "wait_s": wait_s,
             }
             try:
                 self._launcher.stdin.write(json.dumps(order) + "\n")
@@ -189,14 +223,14 @@ class Scaleout:
         done = subprocess.run(
             self._testbed.inside(0, command),
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,  # what it prints beside its answer is for who watches
             text=True,
             check=False,
             start_new_session=True,
             timeout=2 * self._scene.burst.timeout_s,
         )
         if done.returncode:
-            raise ScaleoutError(f"the client failed: {done.stderr[-2000:]}")
+            raise ScaleoutError(f"the client ended with {done.returncode}")
         answers: list[dict[str, Any]] = json.loads(done.stdout)
         return answers
 

@@ -7,10 +7,11 @@ GROUP_SETUP_S = 0.3  # what NCCL takes to make a group of ranks, by the papers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """`planner` is what the gateway is told (NAME or NAME/BLOCKS; "": it chooses). A cast's targets wait
-    `setup_s` before its first byte. With `own_copies` there is no cast: each node loads what it has itself,
-    nodes that hold the model from host memory, others at the rate of their `target_device`. `live` is the
-    function's policy of serving while the model arrives."""
+    """`planner` is what the gateway is told (NAME or NAME/BLOCKS; "": it chooses). Nodes that do not hold the
+    model wait `setup_s` before its first byte. With `own_copies` there is no cast: each node loads what it
+    has itself, nodes that hold the model from host memory, others at the rate of their `target_device`; with
+    `gloo` these wait until gloo has broadcast it. `live` is the function's policy of serving while the model
+    arrives."""
 
     name: str
     says: str
@@ -18,6 +19,7 @@ class Mode:
     setup_s: float = 0.0
     own_copies: bool = False
     target_device: str = "h800"
+    gloo: bool = False
     live: str = "off"
 
 
@@ -38,13 +40,38 @@ MODES = {
             setup_s=GROUP_SETUP_S,
         ),
         Mode(
+            name="gloo",
+            says="gloo's broadcast, run over the same links beforehand; its own set-up and the copy to the "
+            "accelerator behind it count for nothing",
+            own_copies=True,
+            gloo=True,
+        ),
+        Mode(
             name="serverlessllm-ssd",
             says="each node from its own disk, holders from host memory",
             own_copies=True,
             target_device="h800-disk",
         ),
         Mode(name="serverlessllm-memory", says="each node from its own host memory", own_copies=True),
-        # Without ZigZag until the platform serves so: then with live="zigzag".
-        Mode(name="blitzscale", says="chain, without ZigZag", planner="chain"),
+        Mode(
+            name="blitzscale", says="chain, and ZigZag of source and target", planner="chain", live="zigzag"
+        ),
+        # What the order of blocks is worth: each sub-group begins with a part of its own, each two, or none.
+        Mode(name="turned", says="binomial, k-way reordering on", planner="binomial", live="pipeline"),
+        Mode(
+            name="half-turned",
+            says="binomial, k-way reordering by halves",
+            planner="binomial-half-turned",
+            live="pipeline",
+        ),
+        Mode(
+            name="unturned",
+            says="binomial, k-way reordering off",
+            planner="binomial-unturned",
+            live="pipeline",
+        ),
     )
 }
+TURNS = ("turned", "half-turned", "unturned")
+COMPARED = tuple(name for name in MODES if name not in TURNS)  # by default
+EMULATED_ONLY = ("serverlessllm-ssd",)  # the processor has no rate that could be set

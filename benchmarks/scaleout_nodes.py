@@ -1,9 +1,9 @@
 """Starts nodes in the namespaces of a testbed, from one process that has imported what they need.
 
-    stdin   {"netns": "...", "argv": ["--redis-url", ...], "log": "/path", "setup_s": 0.3}   one a line
+    stdin   {"netns": "...", "argv": ["--redis-url", ...], "log": "/path", "wait_s": 0.3}   one a line
     stdout  {"pid": 12}
 
-At the end of stdin the nodes get SIGTERM, later SIGKILL, and this ends. A node whose `setup_s` is not 0
+At the end of stdin the nodes get SIGTERM, later SIGKILL, and this ends. A node whose `wait_s` is not 0
 takes so long before the first byte of a model comes: what setting up a group of ranks takes elsewhere.
 """
 
@@ -21,11 +21,11 @@ from typing import Any
 
 import uvloop
 
+from invoker.__main__ import engines_for
 from invoker.assembly import run_node
-from invoker.emulated.engines import EmulatedEngines
 from invoker.engine.contract import ModelSpec
+from invoker.engines import Engines
 from invoker.settings import parse_settings
-from registry.emulation import parse_device
 from registry.redis_state import RedisState
 
 _NETNS = Path("/run/netns")
@@ -34,17 +34,19 @@ _STOP_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class SlowToBegin(EmulatedEngines):
+class SlowToBegin:
     """Engines whose starts wait before their models come: what they need is asked for before."""
 
-    def __init__(self, device: str, setup_s: float) -> None:
-        super().__init__(parse_device(device))
-        self._setup_s = setup_s
+    def __init__(self, engines: Engines, wait_s: float) -> None:
+        self._engines = engines
+        self._wait_s = wait_s
+        self.make = engines.make
+        self.make_stage = engines.make_stage
 
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
         """See Engines: in a thread of its own."""
-        time.sleep(self._setup_s)
-        return super().kv_bytes(spec, max_concurrency)
+        time.sleep(self._wait_s)
+        return self._engines.kv_bytes(spec, max_concurrency)
 
 
 def enter(netns: str) -> None:
@@ -74,7 +76,7 @@ def be_node(order: dict[str, Any]) -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         async with RedisState.connect(settings.redis_url) as state:
-            await run_node(settings, state, SlowToBegin(settings.device, order["setup_s"]), stop)
+            await run_node(settings, state, SlowToBegin(engines_for(settings.device), order["wait_s"]), stop)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

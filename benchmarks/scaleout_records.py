@@ -1,15 +1,14 @@
 """From the tokens of a burst to records: how soon the first came, and how many a second over time (pure)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.percentile import percentile
 
-WINDOW_S = 0.25  # of the model's time: tokens a second are those of the last quarter of a second
-STEP_S = 0.05
+WINDOW_S = 0.1  # of the model's time: tokens a second are those of the last tenth of a second
+STEP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +74,17 @@ def rate_of(requests: Iterable[Request]) -> Rate:
     return Rate(per_s=tuple(rates))
 
 
-def first_of_loading(requests: Iterable[Request]) -> float | None:
-    """When a request had its first token that waited for a node without the model, or was served by
-    nodes on which it was arriving. A holder that starts from its own memory is none of these."""
-    waited = [request.ttft_s for request in requests if request.start_kind in ("cold", "live")]
-    return min(waited, default=None)
+def first_token(requests: Iterable[Request], *kinds: str) -> float | None:
+    """When the first request of one of these start kinds had its first token. Of `live` ones it came from
+    nodes on which the model was arriving; `cold` ones waited for a node without the model."""
+    return min((request.ttft_s for request in requests if request.start_kind in kinds), default=None)
 
 
 def record_of(
-    name: str, runs: Sequence[Sequence[Request]], limit_s: float, params: dict[str, Any]
+    name: str,
+    runs: Sequence[Sequence[Request]],
+    limits: Mapping[str, float],
+    params: dict[str, Any],
 ) -> dict[str, Any]:
     """All runs of one mode: percentiles over all their requests, the rate of the median run."""
     ttfts = sorted(request.ttft_s for run in runs for request in run)
@@ -91,59 +92,52 @@ def record_of(
     middle = rates[len(rates) // 2]
     median_s = percentile(ttfts, 50)
     assert median_s is not None
-    loading = [moment for run in runs if (moment := first_of_loading(run)) is not None]
+    live_s = median(first_token(run, "live") for run in runs)
     return {
         "name": name,
-        "emulated": True,
+        "emulated": bool(params["emulated"]),
         "params": params,
         "seconds": [round(ttft, 4) for ttft in ttfts],
         "median_s": median_s,
-        "limit_s": limit_s,
-        "ratio_to_limit": median_s / limit_s,
+        **limits,
+        "ratio_to_limit": median_s / limits["limit_s"],
         "ttft_p50_s": median_s,
         "ttft_p90_s": percentile(ttfts, 90),
         "ttft_p99_s": percentile(ttfts, 99),
-        "first_of_loading_s": min(loading, default=None),
+        "first_of_loading_s": median(first_token(run, "live", "cold") for run in runs),
+        "first_live_s": live_s,
+        "first_live_of_transfer": None if live_s is None else live_s / limits["transfer_s"],
         "peak_tokens_per_s": middle.peak,
         "half_peak_s": middle.half_peak_s,
         "tokens_per_s": [round(rate, 1) for rate in middle.per_s],
         "step_s": STEP_S,
+        "window_s": WINDOW_S,
         "start_kinds": dict(Counter(request.start_kind for run in runs for request in run)),
     }
 
 
+def median(moments: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    return percentile(sorted(moment for moment in moments if moment is not None), 50)
+
+
 def show(row: dict[str, Any]) -> str:
     """One line for people."""
-    params, loading = row["params"], row["first_of_loading_s"]
+    params, share = row["params"], row["first_live_of_transfer"]
+    live = "-" if share is None else f"{row['first_live_s']:.3f} s, {share:.2f} of a transfer"
     return (
-        f"{row['name']:21} emulated k={params['sources']} in {params['holders']:4}"
-        f"  TTFT p50 {row['ttft_p50_s']:6.3f} p90 {row['ttft_p90_s']:6.3f} s"
-        f"  first of a loading node {'-' if loading is None else f'{loading:.3f} s'}"
+        f"{row['name']:21} {'emulated' if row['emulated'] else 'real'} k={params['sources']} in "
+        f"{params['holders']:4} TTFT p50 {row['ttft_p50_s']:6.3f} p90 {row['ttft_p90_s']:6.3f} s"
+        f"  first live token {live}"
         f"  peak {row['peak_tokens_per_s']:6.0f} tokens/s, half of it at {row['half_peak_s']:5.2f} s"
         f"  {row['start_kinds']}"
     )
 
 
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """For each number and kind of holders: tokens a second over time, and the TTFT's distribution."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
-
-    cases = list(dict.fromkeys((row["params"]["holders"], row["params"]["sources"]) for row in rows))
-    figure = Figure(figsize=(13, 4 * len(cases)), layout="constrained")
-    for (holders, sources), (over_time, cdf) in zip(
-        cases, figure.subplots(len(cases), 2, squeeze=False), strict=True
-    ):
-        of_case = [
-            row for row in rows if (row["params"]["holders"], row["params"]["sources"]) == (holders, sources)
-        ]
-        for row in of_case:
-            rates, ttfts = row["tokens_per_s"], row["seconds"]
-            over_time.plot([at * row["step_s"] for at in range(len(rates))], rates, label=row["name"])
-            cdf.plot(ttfts, [(at + 1) / len(ttfts) for at in range(len(ttfts))], label=row["name"])
-        params = of_case[0]["params"]
-        case = f"{params['emulated']}: {params['nodes']} nodes, {sources} with the model in {holders} memory"
-        over_time.set(title=case, xlabel="seconds", ylabel="tokens/s")
-        cdf.set(xlabel="time to first token, seconds", ylabel="share of requests")
-        cdf.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+def compare(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How much sooner the first of these modes is than each other one, a line each."""
+    return [
+        f"  {rows[0]['name']} beside {row['name']}: P90 TTFT {row['ttft_p90_s'] / rows[0]['ttft_p90_s']:.2f} "
+        f"times sooner, half of its peak after {rows[0]['half_peak_s'] / row['half_peak_s']:.2f} of the time"
+        for row in rows[1:]
+    ]

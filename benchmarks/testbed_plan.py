@@ -13,6 +13,7 @@ from benchmarks.owner import Owner
 MOST_HOSTS = 250
 INTERFACE = "eth0"
 _BRIDGE = "br0"
+_BAND_PACKETS = 64
 
 Command = tuple[str, ...]
 
@@ -21,7 +22,9 @@ Command = tuple[str, ...]
 class LinkShape:
     """How every host's link is shaped, each way; `shares` gives hosts whose link has a part of the rate.
 
-    A small burst or MTU splits every large segment, and the processor becomes the limit.
+    A small burst or MTU splits every large segment, and the processor becomes the limit. With `bands` what
+    hosts send as urgent does not wait behind the rest, which goes in segments of one MTU: where rates are
+    scaled down far, a few large ones take as long as many steps of a model.
     """
 
     rate_bytes_s: int
@@ -29,6 +32,7 @@ class LinkShape:
     queue_ms: int = 50
     mtu: int = 9000
     congestion: str = "cubic"
+    bands: bool = False
     shares: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -105,15 +109,23 @@ class TestbedPlan:
             ("ip", "-n", name, "link", "set", "lo", "up"),
             # By the route: a namespace may not have a default that the machine does not allow to everybody.
             ("ip", "-n", name, "route", "replace", *route, "congctl", self.shape.congestion),
-            self._shaped(name, INTERFACE, host),
-            self._shaped(self.switch, port, host),
+            *self._shaped(name, INTERFACE, host),
+            *self._shaped(self.switch, port, host),
         ]
 
-    def _shaped(self, namespace: str, device: str, host: int) -> Command:
+    def _shaped(self, namespace: str, device: str, host: int) -> list[Command]:
         shape = self.shape
         limits = ("rate", f"{shape.rate_bit_s(host)}bit", "burst", f"{shape.burst_bytes}b")
-        where = ("tc", "-n", namespace, "qdisc", "add", "dev", device, "root")
-        return (*where, "tbf", *limits, "latency", f"{shape.queue_ms}ms")
+        queue = ("tc", "-n", namespace, "qdisc", "add", "dev", device)
+        shaped: Command = (*queue, "root", "handle", "1:", "tbf", *limits, "latency", f"{shape.queue_ms}ms")
+        if not shape.bands:
+            return [shaped]
+        limited = ("gso_max_segs", "1", "txqueuelen", str(_BAND_PACKETS))
+        return [
+            ("ip", "-n", namespace, "link", "set", device, *limited),
+            shaped,
+            (*queue, "parent", "1:1", "pfifo_fast"),
+        ]
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts:

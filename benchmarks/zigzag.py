@@ -33,7 +33,7 @@ from benchmarks.chaos_cluster import Cluster
 from benchmarks.endings import end_politely
 from benchmarks.live_serving_cluster import NotThere, Stage, until
 from benchmarks.machine import describe_machine, write_records
-from benchmarks.scaleout_client import Burst, ask
+from benchmarks.scaleout_client import Answer, Burst, ask
 from invoker.emulated.profiles import PROFILES, Profile, UnknownProfile, find_profile
 from registry.emulation import EmulatedDevice, EmulatedModel
 
@@ -72,7 +72,8 @@ async def load(cluster: Cluster, burst: Burst, seen: Seen) -> AsyncIterator[http
 
     async def go_on(client: httpx2.AsyncClient) -> None:
         while True:
-            answer = await ask(client, burst, next(numbers), time.perf_counter())
+            answer = Answer()
+            await ask(client, burst, next(numbers), time.perf_counter(), answer)
             seen.ends_s.append(time.perf_counter())
             seen.kinds.append(answer.start_kind)
             if answer.failure:
@@ -147,7 +148,8 @@ async def run(cluster: Cluster, args: Namespace) -> dict[str, Any]:
     )
     burst = Burst(
         model=FUNCTION,
-        architecture=str(model),
+        emulated=str(model),
+        vocabulary=args.profile.model.vocabulary,
         requests=args.requests,
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,

@@ -1,28 +1,34 @@
 """The pure parts of the measurement of scaling out, and its platform's places."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import scaleout
-from benchmarks.scaleout_client import event_of, prompt_of
-from benchmarks.scaleout_modes import MODES
+from benchmarks.scaleout_client import Burst, event_of, fault, prompt_of
+from benchmarks.scaleout_modes import COMPARED, EMULATED_ONLY, MODES, TURNS
+from benchmarks.scaleout_plot import plot
 from benchmarks.scaleout_records import (
     STEP_S,
+    WINDOW_S,
     Request,
-    first_of_loading,
-    plot,
+    compare,
+    first_token,
     rate_of,
     record_of,
     requests_of,
     show,
 )
+from benchmarks.scaleout_scenes import link_bytes_s, scenes
 from gateway.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
+from invoker.emulated.tokens import continuation
 from registry.function import Scaling
 from registry.live import Live
+from registry.messages import Sampling
 
 
 def answer(*arrived_s: float, kind: str = "hot", failure: str = "") -> dict[str, Any]:
@@ -41,10 +47,11 @@ def steady(begin_s: float, per_s: float, seconds: float, kind: str = "hot") -> R
 
 
 def test_every_mode_is_one_that_the_platform_can_be_told() -> None:
-    assert list(MODES) == [
-        *("hypercast", "stop-the-world", "faasnet", "nccl"),
+    assert list(COMPARED) == [
+        *("hypercast", "stop-the-world", "faasnet", "nccl", "gloo"),
         *("serverlessllm-ssd", "serverlessllm-memory", "blitzscale"),
     ]
+    assert {*COMPARED, *TURNS} == set(MODES) and set(EMULATED_ONLY) <= set(MODES)
     for mode in MODES.values():
         assert mode.target_device in DEVICES
         assert not (mode.planner and mode.own_copies)
@@ -62,61 +69,99 @@ def test_times_are_the_models() -> None:
 
 def test_the_rate_is_that_of_the_last_moments() -> None:
     rate = rate_of([steady(0.0, 100.0, 2.0), steady(1.0, 100.0, 1.0)])
-    assert rate.per_s[int(0.9 / STEP_S)] == pytest.approx(100, abs=8)
-    assert rate.peak == pytest.approx(200, abs=8)
+    assert rate.per_s[int(0.9 / STEP_S)] == pytest.approx(100, abs=1.5 / WINDOW_S)
+    assert rate.peak == pytest.approx(200, abs=2.5 / WINDOW_S)
     assert rate.half_peak_s <= 0.3
     late = rate_of([steady(1.5, 50.0, 1.0)])
     assert late.per_s[0] == 0 and 1.5 < late.half_peak_s < 1.8
 
 
-def test_a_holder_that_loads_from_its_own_memory_is_no_loading_node() -> None:
+def test_first_tokens_are_told_by_where_they_came_from() -> None:
     waits = [steady(0.4, 10, 1, "warm"), steady(0.9, 10, 1, "cold"), steady(0.6, 10, 1, "live")]
-    assert first_of_loading(waits) == pytest.approx(0.7)
-    assert first_of_loading([steady(0.1, 10, 1), steady(0.1, 10, 1, "warm")]) is None
+    assert first_token(waits, "live", "cold") == pytest.approx(0.7)
+    assert first_token(waits, "cold") == pytest.approx(1.0)
+    assert first_token(waits, "hot") is None
 
 
 def test_records_and_their_picture(tmp_path: Path) -> None:
     args = scaleout.parse(["--nodes", "4", "--requests", "2"])
-    (scene,) = scaleout.scenes(args)
+    (scene,) = scenes(args, tmp_path)
     runs = [
         [steady(0.5, 20, 2, "cold"), steady(0.1, 20, 2)],
         [steady(0.6, 20, 2, "cold"), steady(0.1, 20, 2)],
     ]
+    limits = scaleout.limits_of(args, scene)
     rows = [
-        record_of(name, runs, scaleout.limit_of(args), scaleout.params_of(args, scene, MODES[name]))
+        record_of(name, runs, limits, scaleout.params_of(args, scene, MODES[name]))
         for name in ("stop-the-world", "nccl")
     ]
     row = json.loads(json.dumps(rows[0]))
     assert row["emulated"] is True and "emulated 1x H800" in row["params"]["emulated"]
     assert row["ttft_p50_s"] == pytest.approx(0.15) and row["ttft_p90_s"] == pytest.approx(0.65)
-    assert row["first_of_loading_s"] == pytest.approx(0.55)
+    assert row["first_of_loading_s"] in (pytest.approx(0.55), pytest.approx(0.65))
+    assert row["first_live_s"] is None and row["first_live_of_transfer"] is None
+    assert row["transfer_s"] == pytest.approx(26.03e9 / 50e9, rel=0.01)
     assert row["limit_s"] == pytest.approx(26.03e9 / 50e9 + 0.025, rel=0.01)
     assert row["start_kinds"] == {"cold": 2, "hot": 2}
     assert "emulated k=1 in host" in show(row)
+    assert compare(rows) == [
+        "  stop-the-world beside nccl: P90 TTFT 1.00 times sooner, half of its peak after 1.00 of the time"
+    ]
     plot(rows, tmp_path / "s.png")
     assert (tmp_path / "s.png").stat().st_size > 10_000
 
 
-def test_the_scene_is_what_is_asked_for() -> None:
-    args = scaleout.parse(
-        ["--emulated", "h800-llama2-70b/10000", "--sources", "1,2", "--holders", "gpu,host", "--nodes", "2"]
-    )
-    found = scaleout.scenes(args)
-    assert [(scene.holders, scene.sources) for scene in found] == [("gpu", 1), ("host", 1)]
-    assert str(found[0].device) == "emulated:h800x4/10000/10"
-    assert found[0].bundle.architecture == "emulated:llama2-70b/10000" == found[0].burst.architecture
+def test_the_scene_is_what_is_asked_for(tmp_path: Path) -> None:
+    told = ["--emulated", "h800-llama2-70b/10000", "--sources", "1,2", "--holders", "gpu,host"]
+    args = scaleout.parse([*told, "--nodes", "2"])
+    found = scenes(args, tmp_path)
+    places = [(scene.holders, scene.sources) for scene in found]
+    assert places == [("gpu", 1), ("host", 1), ("host", 2)]  # two that serve already: nobody starts
+    assert found[0].source_device == "emulated:h800x4/10000/10"
+    assert found[0].target_device(MODES["serverlessllm-ssd"]) == "emulated:h800-diskx4/10000/10"
+    assert found[0].bundle.architecture == "emulated:llama2-70b/10000" == found[0].burst.emulated
+    assert found[0].slower == 10 and found[0].own_copy_s == pytest.approx(10 * 137.95e9 / 64e9, rel=0.01)
+
+
+def test_with_the_real_engine_nothing_is_scaled() -> None:
+    args = scaleout.parse(["--real", "2", "--rate", "100mbit", "--slower", "20"])
+    assert args.slower == 1 and "serverlessllm-ssd" not in args.modes and "gloo" in args.modes
+    assert link_bytes_s(args) == 12_500_000
 
 
 @pytest.mark.parametrize(
-    "argv", [["--emulated", "h100"], ["--nodes", "2", "--sources", "2"], ["--modes", "magic"]]
+    "argv",
+    [
+        ["--emulated", "h100"],
+        ["--nodes", "2", "--sources", "3"],
+        ["--nodes", "2", "--sources", "2", "--holders", "gpu"],
+        ["--modes", "magic"],
+        ["--real", "2", "--modes", "serverlessllm-ssd"],
+    ],
 )
 def test_what_makes_no_sense_is_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit):
         scaleout.parse(argv)
 
 
-def test_prompts_and_events() -> None:
-    assert len(prompt_of(3, 512)) == 512 and prompt_of(3, 512) != prompt_of(4, 512)
-    assert max(prompt_of(49, 4000)) < 32_000
+def test_prompts_events_and_faults() -> None:
+    assert len(prompt_of(3, 512, 32_000)) == 512
+    assert prompt_of(3, 512, 32_000) != prompt_of(4, 512, 32_000)
+    assert max(prompt_of(49, 4000, 32_000)) < 32_000 and max(prompt_of(49, 4000, 500)) < 500
     assert event_of('data: {"a": 1}') == {"a": 1}
     assert event_of("data: [DONE]") == event_of(": stage=load 62%") == event_of("") == {}
+    burst = Burst(
+        model="f",
+        emulated="emulated:llama2-13b/1000",
+        vocabulary=32_000,
+        requests=1,
+        prompt_tokens=4,
+        output_tokens=3,
+        timeout_s=1.0,
+    )
+    prompt = prompt_of(0, 4, burst.vocabulary)
+    said = continuation(prompt, 3, burst.vocabulary, Sampling(max_tokens=3, temperature=0.0))
+    assert fault(burst, prompt, said) == ""
+    assert fault(burst, prompt, [*said[:2], said[2] ^ 1]) == "its tokens are not those of the model"
+    assert fault(burst, prompt, said[:2]) == "it has 2 tokens, not 3"
+    assert fault(replace(burst, emulated=""), prompt, [1, 2, 3]) == ""

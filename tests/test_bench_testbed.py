@@ -35,12 +35,19 @@ def plan(hosts: int = 3, shape: LinkShape = SHAPE) -> plans.TestbedPlan:
 def test_every_host_is_joined_to_the_switch_and_shaped_both_ways() -> None:
     commands = [" ".join(command) for command in plan().commands()]
     for host, name in enumerate(("hcbed-41-7-h0", "hcbed-41-7-h1", "hcbed-41-7-h2")):
-        shaped = "root tbf rate 200000000bit burst 524288b latency 50ms"
+        shaped = "root handle 1: tbf rate 200000000bit burst 524288b latency 50ms"
         assert f"ip netns add {name}" in commands
         assert f"tc -n {name} qdisc add dev eth0 {shaped}" in commands
         assert f"tc -n hcbed-41-7-switch qdisc add dev p{host} {shaped}" in commands
         assert f"ip -n {name} address add 10.77.0.{host + 1}/24 dev eth0" in commands
     assert all(len(f"p{host}") <= 15 for host in range(250))
+
+
+def test_urgent_bytes_have_a_band_of_their_own() -> None:
+    shape = LinkShape(rate_bytes_s=25_000_000, bands=True)
+    commands = [" ".join(command) for command in plan(shape=shape).commands()]
+    assert "ip -n hcbed-41-7-h0 link set eth0 gso_max_segs 1 txqueuelen 64" in commands
+    assert "tc -n hcbed-41-7-switch qdisc add dev p2 parent 1:1 pfifo_fast" in commands
 
 
 def test_nothing_is_made_outside_of_the_testbeds_own_namespaces() -> None:
