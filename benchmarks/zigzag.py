@@ -168,7 +168,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--json", type=Path, help="write the record to this file")
     add("--emulated", default="h800-llama2-13b/1000", metavar="PROFILE", help=f"of {', '.join(PROFILES)}")
-    add("--slower", type=at_least(1), default=20, help="times that devices and the load are (default 20)")
+    add("--slower", type=at_least(1), default=40, help="times that devices and the load are (default 40)")
     add("--load", type=positive, default=4.0, help="seconds of the model's time (default 4)")
     add("--requests", type=at_least(2), default=12, help="under way at once (default 12)")
     add("--prompt-tokens", type=at_least(2), default=2000, help="of each (default 2000)")
