@@ -32,6 +32,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from benchmarks.owner import own_folder
 from benchmarks.processes import Processes
 from benchmarks.testbed import Testbed, TestbedError
 from benchmarks.testbed_plan import LinkShape
-from rdmacast.planners.automatic import LinkFacts, choose_planner, comes_in_turn
+from rdmacast.planners.automatic import choose_planner, comes_in_turn, usual_links
 from rdmacast.planners.catalog import PLANNERS
 
 AUTO = "auto"
@@ -102,7 +103,8 @@ def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator
         if sources >= nodes:
             continue
         if planner == AUTO:
-            facts = LinkFacts(bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
+            usual = usual_links("tcp")  # asking for a block, checking it and telling of it takes time, too
+            facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)
             yield Contender(AUTO, crew, nodes, task, reason=chosen.reason)
