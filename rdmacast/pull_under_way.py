@@ -19,3 +19,8 @@ class PullUnderWay:
     @property
     def is_coming(self) -> bool:
         return not self.dropped and self.held_s is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Its bytes come."""
+        return self.began_s is not None

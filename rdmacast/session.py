@@ -189,13 +189,15 @@ class Session:
         """A plan for what is missing; one that is not of a higher number than the last is ignored."""
         if number <= self._plan:
             return []
-        self._plan, self._in_turn = number, False
+        in_turn, self._plan, self._in_turn = self._in_turn, number, False
         self._peers.forget_pulls()
         self._planned.take(order, self._held)
         moved = self._drop_waiting(
             lambda pull: self._planned.source(pull.block) != pull.source,
             "its block is planned from another source",
         )
+        if in_turn:  # who would have come before it at its source may never come
+            moved += self._drop(lambda pull: not pull.has_begun, "its turn was by the plan before")
         return [*moved, *self._go_on(now_s)]
 
     def passed(self, now_s: float) -> list[Action]:
@@ -289,9 +291,12 @@ class Session:
 
     def _drop_waiting(self, which: Callable[[Pull], bool], reason: str) -> list[Action]:
         """End pulls for blocks that are not known to be at their sources."""
+        return self._drop(lambda pull: pull.held_s is None and which(pull.pull), reason)
+
+    def _drop(self, which: Callable[[PullUnderWay], bool], reason: str) -> list[Action]:
         dropped: list[Action] = []
         for number, under_way in self._under_way.items():
-            if under_way.held_s is None and not under_way.dropped and which(under_way.pull):
+            if not under_way.dropped and which(under_way):
                 under_way.dropped = True
                 dropped.append(Drop(number, reason))
         return dropped

@@ -125,11 +125,14 @@ def told(held: int, blocks: int = 4, epoch: int = 0, coming: int = 0) -> HaveMap
     return HaveMap(blocks=blocks, epoch=epoch, held=held, coming=coming)
 
 
-def session_of(order: list[tuple[int, int]], blocks: int = 4, peers: int = 4, **limits: float) -> Session:
+def session_of(
+    order: list[tuple[int, int]], blocks: int = 4, peers: int = 4, *, in_turn: bool = False, **limits: float
+) -> Session:
     session = Session(
         blocks=blocks,
         peers=range(1, peers + 1),
         order=order,
+        in_turn=in_turn,
         settings=SessionSettings(**limits),  # type: ignore[arg-type]
     )
     session.start(0.0)
@@ -267,6 +270,16 @@ def test_a_new_plan_keeps_what_is_here_and_an_old_one_is_ignored() -> None:
     session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
     assert session.have_map.epoch == 0  # of this life still
     assert pulls(session.arrived(2, 2.0)) == [(3, 3)]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_new_plan_waits_for_no_turn_of_the_old_one(in_turn: bool) -> None:
+    session = session_of(ORDER, window=1, in_turn=in_turn)
+    session.heard(1, told(0b1111), 0.0)
+    session.heard(3, told(0b1111), 0.0)
+    actions = session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
+    assert any(isinstance(action, Drop) for action in actions) == in_turn
+    assert pulls(actions) == ([(3, 3)] if in_turn else [])  # else the one of before goes on
 
 
 def test_cancelling_drops_everything_and_nothing_follows() -> None:
