@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace, into: Rows) -> None:
             rows = []
             try:
                 with Testbed(args.nodes + 1, shape) as testbed:
-                    take_turns(testbed, scene, args, runs)
+                    take_turns(testbed, scene, args, folder, runs)
             finally:
                 for name in (name for name in args.modes if runs[name]):
                     params = {**params_of(args, scene, MODES[name]), **common}
@@ -82,22 +82,28 @@ def measure(args: argparse.Namespace, into: Rows) -> None:
 
 
 def take_turns(
-    testbed: Testbed, scene: Scene, args: argparse.Namespace, runs: dict[str, list[list[Request]]]
+    testbed: Testbed,
+    scene: Scene,
+    args: argparse.Namespace,
+    folder: Path,
+    runs: dict[str, list[list[Request]]],
 ) -> None:
     """All modes one after the other, as often as is asked for. Raises what run_mode does, and ValueError."""
     for turn in range(args.repeat):
         for name in args.modes:
             began_s = time.monotonic()
             say(f"turn {turn + 1} of {args.repeat}: {name}")
-            answers = run_mode(testbed, MODES[name], scene, args.keep_logs)
+            answers = run_mode(testbed, MODES[name], scene, folder, args.keep_logs)
             runs[name].append(requests_of(answers, args.slower))
             say(f"  {name} took {time.monotonic() - began_s:.0f} s")
 
 
-def run_mode(testbed: Testbed, mode: Mode, scene: Scene, keep_logs: Path | None) -> list[dict[str, Any]]:
+def run_mode(
+    testbed: Testbed, mode: Mode, scene: Scene, parent: Path, keep_logs: Path | None
+) -> list[dict[str, Any]]:
     """One burst on a fresh platform. Raises ScaleoutError, CrewError."""
     with ExitStack() as stack:
-        folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
         wait_s = wait_of(testbed, mode, scene, folder)
         if keep_logs is not None:
             kept = keep_logs / f"{mode.name}-{scene.holders}-{scene.sources}"

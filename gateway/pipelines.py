@@ -35,13 +35,13 @@ _SHARED = 0.5  # of its time a whole node gives to its stage while it serves alo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
     """`hop_cost` is what handing on costs a stage, as a part of a step on one whole node (1 ms of 20). A
-    pipeline has at most `most_hops` stages. It is formed anew for `gain` times its rate when its members hold
-    half of the model; for less before, as the better one serves for longer and has less to compute anew, and
-    for more after. Never where that is infinite."""
+    pipeline has at most `most_hops` stages. It is formed anew for `gain` times its rate, once its members
+    hold more than half of the model for more than that: the better one serves for a shorter time then, and
+    has more to compute anew. Never where that is infinite."""
 
     hop_cost: float = 0.05
     most_hops: int = 8
-    gain: float = 1.2
+    gain: float = 1.28
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class Pipelines:
             if before.number in self._opening or any(node.whole for node in members):
                 continue
             held = sum(node.layers for node in members) / (len(members) * len(self._layers))
-            needed = before.rate * (1 + (gain - 1) * held / (1 - held))
+            needed = before.rate * (1 + (gain - 1) * max(1.0, held / (1 - held)))
             most = sum(node.speed for node in pool) / (1 + 2 * self._settings.hop_cost)
             if most < needed or not self._worth_a_look(before, pool):
                 continue
