@@ -161,7 +161,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls at once (default 3)")
     add("--latency", type=float, default=0.0005, help="for auto: seconds of a hop (default 0.0005)")
-    add("--restart", type=float, default=0.0005, help="for auto: seconds of a change of partner, a block")
+    add("--restart", type=float, default=0.001, help="for auto: seconds of a change of partner, a block")
     add("--straggler", type=share, default=1.0, help="share of the rate that one node's link has")
     add("--straggler-node", type=at_least(0), help="which node that is (default: the one in the middle)")
     add(

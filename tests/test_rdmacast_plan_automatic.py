@@ -126,7 +126,7 @@ def test_more_overhead_a_block_makes_fewer_blocks() -> None:
         decide(64, LinkFacts(bytes_per_s=1e9, overhead_s=overhead_s)).blocks
         for overhead_s in (0.0, 1e-5, 1e-4, 1e-3)
     ]
-    assert counts == sorted(counts, reverse=True) and counts[0] == 512 and counts[-1] < 64
+    assert counts == sorted(counts, reverse=True) and counts[0] == 256 and counts[-1] < 64
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -16,7 +16,8 @@ from rdmacast.planners.multi_chain import multi_chain
 from rdmacast.planners.topology import Site
 from rdmacast.pull_report import MOST_SLOW
 
-LEAST_BLOCK_BYTES = 256 << 10  # the unit of checksums
+# Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
+LEAST_BLOCK_BYTES = 512 << 10
 MOST_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
 _LIKE = 1.01
@@ -49,7 +50,7 @@ class LinkFacts:
 # Links of which nothing was told: 10 Gbit/s. To ask for a block, check it and tell of it costs about the same
 # over any transport.
 _USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4)
-_TCP_RESTART_S = 5e-4
+_TCP_RESTART_S = 1e-3
 
 
 def usual_links(transport: str = "tcp") -> LinkFacts:
