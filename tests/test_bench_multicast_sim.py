@@ -34,7 +34,7 @@ def test_every_planner_and_condition_is_simulated(tmp_path: Path, capsys: pytest
         for name in (*PLANNERS, AUTOMATIC)
         for condition in ("even", "jitter", "straggler")
     }
-    assert expected <= seen and len(seen) == len(ours) == 40
+    assert expected <= seen and len(seen) == len(ours) == 50
     for row in ours:
         assert row["params"]["bytes"] == MODEL_BYTES["13B"] == 26e9 and row["limit_s"] == 0.52
         assert (
