@@ -174,6 +174,8 @@ class PipelineDriver(StageThread):
             self._tell(self._conductor.fail(said.number, str(error)))
         else:
             self._tell(self._conductor.take(output))
+        if not self._begins:  # or what else has come would keep the first stage waiting
+            self._on_idle()
 
     def _tell(self, outputs: list[TokenOutput]) -> None:
         told: list[tuple[_Stream, TokenOutput | Exception]] = []
