@@ -32,6 +32,7 @@ class Ticket:
         "arrival",
         "arrived_s",
         "batches",
+        "begun",
         "cost",
         "error",
         "failure_serial",
@@ -55,6 +56,7 @@ class Ticket:
         self.hot = hot  # a ready instance existed when it came
         self.ready_s: float | None = arrived_s if hot else None  # when the first ready one was seen
         self.instance: Server | None = None
+        self.begun = False  # it had a token from `instance`
         self.goes_to = ""  # the instance that it moves to from a pipeline, wherever that can be
         self.error: DispatchError | None = None
         self.wake = asyncio.Event()
@@ -162,7 +164,7 @@ class Admission:
         lane = self._lanes[ticket.key]
         lane.held.take(ticket)
         self._discount(lane, ticket)
-        ticket.instance = instance
+        ticket.instance, ticket.begun = instance, False
         ticket.wake.set()
 
     def refuse(self, ticket: Ticket, error: DispatchError) -> None:

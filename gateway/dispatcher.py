@@ -114,7 +114,7 @@ class CallDispatcher:
         """Put a call back into its lane, in its place, and learn from what its instance said."""
         instance = ticket.instance
         assert instance is not None
-        self.slots.free(instance.instance_id, ticket.cost)
+        self.slots.free(instance.instance_id, ticket.cost, begun=ticket.begun)
         match outcome:
             case Outcome.MOVED | Outcome.STAGE_LOST | Outcome.GONE if isinstance(instance, PipelineServer):
                 if not ticket.goes_to:  # nobody here asked for it: the pipeline is over
@@ -138,6 +138,14 @@ class CallDispatcher:
         self._admission.hold_again(ticket)
         self._demand.changed(urgent=True)
         self._changes.notify()  # the directory changed
+
+    def begun(self, ticket: Ticket) -> None:
+        """The call had its first token where it is: a pipeline can take another one."""
+        if ticket.instance is not None and not ticket.begun:
+            ticket.begun = True
+            self.slots.begun(ticket.instance.instance_id)
+            if isinstance(ticket.instance, PipelineServer):
+                self._assign_held(self._admission.lane(ticket.key))
 
     # --- calls come and go
 
@@ -163,7 +171,7 @@ class CallDispatcher:
 
     def leave(self, ticket: Ticket) -> None:
         if ticket.instance is not None:
-            self.slots.free(ticket.instance.instance_id, ticket.cost)
+            self.slots.free(ticket.instance.instance_id, ticket.cost, begun=ticket.begun)
         self._admission.leave(ticket)
         self._demand.changed()
         lane = self._admission.find(ticket.key)

@@ -41,7 +41,7 @@ class PipelineSettings:
 
     hop_cost: float = 0.05
     most_hops: int = 8
-    gain: float = 1.28
+    gain: float = 1.5
 
 
 @dataclass(slots=True)

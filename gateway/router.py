@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gateway.live_spread import Place, choose_place
 from gateway.servers import PipelineServer, Server, rates_of
 
+_AHEAD = 2  # calls a stage of a pipeline that wait for their first token
 DEFAULT_CONCURRENCY = 8  # of a server that does not tell its limit
 
 
@@ -41,6 +42,7 @@ class Slots:
     def __init__(self) -> None:
         self._in_flight: Counter[str] = Counter()
         self._work: Counter[str] = Counter()
+        self._fresh: Counter[str] = Counter()  # calls that wait there for their first token
         self._full_until: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -53,22 +55,33 @@ class Slots:
     def take(self, instance_id: str, cost: int = 1) -> None:
         self._in_flight[instance_id] += 1
         self._work[instance_id] += cost
+        self._fresh[instance_id] += 1
 
-    def free(self, instance_id: str, cost: int = 1) -> None:
+    def begun(self, instance_id: str) -> None:
+        """One of its calls had its first token."""
+        self._fresh[instance_id] -= 1
+
+    def free(self, instance_id: str, cost: int = 1, *, begun: bool = False) -> None:
+        """A call has left, which had `begun` or not."""
         assert self._in_flight[instance_id] > 0, instance_id
         self._in_flight[instance_id] -= 1
         self._work[instance_id] -= cost
+        self._fresh[instance_id] -= not begun
         if not self._in_flight[instance_id]:
-            del self._in_flight[instance_id], self._work[instance_id]
+            del self._in_flight[instance_id], self._work[instance_id], self._fresh[instance_id]
 
     def refuse_until(self, instance_id: str, until: float) -> None:
         """The server is full with other gateways' calls: leave it alone until then."""
         self._full_until[instance_id] = until
 
     def room(self, server: Server, *, owed: bool = False) -> int:
-        """How many more calls it takes."""
+        """How many more calls it takes. A pipeline gets no more than keep it busy before these begin: others
+        may form, and nodes become whole, any moment."""
         slots = slots_of(server)
-        return slots + (spare_of(slots) if owed else 0) - self._in_flight[server.instance_id]
+        room = slots + (spare_of(slots) if owed else 0) - self._in_flight[server.instance_id]
+        if isinstance(server, PipelineServer):
+            room = min(room, _AHEAD * len(server.pipeline.stages) - self._fresh[server.instance_id])
+        return room
 
     def choose(
         self, ready: Iterable[Server], rng: random.Random, now: float, *, owed: bool = False, cost: int = 1

@@ -74,6 +74,8 @@ class Desk(Protocol):
 
     def again(self, ticket: Ticket, outcome: Outcome, *, failover: bool) -> None: ...
 
+    def begun(self, ticket: Ticket) -> None: ...
+
 
 class Serving:
     """An OpenCall. Each attempt on an instance has an id of its own, so that its use can be told apart."""
@@ -325,6 +327,8 @@ class Serving:
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._ids.extend(ids)
                 self._kv = reply.kv
+                if ids:
+                    self._desk.begun(self._ticket)
                 attempt.gpu_us = max(attempt.gpu_us, gpu_us)
                 self._finished = bool(reason)
             case Arrays():

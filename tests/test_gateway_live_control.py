@@ -121,10 +121,10 @@ def test_the_next_controller_joins_starts_and_forms_their_pipelines() -> None:
 
 def test_calls_move_from_a_pipeline_that_is_formed_anew() -> None:
     async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), open_cluster(3, gateways=0) as cluster:
+        async with asyncio.timeout(PATIENCE_S), open_cluster(4, gateways=0) as cluster:
             head = cluster.nodes["n1"]
             async with open_gateway(cluster, "g0") as control:
-                await begin_to_load(cluster, control, (LOW, HIGH, 0))
+                await begin_to_load(cluster, control, (LOW, HIGH, 0, 0))
                 version = control.directory.current("f")
                 assert version is not None
                 head.token.close()
@@ -132,7 +132,9 @@ def test_calls_move_from_a_pipeline_that_is_formed_anew() -> None:
                 async with CallRun(control.dispatcher, make_call(version, tokens=TOKENS)) as run:
                     reading = asyncio.create_task(read(run, ids))
                     await head.token.arrived()
-                    cluster.nodes["n2"].layers.hold(0b001100)  # with it the stages are a third shorter
+                    # With these two the stages are half as long.
+                    cluster.nodes["n2"].layers.hold(0b001100)
+                    cluster.nodes["n3"].layers.hold(0b011000)
                     await control.changes.wait_for(lambda: [one.epoch for one in pipelines(control)] == [1])
                     head.token.open()
                     await reading

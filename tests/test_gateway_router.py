@@ -12,6 +12,8 @@ from gateway.admission import Admission, AdmissionLimits, Ticket
 from gateway.contract import DispatchError
 from gateway.directory import VersionKey
 from gateway.router import Slots
+from gateway.servers import server_of
+from registry.live import LivePipeline, LiveStage
 
 KEY = VersionKey("f", 1)
 
@@ -116,3 +118,26 @@ def test_limits_hold_for_new_calls_only() -> None:
     with pytest.raises(DispatchError) as caught:
         admission.check_open()
     assert (caught.value.code, caught.value.status, caught.value.retry_after_s) == ("draining", 503, 2)
+
+
+def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
+    slots, rng = Slots(), random.Random(1)
+    stages = tuple(
+        LiveStage(node=f"n{place}", instance_id=f"i{place}", first=place, last=place + 1)
+        for place in range(2)
+    )
+    pipeline = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=6))
+    for _ in range(4):
+        assert slots.choose([pipeline], rng, 0.0).instance is pipeline
+        slots.take(pipeline.instance_id)
+    assert slots.choose([pipeline], rng, 0.0).instance is None
+    slots.begun(pipeline.instance_id)
+    assert slots.room(pipeline) == 1
+    slots.free(pipeline.instance_id, begun=True)
+    assert slots.room(pipeline) == 1  # three wait there still
+    slots.free(pipeline.instance_id)
+    assert slots.room(pipeline) == 2
+    for _ in range(2):
+        slots.take(pipeline.instance_id)
+        slots.begun(pipeline.instance_id)
+    assert slots.room(pipeline) == 2  # four of six places are taken
