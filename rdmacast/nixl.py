@@ -45,6 +45,8 @@ class NixlLink(QueuedLink):
                     with self._reader.memory.registered.local(part) as local:
                         await self._reads.read(local, RemoteMemory(shown.address, 0), len(part))
                 except DeviceError as error:
+                    if self._link.reason is not None:  # the agent was closed with the link, by another read
+                        raise LinkClosed(str(self._link.reason)) from error
                     raise NotShared(f"NIXL cannot read this: {error}") from error
 
 
