@@ -5,7 +5,6 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -94,20 +93,20 @@ def spec_of(nodes: Sequence[NodeProcess], sources: int, nbytes: int, planner: st
     )
 
 
-def belongings() -> tuple[int, int]:
-    """Open files of this process, and tasks that run in it."""
-    return len(list(Path("/proc/self/fd").iterdir())), len(asyncio.all_tasks())
+def belongings() -> tuple[int, set[asyncio.Task[Any]]]:
+    """How many files this process has open, and the tasks that run in it."""
+    return len(list(Path("/proc/self/fd").iterdir())), asyncio.all_tasks()
 
 
-async def more_than(before: tuple[int, int]) -> tuple[int, int]:
-    """What this process has and had not before: nothing, unless that stays so for long."""
-    deadline_s = time.monotonic() + PATIENCE_S / 2
-    while True:
-        files, tasks = belongings()
-        more = max(0, files - before[0]), max(0, tasks - before[1])
-        if more == (0, 0) or time.monotonic() > deadline_s:
-            return more
-        await asyncio.sleep(0)  # its peers have hung up: the loop has only to hear of it
+async def more_than(before: tuple[int, set[asyncio.Task[Any]]]) -> tuple[int, int]:
+    """How much this process has and had not before, once what hears of peers that hung up has ended: nothing,
+    unless that does not end."""
+    files, tasks = before
+    ending = asyncio.all_tasks() - tasks
+    if ending:
+        await asyncio.wait(ending, timeout=PATIENCE_S / 2)
+    files_now, tasks_now = belongings()
+    return max(0, files_now - files), len(tasks_now - tasks)
 
 
 def _main(pipe: Connection, name: str, content: bytes, holds: bool, rate_bytes_s: float) -> None:

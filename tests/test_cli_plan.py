@@ -60,7 +60,7 @@ def test_the_table_tells_steps_and_first_pipeline() -> None:
 
 @pytest.mark.parametrize(("nodes", "sources", "blocks"), [(8, 2, 16), (13, 3, 16), (8, 1, 9), (70, 4, 64)])
 def test_each_target_is_in_one_pipeline(nodes: int, sources: int, blocks: int) -> None:
-    """Those of two sub-groups in pairs; by Algorithm 2 itself where a plan is large."""
+    """Soon where two sub-groups hold halves; by Algorithm 2 itself where a plan is large."""
     answer = planned("--nodes", str(nodes), "--sources", str(sources), "--blocks", str(blocks))
     members = [node for pipeline in answer["pipelines"] for node in pipeline["nodes"]]
     assert sorted(members) == sorted(set(answer["nodes"]) - set(answer["sources"]))
@@ -68,7 +68,7 @@ def test_each_target_is_in_one_pipeline(nodes: int, sources: int, blocks: int) -
         edges = [0, *(last for _, last in pipeline["chunks"])]
         assert [first for first, _ in pipeline["chunks"]] == edges[:-1] and edges[-1] == blocks
     if (nodes, sources) == (8, 2):
-        assert [len(pipeline["nodes"]) for pipeline in answer["pipelines"]] == [2, 2, 2]
+        assert all(2 * pipeline["ready_step"] <= answer["steps"] for pipeline in answer["pipelines"])
 
 
 def test_csv_holds_the_transfers() -> None:

@@ -7,10 +7,18 @@ import pytest
 from invoker.together import let_go_whole
 
 
+async def _turn_of_the_loop() -> None:
+    """Until all that was due before it has run: a cancellation has arrived, and what follows it too."""
+    for _ in range(3):
+        turned = asyncio.Event()
+        asyncio.get_running_loop().call_soon(turned.set)
+        await turned.wait()
+
+
 def test_what_is_let_go_of_ends_in_order_however_often_it_is_cancelled() -> None:
     async def main() -> None:
         ended: list[str] = []
-        began, may_end = asyncio.Event(), asyncio.Event()
+        entered, began, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def end_step() -> None:
             began.set()
@@ -21,15 +29,16 @@ def test_what_is_let_go_of_ends_in_order_however_often_it_is_cancelled() -> None
             async with let_go_whole() as stack:
                 stack.callback(ended.append, "memory")
                 stack.push_async_callback(end_step)
+                entered.set()
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(work())
-        await asyncio.sleep(0)
+        await entered.wait()
         task.cancel()
         await began.wait()
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0)
+            await _turn_of_the_loop()
             assert ended == [] and not task.done()
         may_end.set()
         await asyncio.wait([task])

@@ -97,11 +97,13 @@ def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
         assert shelf.nbytes == one.nbytes
         assert await shelf.take(key(), PATIENCE_S) is one
         assert await shelf.take(key(), 0.0) is None
-        waiting = asyncio.create_task(shelf.take(key(), PATIENCE_S))
-        await asyncio.sleep(0)
-        assert await shelf.take(key(), PATIENCE_S) is None  # another has asked before
-        shelf.put(key(), one)
-        assert await waiting is one
+
+        async def ask_after_another() -> None:
+            assert await shelf.take(key(), PATIENCE_S) is None
+            shelf.put(key(), one)
+
+        taken, _ = await asyncio.gather(shelf.take(key(), PATIENCE_S), ask_after_another())
+        assert taken is one
         assert shelf.nbytes == 0
 
     asyncio.run(main())
@@ -120,9 +122,9 @@ def test_a_shelf_keeps_so_much_for_so_long() -> None:
         assert shelf.nbytes == 0
         brief = KvShelf(keep_s=0.0)
         brief.put(key(), one)
-        later = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.001, later.set_result, None)
-        await later
+        expired = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.0, expired.set)  # due after what was due before
+        await expired.wait()
         assert brief.nbytes == 0
 
     asyncio.run(main())

@@ -8,7 +8,9 @@ from math import inf
 
 from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice, token_bytes
+from invoker.errors import InvokerError
 from invoker.stages.door import GIVE_KV_S, Door
+from invoker.stages.frames import LinkLost
 from invoker.stages.kv_choice import KvCosts, KvDecision, KvLinks, KvPolicy, KvWay, PrefillRate, decide_kv
 from invoker.stages.link import StageKey
 from invoker.together import together
@@ -49,7 +51,7 @@ class KvMoves:
         try:
             async with asyncio.timeout(within_s):
                 slices = await self._fetch(tokens, at, shape, within_s)
-        except Exception as error:  # whatever it is: the tokens are here, and can be computed
+        except (LinkLost, InvokerError, OSError) as error:  # the tokens are here, and can be computed
             why = str(error) or f"not within {within_s:.3f} s"
             log.info("call %s goes on by computing its %d tokens: %s", call_id, tokens, why)
             return ()
