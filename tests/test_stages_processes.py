@@ -5,9 +5,9 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -38,15 +38,42 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     shutil.rmtree(SHM, ignore_errors=True)
 
 
-def some_requests(model: Model) -> list[Generate]:
-    """Greedy and drawn ones, by the pipeline of head `i2`."""
+@dataclass(frozen=True, slots=True)
+class LoadingNodes:
+    """Three nodes, on each of which an instance loads: `i0`, `i1`, `i2`."""
+
+    channels: tuple[Channel, ...]
+    opening: OpenPipeline
+
+
+@asynccontextmanager
+async def three_loading(machine: Machine, model: Model, names: Sequence[str]) -> AsyncIterator[LoadingNodes]:
+    async with (
+        asyncio.timeout(3 * PATIENCE_S),
+        RedisState.connect(machine.redis.url) as state,
+        AsyncExitStack() as stack,
+    ):
+        await put(machine.store, model.data)
+        records = [await joined(state, name) for name in names]
+        channels = [await stack.enter_async_context(channel_to(record)) for record in records]
+        for place, channel in enumerate(channels):
+            await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
+        yield LoadingNodes(tuple(channels), opening_of(names, records))
+
+
+def some_requests(head: int) -> list[Generate]:
+    """Greedy and drawn ones, by the pipeline whose head is on the node of that place."""
     found = []
     for number in range(4):
         drawn = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0.0}
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, **drawn)  # type: ignore[arg-type]
         found.append(
             Generate(
-                request_id=f"r{number}", instance_id="", prompt_ids=(3, 4, 5 + number), sampling=sampling
+                request_id=f"r{number}",
+                instance_id=f"i{head}",
+                prompt_ids=(3, 4, 5 + number),
+                sampling=sampling,
+                pipeline="p.0",
             )
         )
     return found
@@ -66,7 +93,7 @@ def expected(folder: Path, requests: list[Generate]) -> list[list[int]]:
 
 
 def opening_of(names: Sequence[str], records: Sequence[NodeRecord]) -> OpenPipeline:
-    """A pipeline of three nodes, on each of which an instance loads: `i0`, `i1`, `i2`."""
+    """A pipeline of three nodes."""
     edges = (0, 1, 3, LAYERS)
     stages = tuple(
         StageOf(
@@ -114,36 +141,19 @@ async def until_lost(channel: Channel, request: Generate, seen: asyncio.Queue[in
 def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, hosts: int) -> None:
     random_ = random.Random(kind)
     model = make_model(machine.folder / kind, kind)
-    requests = some_requests(model)
     names = [f"{kind}-{place}" for place in range(3)]
     pids = [machine.zygote.spawn(name, f"{kind}-h{place % hosts}") for place, name in enumerate(names)]
     tied = model.packed.manifest.tied_head
     head, victim = (0 if tied else 2), random_.randrange(3)
+    requests = some_requests(head)
 
     async def main() -> list[list[int]]:
-        async with (
-            asyncio.timeout(3 * PATIENCE_S),
-            RedisState.connect(machine.redis.url) as state,
-            AsyncExitStack() as stack,
-        ):
-            await put(machine.store, model.data)
-            records = [await joined(state, name) for name in names]
-            channels = [await stack.enter_async_context(channel_to(record)) for record in records]
-            for place, channel in enumerate(channels):
-                await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
-            opening = opening_of(names, records)
+        async with three_loading(machine, model, names) as nodes:
             seen: asyncio.Queue[int] = asyncio.Queue()
-            async with channels[head].call(opening) as opened:
+            async with nodes.channels[head].call(nodes.opening) as opened:
                 assert isinstance(await anext(opened), PipelineOpened)
                 running = [
-                    asyncio.create_task(
-                        until_lost(
-                            channels[head],
-                            msgspec.structs.replace(one, instance_id=f"i{head}", pipeline="p.0"),
-                            seen,
-                        )
-                    )
-                    for one in requests
+                    asyncio.create_task(until_lost(nodes.channels[head], one, seen)) for one in requests
                 ]
                 for _ in range(random_.randrange(1, 3 * TOKENS)):
                     await seen.get()
@@ -156,7 +166,7 @@ def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, host
                 assert lost.value.message.startswith(f"{names[victim]}: "), lost.value.message
             left = next(place for place in range(3) if place != victim)
             return [
-                ids + await _goes_on(channels[left], one, ids, f"i{left}")
+                ids + await _goes_on(nodes.channels[left], one, ids, f"i{left}")
                 for one, ids in zip(requests, so_far, strict=True)
             ]
 
@@ -170,37 +180,21 @@ def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, host
 @pytest.mark.parametrize(("kind", "hosts"), [("llama", 1), ("qwen2-tied", 3)])
 def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int) -> None:
     model = make_model(machine.folder / f"{kind}-kv", kind)
-    requests = some_requests(model)
     names = [f"{kind}-kv-{place}" for place in range(3)]
     pids = [
         machine.zygote.spawn(name, f"{kind}-kv-h{place % hosts}", "--kv-moves", "always")
         for place, name in enumerate(names)
     ]
     head = 0 if model.packed.manifest.tied_head else 2
+    requests = some_requests(head)
 
     async def main() -> list[list[int]]:
-        async with (
-            asyncio.timeout(3 * PATIENCE_S),
-            RedisState.connect(machine.redis.url) as state,
-            AsyncExitStack() as stack,
-        ):
-            await put(machine.store, model.data)
-            records = [await joined(state, name) for name in names]
-            channels = [await stack.enter_async_context(channel_to(record)) for record in records]
-            for place, channel in enumerate(channels):
-                await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
+        async with three_loading(machine, model, names) as nodes:
             seen: asyncio.Queue[int] = asyncio.Queue()
-            async with channels[head].call(opening_of(names, records)) as opened:
+            async with nodes.channels[head].call(nodes.opening) as opened:
                 assert isinstance(await anext(opened), PipelineOpened)
                 running = [
-                    asyncio.create_task(
-                        until_moved(
-                            channels[head],
-                            msgspec.structs.replace(one, instance_id=f"i{head}", pipeline="p.0"),
-                            seen,
-                        )
-                    )
-                    for one in requests
+                    asyncio.create_task(until_moved(nodes.channels[head], one, seen)) for one in requests
                 ]
                 for _ in range(TOKENS):
                     await seen.get()
@@ -208,7 +202,7 @@ def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int
             whole = []
             for one, replies in zip(requests, moved, strict=True):
                 ids = [token for reply in replies for token in reply.ids]
-                whole.append(ids + await _goes_on(channels[1], one, ids, "i1", replies[-1].kv))
+                whole.append(ids + await _goes_on(nodes.channels[1], one, ids, "i1", replies[-1].kv))
             assert any(replies[-1].kv is not None for replies in moved)
             return whole
 
@@ -228,6 +222,7 @@ async def _goes_on(
         request,
         request_id=f"{request.request_id}+1",
         instance_id=instance,
+        pipeline="",
         generated_ids=tuple(ids),
         kv=kv,
     )
