@@ -43,11 +43,12 @@ from benchmarks.endings import Rows, keep_rows
 from benchmarks.machine import describe_machine
 from benchmarks.multicast_run import WrongBytes
 from benchmarks.owner import own_folder
-from benchmarks.scaleout_cluster import Scaleout, ScaleoutError, Scene
+from benchmarks.scaleout_cluster import Came, Scaleout, ScaleoutError, Scene
 from benchmarks.scaleout_gloo import broadcast_s
 from benchmarks.scaleout_modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout_plot import plot
-from benchmarks.scaleout_records import Request, compare, record_of, requests_of, show
+from benchmarks.scaleout_predicted import Burst, stairs
+from benchmarks.scaleout_records import Run, arrivals, compare, record_of, requests_of, show
 from benchmarks.scaleout_scenes import TIMEOUT_S, link_bytes_s, scenes, somebody_starts, transfer_s
 from benchmarks.testbed import Testbed, TestbedError
 from benchmarks.testbed_plan import LinkShape
@@ -66,7 +67,7 @@ def measure(args: argparse.Namespace, into: Rows) -> None:
         made = scenes(args, folder)
         for number, scene in enumerate(made, 1):
             say(f"scene {number} of {len(made)}: k = {scene.sources} in {scene.holders} memory")
-            runs: dict[str, list[list[Request]]] = {name: [] for name in args.modes}
+            runs: dict[str, list[Run]] = {name: [] for name in args.modes}
             rows = []
             try:
                 with Testbed(args.nodes + 1, shape) as testbed:
@@ -86,21 +87,18 @@ def take_turns(
     scene: Scene,
     args: argparse.Namespace,
     folder: Path,
-    runs: dict[str, list[list[Request]]],
+    runs: dict[str, list[Run]],
 ) -> None:
     """All modes one after the other, as often as is asked for. Raises what run_mode does, and ValueError."""
     for turn in range(args.repeat):
         for name in args.modes:
             began_s = time.monotonic()
             say(f"turn {turn + 1} of {args.repeat}: {name}")
-            answers = run_mode(testbed, MODES[name], scene, folder, args.keep_logs)
-            runs[name].append(requests_of(answers, args.slower))
+            runs[name].append(run_of(args, run_mode(testbed, MODES[name], scene, folder, args.keep_logs)))
             say(f"  {name} took {time.monotonic() - began_s:.0f} s")
 
 
-def run_mode(
-    testbed: Testbed, mode: Mode, scene: Scene, parent: Path, keep_logs: Path | None
-) -> list[dict[str, Any]]:
+def run_mode(testbed: Testbed, mode: Mode, scene: Scene, parent: Path, keep_logs: Path | None) -> Came:
     """One burst on a fresh platform. Raises ScaleoutError, CrewError."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
@@ -109,6 +107,16 @@ def run_mode(
             kept = keep_logs / f"{mode.name}-{scene.holders}-{scene.sources}"
             stack.callback(shutil.copytree, folder / "data" / "logs", kept, dirs_exist_ok=True)
         return stack.enter_context(Scaleout(testbed, folder / "data", mode, scene, wait_s)).burst()
+
+
+def run_of(args: argparse.Namespace, came: Came) -> Run:
+    """What came, in the model's time. Raises ValueError for a request that failed."""
+    requests = requests_of(came.answers, args.slower)
+    if args.real:
+        return Run(requests=requests, seen=came.seen)
+    burst = Burst(requests=args.requests, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)
+    found = stairs(args.profile, burst, came.seen, arrivals(requests))
+    return Run(requests=requests, seen=came.seen, stairs=found)
 
 
 def wait_of(testbed: Testbed, mode: Mode, scene: Scene, folder: Path) -> float:

@@ -71,7 +71,7 @@ async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: flo
                 event = event_of(line)
                 new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
                 if new:
-                    answer.arrived_s.append(time.perf_counter() - began_s)
+                    answer.arrived_s.append(time.monotonic() - began_s)
                     answer.tokens.append(len(new))
                     ids += new
                 answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
@@ -99,7 +99,8 @@ def event_of(line: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def send(url: str, key: str, burst: Burst) -> list[Answer]:
+async def send(url: str, key: str, burst: Burst) -> tuple[float, list[Answer]]:
+    """When it began on the monotonic clock, and what came."""
     limits = httpx2.Limits(max_connections=burst.requests)
     headers = {"authorization": f"Bearer {key}"}
     answers = [Answer() for _ in range(burst.requests)]
@@ -107,28 +108,28 @@ async def send(url: str, key: str, burst: Burst) -> list[Answer]:
         base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s, trust_env=False
     ) as client:
         await client.get("/livez")
-        began_s = time.perf_counter()
+        began_s = time.monotonic()
         watching = asyncio.create_task(watch(answers, burst))
         await asyncio.gather(*(ask(client, burst, at, began_s, one) for at, one in enumerate(answers)))
         watching.cancel()
-    return answers
+    return began_s, answers
 
 
 async def watch(answers: list[Answer], burst: Burst) -> None:
     """Tell how far it is until cancelled."""
-    began_s = time.perf_counter()
+    began_s = time.monotonic()
     while True:
         await asyncio.sleep(TELL_S)
         first = sum(bool(answer.tokens) for answer in answers)
         done = sum(sum(answer.tokens) >= burst.output_tokens for answer in answers)
-        line = f"  {time.perf_counter() - began_s:3.0f} s: {first} of {burst.requests} have their first token"
+        line = f"  {time.monotonic() - began_s:3.0f} s: {first} of {burst.requests} have their first token"
         print(f"{line}, {done} all", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     url, key, told = sys.argv[1:]
-    answers = asyncio.run(send(url, key, Burst(**json.loads(told))))
-    print(json.dumps([asdict(answer) for answer in answers]))
+    began_s, answers = asyncio.run(send(url, key, Burst(**json.loads(told))))
+    print(json.dumps({"began_s": began_s, "answers": [asdict(answer) for answer in answers]}))
 
 
 if __name__ == "__main__":

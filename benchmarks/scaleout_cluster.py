@@ -18,6 +18,7 @@ from benchmarks.processes import module
 from benchmarks.scaleout_client import Burst
 from benchmarks.scaleout_modes import Mode
 from benchmarks.scaleout_nodes import enter
+from benchmarks.scaleout_watch import Serving, ServingWatch
 from benchmarks.testbed import Testbed
 from cli.bundle import Bundle
 from cli.client import Client
@@ -83,6 +84,14 @@ class Scene:
         return str(EmulatedDevice(**{**asdict(self.device), "name": mode.target_device}))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """What came of each request of a burst, and who served meanwhile, in the model's time."""
+
+    answers: list[dict[str, Any]]
+    seen: list[Serving]
+
+
 class Scaleout:
     """The platform of one mode; a context manager. Nodes that do not hold the model wait `wait_s` before it
     comes."""
@@ -107,9 +116,8 @@ class Scaleout:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def burst(self) -> list[dict[str, Any]]:
-        """Bring the model where the mode has it, send the burst, and return what came of each request.
-        Raises ScaleoutError."""
+    def burst(self) -> Came:
+        """Bring the model where the mode has it, and send the burst. Raises ScaleoutError."""
         scene, mode = self._scene, self._mode
         self._start_nodes(range(scene.sources), scene.source_device, 0.0)
         self._in_testbed(self._deploy)
@@ -118,7 +126,10 @@ class Scaleout:
         self._start_nodes(range(scene.sources, scene.nodes), scene.target_device(mode), self._wait_s)
         if mode.own_copies and scene.sources < scene.nodes:
             self._in_testbed(lambda client: _warm(client, scene.nodes))
-        return self._run_client()
+        with ServingWatch(self._redis_url) as watch:
+            told = self._run_client()
+        seen = [one.since(told["began_s"], scene.slower) for one in watch.seen]
+        return Came(answers=told["answers"], seen=seen)
 
     def _start(self, stack: ExitStack) -> None:
         (self._folder / "logs").mkdir(parents=True)
@@ -217,7 +228,7 @@ class Scaleout:
         body = {"instances": scene.sources, "on": [], "wait": True}
         client.request("POST", f"/admin/functions/{FUNCTION}/scale", json=body)
 
-    def _run_client(self) -> list[dict[str, Any]]:
+    def _run_client(self) -> dict[str, Any]:
         told = json.dumps(asdict(self._scene.burst))
         command = module("benchmarks.scaleout_client", self.url, self._key, told)
         done = subprocess.run(
@@ -231,8 +242,8 @@ class Scaleout:
         )
         if done.returncode:
             raise ScaleoutError(f"the client ended with {done.returncode}")
-        answers: list[dict[str, Any]] = json.loads(done.stdout)
-        return answers
+        came: dict[str, Any] = json.loads(done.stdout)
+        return came
 
 
 def _with_client(url: str, key: str, work: Callable[[Client], T]) -> T:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.percentile import percentile
+from benchmarks.scaleout_watch import Serving, told_of
 
 WINDOW_S = 0.1  # of the model's time: tokens a second are those of the last tenth of a second
 STEP_S = 0.02
@@ -22,6 +23,16 @@ class Request:
     @property
     def ttft_s(self) -> float:
         return self.arrived_s[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One burst: its requests, and who served meanwhile. `stairs` has what pipelines served beside what is
+    predicted, between changes of who serves."""
+
+    requests: Sequence[Request]
+    seen: Sequence[Serving] = ()
+    stairs: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +66,16 @@ def requests_of(answers: Sequence[dict[str, Any]], slower: int) -> list[Request]
     ]
 
 
-def rate_of(requests: Iterable[Request]) -> Rate:
-    """Tokens of the window that ends at each step, by its length."""
-    tokens = sorted(
+def arrivals(requests: Iterable[Request]) -> list[tuple[float, int]]:
+    """When tokens came, and how many each time."""
+    return sorted(
         pair for request in requests for pair in zip(request.arrived_s, request.tokens, strict=True)
     )
+
+
+def rate_of(requests: Iterable[Request]) -> Rate:
+    """Tokens of the window that ends at each step, by its length."""
+    tokens = arrivals(requests)
     rates, first, last, inside = [], 0, 0, 0
     steps = int(tokens[-1][0] / STEP_S) + 2
     for step in range(steps):
@@ -82,17 +98,17 @@ def first_token(requests: Iterable[Request], *kinds: str) -> float | None:
 
 def record_of(
     name: str,
-    runs: Sequence[Sequence[Request]],
+    runs: Sequence[Run],
     limits: Mapping[str, float],
     params: dict[str, Any],
 ) -> dict[str, Any]:
     """All runs of one mode: percentiles over all their requests, the rate of the median run."""
-    ttfts = sorted(request.ttft_s for run in runs for request in run)
-    rates = sorted((rate_of(run) for run in runs), key=lambda rate: rate.half_peak_s)
-    middle = rates[len(rates) // 2]
+    ttfts = sorted(request.ttft_s for run in runs for request in run.requests)
+    rates = sorted(((rate_of(run.requests), run) for run in runs), key=lambda pair: pair[0].half_peak_s)
+    middle, middle_run = rates[len(rates) // 2]
     median_s = percentile(ttfts, 50)
     assert median_s is not None
-    live_s = median(first_token(run, "live") for run in runs)
+    live_s = median(first_token(run.requests, "live") for run in runs)
     return {
         "name": name,
         "emulated": bool(params["emulated"]),
@@ -104,7 +120,7 @@ def record_of(
         "ttft_p50_s": median_s,
         "ttft_p90_s": percentile(ttfts, 90),
         "ttft_p99_s": percentile(ttfts, 99),
-        "first_of_loading_s": median(first_token(run, "live", "cold") for run in runs),
+        "first_of_loading_s": median(first_token(run.requests, "live", "cold") for run in runs),
         "first_live_s": live_s,
         "first_live_of_transfer": None if live_s is None else live_s / limits["transfer_s"],
         "peak_tokens_per_s": middle.peak,
@@ -112,8 +128,16 @@ def record_of(
         "tokens_per_s": [round(rate, 1) for rate in middle.per_s],
         "step_s": STEP_S,
         "window_s": WINDOW_S,
-        "start_kinds": dict(Counter(request.start_kind for run in runs for request in run)),
+        "start_kinds": dict(Counter(request.start_kind for run in runs for request in run.requests)),
+        "serving": [told_of(serving) for serving in middle_run.seen],
+        "stairs": list(middle_run.stairs),
+        "least_of_predicted": least(middle_run.stairs),
     }
+
+
+def least(stairs: Iterable[dict[str, Any]]) -> float | None:
+    """The smallest part of what is predicted that was served on any of them."""
+    return min((stair["of_predicted"] for stair in stairs if stair["of_predicted"] is not None), default=None)
 
 
 def median(moments: Iterable[float | None]) -> float | None:
@@ -131,6 +155,15 @@ def show(row: dict[str, Any]) -> str:
         f"  first live token {live}"
         f"  peak {row['peak_tokens_per_s']:6.0f} tokens/s, half of it at {row['half_peak_s']:5.2f} s"
         f"  {row['start_kinds']}"
+    ) + "".join(f"\n  {_stair(stair)}" for stair in row["stairs"])
+
+
+def _stair(stair: dict[str, Any]) -> str:
+    share = stair["of_predicted"]
+    return (
+        f"{stair['from_s']:.3f}-{stair['to_s']:.3f} s: {stair['pipelines']} pipelines, {stair['instances']} "
+        f"instances: {stair['tokens_per_s']:.0f} tokens/s of {stair['predicted_tokens_per_s']:.0f} that the "
+        f"profile predicts: {'-' if share is None else format(share, '.2f')}"
     )
 
 

@@ -15,6 +15,7 @@ from benchmarks.scaleout_records import (
     STEP_S,
     WINDOW_S,
     Request,
+    Run,
     compare,
     first_token,
     rate_of,
@@ -29,6 +30,18 @@ from invoker.emulated.tokens import continuation
 from registry.function import Scaling
 from registry.live import Live
 from registry.messages import Sampling
+
+STAIRS = [
+    {
+        "from_s": 0.2,
+        "to_s": 0.4,
+        "pipelines": 2,
+        "instances": 0,
+        "tokens_per_s": 900.0,
+        "predicted_tokens_per_s": 1000.0,
+        "of_predicted": 0.9,
+    }
+]
 
 
 def answer(*arrived_s: float, kind: str = "hot", failure: str = "") -> dict[str, Any]:
@@ -87,8 +100,8 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     args = scaleout.parse(["--nodes", "4", "--requests", "2"])
     (scene,) = scenes(args, tmp_path)
     runs = [
-        [steady(0.5, 20, 2, "cold"), steady(0.1, 20, 2)],
-        [steady(0.6, 20, 2, "cold"), steady(0.1, 20, 2)],
+        Run(requests=[steady(0.5, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
+        Run(requests=[steady(0.6, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
     ]
     limits = scaleout.limits_of(args, scene)
     rows = [
@@ -104,6 +117,8 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     assert row["limit_s"] == pytest.approx(26.03e9 / 50e9 + 0.025, rel=0.01)
     assert row["start_kinds"] == {"cold": 2, "hot": 2}
     assert "emulated k=1 in host" in show(row)
+    assert "2 pipelines, 0 instances: 900 tokens/s of 1000 that the profile predicts: 0.90" in show(row)
+    assert row["least_of_predicted"] == 0.9
     assert compare(rows) == [
         "  stop-the-world beside nccl: P90 TTFT 1.00 times sooner, half of its peak after 1.00 of the time"
     ]

@@ -1,0 +1,69 @@
+"""What pipelines would serve by the profile alone, and how measurements are held against it."""
+
+import pytest
+
+from benchmarks.scaleout_predicted import Burst, predicted, stairs
+from benchmarks.scaleout_watch import Server, Serving
+from invoker.emulated.profiles import Batch, find_profile
+
+PROFILE = find_profile("h800-llama2-13b/1000")
+BURST = Burst(requests=8, prompt_tokens=512, output_tokens=64)
+LAYERS = PROFILE.model.layers
+
+
+def pipeline(name: str, *nodes: str) -> Server:
+    part = LAYERS // len(nodes)
+    stages = tuple((node, place * part, (place + 1) * part) for place, node in enumerate(nodes))
+    return Server(name=name, rate=len(nodes) / (1 + 0.05 * len(nodes)), stages=stages)
+
+
+def serving(at_s: float, *pipelines: Server, ready: tuple[str, ...] = ()) -> Serving:
+    return Serving(at_s=at_s, pipelines=pipelines, ready=ready)
+
+
+def tokens(moments: list[tuple[float, int]]) -> int:
+    return sum(count for _, count in moments)
+
+
+def test_an_instance_serves_as_the_profile_says() -> None:
+    one = Burst(requests=1, prompt_tokens=512, output_tokens=2)
+    told = predicted(PROFILE, one, [serving(0.0, ready=("n0",))], 10.0)
+    first_s = PROFILE.step_s(Batch(tokens=512, sequences=1))
+    assert told[0][0] == pytest.approx(first_s)
+    assert tokens(told) == 2 and told[1][0] == pytest.approx(
+        first_s + PROFILE.step_s(Batch(tokens=1, sequences=1, context=512))
+    )
+
+
+def test_all_tokens_come_once_whoever_serves() -> None:
+    four, two = pipeline("a.0", "n0", "n1", "n2", "n3"), pipeline("b.0", "n4", "n5")
+    seen = [serving(0.0), serving(0.1, four), serving(0.2, four, two), serving(0.3, two), serving(0.4, four)]
+    told = predicted(PROFILE, BURST, seen, 60.0)
+    assert tokens(told) == BURST.requests * BURST.output_tokens
+    assert told[0][0] > 0.1 and told == sorted(told)
+
+
+def test_a_pipeline_of_more_nodes_serves_more() -> None:
+    ends = [
+        predicted(PROFILE, BURST, [serving(0.0, pipeline("a.0", *nodes))], 60.0)[-1][0]
+        for nodes in (("n0", "n1"), ("n0", "n1", "n2", "n3"))
+    ]
+    assert ends[1] < ends[0]
+
+
+def test_stairs_hold_what_came_against_it() -> None:
+    four, more = pipeline("a.0", "n0", "n1", "n2", "n3"), pipeline("b.0", "n4", "n5", "n6", "n7")
+    seen = [serving(0.0), serving(0.1, four), serving(0.3, four, more), serving(0.9, four, ready=("n2",))]
+    told = predicted(PROFILE, BURST, seen, 0.9)
+    found = stairs(PROFILE, BURST, seen, told)
+    assert [(stair["from_s"], stair["to_s"], stair["pipelines"]) for stair in found] == [
+        (0.1, 0.3, 1),
+        (0.3, 0.9, 2),
+    ]
+    assert {stair["of_predicted"] for stair in found} == {1.0}
+    late = [(at_s + 0.1, count) for at_s, count in told]
+    assert stairs(PROFILE, BURST, seen, late)[0]["of_predicted"] < 0.8
+
+
+def test_without_pipelines_there_are_no_stairs() -> None:
+    assert stairs(PROFILE, BURST, [serving(0.0), serving(0.5, ready=("n0",))], [(0.6, 1)]) == []
