@@ -22,6 +22,7 @@ from registry.redis_state import RedisState
 
 _POLL_S = 0.03
 _COMMAND_S = 300.0
+_ZYGOTES = ("zygote", "zygote-gateway")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,7 +53,8 @@ class Cluster:
         self.gateways = [Part(Kind.GATEWAY, f"gateway-{n}" if n else "gateway") for n in range(gateways)]
         self.nodes = [Part(Kind.NODE, f"node-{n}") for n in range(nodes)]
         self.redis = Part(Kind.REDIS, "redis")
-        self.others = [Part(kind, kind) for kind in (Kind.HANDLER, Kind.ZYGOTE, Kind.SUPERVISOR)]
+        zygotes = [Part(Kind.ZYGOTE, name) for name in _ZYGOTES]
+        self.others = [Part(Kind.HANDLER, "handler"), *zygotes, Part(Kind.SUPERVISOR, "supervisor")]
         self.urls: Sequence[str] = ()
         self._up: Sequence[str] = ()
         self.admin_key = ""
@@ -119,18 +121,18 @@ class Cluster:
         return self._supervisor
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Every process of the platform by the name of its log, the supervisor and the zygote included.
+        """Every process of the platform by the name of its log, the supervisor and the zygotes included.
 
-        Nodes are the zygote's children, and the supervisor's once their zygote has died.
+        Nodes and gateways are a zygote's children, and the supervisor's once their zygote has died.
         """
         if not self.supervisor.is_running():
             return {}
         found = {"supervisor": self.supervisor}
         for child in _children(self.supervisor):
             name = self._log_of(child)
-            if name == "zygote":
+            if name in _ZYGOTES:
                 found |= {
-                    node: fork for fork in _children(child) if (node := self._log_of(fork)) not in ("", name)
+                    part: fork for fork in _children(child) if (part := self._log_of(fork)) not in ("", name)
                 }
             if name:
                 found[name] = child

@@ -259,7 +259,7 @@ async def measure(folder: Path, rounds: int, layers: int) -> tuple[Model, dict[s
     samples = {name: Sample() for name in (*KINDS, "limit-copy", "limit-read", "limit-socket")}
     with running(redis.command(), folder / "redis-process.log"):
         await redis.wait_ready(30.0)
-        zygote_command = [sys.executable, "-m", "invoker.zygote"]
+        zygote_command = [sys.executable, "-m", "cli.zygote", "invoker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
         async with RedisState.connect(redis.url) as state:
             model = await prepare(folder, state, cluster, layers)

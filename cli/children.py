@@ -5,10 +5,9 @@ import ctypes
 import json
 import logging
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -119,19 +118,6 @@ class Child:
             backoff = await start_again(self.name, self._spawn, backoff)
 
 
-@asynccontextmanager
-async def together(children: Sequence[Child]) -> AsyncIterator[None]:
-    """Run children that are stopped at the same time: each may take long to end what is under way."""
-    started: list[Child] = []
-    try:
-        for child in children:
-            await child.__aenter__()
-            started.append(child)
-        yield
-    finally:
-        await asyncio.gather(*(child.__aexit__(None, None, None) for child in started))
-
-
 async def stop(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, and SIGKILL if that does not help."""
     if process.returncode is not None:
@@ -144,23 +130,21 @@ async def stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-class Nodes:
-    """The invokers, forked by one zygote that has imported torch once for all of them.
+class Forked:
+    """Programs that one zygote forks, which has imported once what all of them need: the invokers, of which
+    that is torch, or the gateways.
 
-    They outlive the zygote where this process takes orphans: then the next zygote, which needs seconds for
-    its imports, starts only those that die.
+    `name` is the zygote's, and `arguments` are those of each program. They outlive the zygote where this
+    process takes orphans: then the next zygote, which needs seconds for its imports, starts only those that
+    die.
     """
 
-    name = "zygote"
-
     def __init__(
-        self,
-        arguments: Mapping[str, Sequence[str]],
-        logs: Path,
-        zygote: Sequence[str] = (sys.executable, "-m", "invoker.zygote"),
+        self, name: str, command: Sequence[str], arguments: Mapping[str, Sequence[str]], logs: Path
     ) -> None:
+        self.name = name
+        self._command = command
         self._arguments = arguments
-        self._command = zygote
         self._logs = logs
         self._zygote: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -186,7 +170,7 @@ class Nodes:
         assert self._task is not None
         return self._task
 
-    async def __aenter__(self) -> "Nodes":
+    async def __aenter__(self) -> "Forked":
         await self._spawn_zygote()
         self._task = asyncio.create_task(self._keep())
         return self
@@ -220,7 +204,7 @@ class Nodes:
             await stop(zygote)
 
     async def _spawn_zygote(self) -> None:
-        with (self._logs / "zygote.log").open("ab") as log:
+        with (self._logs / f"{self.name}.log").open("ab") as log:
             self._zygote = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
@@ -231,20 +215,20 @@ class Nodes:
             )
         self._asked.clear()  # what was asked since the last one died, nobody has heard
         try:
-            for node in self._arguments:
-                await self._ask(node)
+            for fork in self._arguments:
+                await self._ask(fork)
         except (BrokenPipeError, ConnectionResetError):
-            logger.warning("the zygote died at its start")
+            logger.warning("the %s died at its start", self.name)
 
-    async def _ask(self, node: str) -> None:
-        """Have the node started, unless it runs or is being started."""
+    async def _ask(self, fork: str) -> None:
+        """Have it started, unless it runs or is being started."""
         assert self._zygote is not None and self._zygote.stdin is not None
-        if node in self._forked or node in self._orphans or node in self._asked:
+        if fork in self._forked or fork in self._orphans or fork in self._asked:
             return
-        self._began_s[node] = time.monotonic()
-        order = {"id": node, "argv": list(self._arguments[node]), "log": str(self._logs / f"{node}.log")}
+        self._began_s[fork] = time.monotonic()
+        order = {"id": fork, "argv": list(self._arguments[fork]), "log": str(self._logs / f"{fork}.log")}
         self._zygote.stdin.write(json.dumps({"spawn": order}).encode() + b"\n")
-        self._asked.add(node)
+        self._asked.add(fork)
         await self._zygote.stdin.drain()
 
     async def _keep(self) -> None:
@@ -253,16 +237,16 @@ class Nodes:
             while True:
                 began_s = time.monotonic()
                 await self._follow(tasks)
-                for restart in self._restarts:  # the next zygote starts every node that is not there
+                for restart in self._restarts:  # the next zygote starts all that is not there
                     restart.cancel()
                 assert self._zygote is not None
                 code = await self._zygote.wait()
-                self._note_death("zygote")
+                self._note_death(self.name)
                 self._adopt(tasks)
                 killed = code == -signal.SIGKILL
                 zygote_backoff = zygote_backoff.after(time.monotonic() - began_s, killed=killed)
-                logger.warning("zygote ended with %s; starting again; %s", code, self._left())
-                zygote_backoff = await start_again("zygote", self._spawn_zygote, zygote_backoff)
+                logger.warning("%s ended with %s; starting again; %s", self.name, code, self._left())
+                zygote_backoff = await start_again(self.name, self._spawn_zygote, zygote_backoff)
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Read what the zygote says until it is gone."""
@@ -282,45 +266,45 @@ class Nodes:
                 self._restart(tasks, event["id"], f"cannot be started: {event['error']}", 0.0)
 
     def _adopt(self, tasks: asyncio.TaskGroup) -> None:
-        """Watch over the nodes of a zygote that is gone."""
-        for node, pid in self._forked.items():
+        """Watch over what a zygote that is gone has left."""
+        for fork, pid in self._forked.items():
             with suppress(ProcessLookupError):  # it ended, and the zygote had no time to say so
-                self._orphans[node] = Orphan(pid)
-                tasks.create_task(self._outlive(tasks, node, self._orphans[node]))
+                self._orphans[fork] = Orphan(pid)
+                tasks.create_task(self._outlive(tasks, fork, self._orphans[fork]))
         self._forked.clear()
 
     def _left(self) -> str:
         names = ", ".join(self._orphans)
-        return f"{names} run on" if names else "its nodes went with it"
+        return f"{names} run on" if names else "what it had forked went with it"
 
-    async def _outlive(self, tasks: asyncio.TaskGroup, node: str, orphan: Orphan) -> None:
+    async def _outlive(self, tasks: asyncio.TaskGroup, fork: str, orphan: Orphan) -> None:
         code = await orphan.ended()
-        del self._orphans[node]
+        del self._orphans[fork]
         orphan.close()
-        self._over(tasks, node, code)
+        self._over(tasks, fork, code)
 
-    def _over(self, tasks: asyncio.TaskGroup, node: str, code: int | None) -> None:
-        """Start a node again that ended with this code."""
-        lived_s = time.monotonic() - self._began_s[node]
-        self._restart(tasks, node, f"ended with {code}", lived_s, killed=code == -signal.SIGKILL)
+    def _over(self, tasks: asyncio.TaskGroup, fork: str, code: int | None) -> None:
+        """Start one again that ended with this code."""
+        lived_s = time.monotonic() - self._began_s[fork]
+        self._restart(tasks, fork, f"ended with {code}", lived_s, killed=code == -signal.SIGKILL)
 
     def _restart(
-        self, tasks: asyncio.TaskGroup, node: str, why: str, lived_s: float, *, killed: bool = False
+        self, tasks: asyncio.TaskGroup, fork: str, why: str, lived_s: float, *, killed: bool = False
     ) -> None:
-        self._note_death(node)
-        backoff = self._backoff.get(node, Backoff()).after(lived_s, killed=killed)
-        self._backoff[node] = backoff
-        logger.warning("%s %s; starting again in %.1f s", node, why, backoff.wait_s)
-        restart = tasks.create_task(self._again(node, backoff.wait_s))
+        self._note_death(fork)
+        backoff = self._backoff.get(fork, Backoff()).after(lived_s, killed=killed)
+        self._backoff[fork] = backoff
+        logger.warning("%s %s; starting again in %.1f s", fork, why, backoff.wait_s)
+        restart = tasks.create_task(self._again(fork, backoff.wait_s))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
-    async def _again(self, node: str, wait_s: float) -> None:
+    async def _again(self, fork: str, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         try:
-            await self._ask(node)
+            await self._ask(fork)
         except (BrokenPipeError, ConnectionResetError):
-            logger.warning("the zygote is gone; %s starts with the next one", node)
+            logger.warning("the %s is gone; %s starts with the next one", self.name, fork)
 
     def _note_death(self, name: str) -> None:
         if not self._died.is_set():

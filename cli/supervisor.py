@@ -16,7 +16,7 @@ import httpx2
 
 from cli import run_file
 from cli.announce import announce
-from cli.children import Child, Nodes, together
+from cli.children import Child, Forked
 from cli.errors import CliError, UsageError
 from cli.leftovers import cluster_of, remove_leftovers
 from cli.logtail import tail
@@ -45,7 +45,7 @@ class Supervisor:
         self._settings = settings
         self._ready_fd = ready_fd
         self._logs = settings.data_dir / "logs"
-        self._parts: list[Child | Nodes] = []
+        self._parts: list[Child | Forked] = []
 
     async def run(self) -> None:
         """Start everything, say so, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
@@ -100,18 +100,21 @@ class Supervisor:
                 )
                 parts.push_async_callback(ended, forcing)
             redis_url = redis.url
-        nodes = Nodes(invoker_arguments(settings, redis_url, secret_file), self._logs)
-        gateways = [
-            Child(name, gateway_command(settings, redis_url, secret_file, name, port), self._logs)
-            for name, port in zip(gateway_names(settings.gateways), ports, strict=True)
-        ]
-        self._parts += [nodes, *gateways]
-        await parts.enter_async_context(nodes)
-        await parts.enter_async_context(together(gateways))
+        nodes = Forked(
+            "zygote", zygote("invoker"), invoker_arguments(settings, redis_url, secret_file), self._logs
+        )
+        names = zip(gateway_names(settings.gateways), ports, strict=True)
+        flags = {
+            name: gateway_arguments(settings, redis_url, secret_file, name, port) for name, port in names
+        }
+        gateways = Forked("zygote-gateway", zygote("gateway"), flags, self._logs)
+        for part in (nodes, gateways):
+            self._parts.append(part)
+            await parts.enter_async_context(part)
         address = "127.0.0.1" if settings.host in ("0.0.0.0", "") else settings.host
         host = f"[{address}]" if ":" in address else address
         urls = [f"http://{host}:{port}" for port in ports]
-        await self._answering(urls, stop, gateways, nodes)
+        await self._answering(urls, stop, (gateways, nodes))
         return urls
 
     async def _ports(self) -> tuple[int, ...]:
@@ -149,11 +152,8 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _answering(
-        self, urls: Sequence[str], stop: asyncio.Event, gateways: Sequence[Child], nodes: Nodes
-    ) -> None:
+    async def _answering(self, urls: Sequence[str], stop: asyncio.Event, parts: Sequence[Forked]) -> None:
         """Wait until /readyz answers 200 everywhere, a part dies at its start, or the user stops it."""
-        parts: list[Child | Nodes] = [*gateways, nodes]
         failures = [asyncio.ensure_future(part.died()) for part in parts]
         waits = [
             asyncio.ensure_future(all_ready(urls)),
@@ -194,7 +194,7 @@ async def answering_redis(url: str) -> None:
         raise CliError(f"--redis-url: {exc}") from exc
 
 
-async def until_stopped(stop: asyncio.Event, parts: Sequence[Child | Nodes]) -> None:
+async def until_stopped(stop: asyncio.Event, parts: Sequence[Child | Forked]) -> None:
     """Return once told to stop. Raises CliError if a part is no longer started again when it dies."""
     told = asyncio.create_task(stop.wait())
     try:
@@ -280,12 +280,17 @@ def gateway_names(count: int) -> list[str]:
     return ["gateway", *(f"gateway-{index}" for index in range(1, count))]
 
 
-def gateway_command(
+def zygote(program: str) -> Sequence[str]:
+    """The command of what forks it."""
+    return sys.executable, "-m", "cli.zygote", program
+
+
+def gateway_arguments(
     settings: UpSettings, redis_url: str, secret_file: Path, name: str, port: int
 ) -> Sequence[str]:
+    """The flags of one gateway."""
     data = settings.data_dir
     return [
-        *(sys.executable, "-m", "gateway"),
         # Its own name, so that one that starts again has the controller's lease back at once.
         *("--gateway-id", name),
         *("--host", settings.host, "--port", str(port)),

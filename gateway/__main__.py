@@ -5,6 +5,7 @@ import gc
 import logging
 import secrets
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import uvloop
@@ -113,8 +114,9 @@ def control_facts(control: Control) -> ControlFacts:
     return ControlFacts(failovers=stats.failovers, moved=stats.moved, desired=stats.desired)
 
 
-def main() -> int:
-    settings = parse(sys.argv[1:])
+def main(argv: Sequence[str]) -> int:
+    """Run the gateway; returns the process's exit code."""
+    settings = parse(argv)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -132,4 +134,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

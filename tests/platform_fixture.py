@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from tests.patience import PATIENCE_S
 
@@ -76,6 +77,12 @@ class Platform:
             if instance["function"] == function
         ]
 
+    def process(self, name: str) -> psutil.Process:
+        """The part of it that writes the log of that name: "redis", "gateway-1", "node-0", "zygote"."""
+        supervisor = psutil.Process(json.loads((self.data / "up.json").read_text())["pid"])
+        log = self.data / "logs" / f"{name}.log"
+        return next(part for part in supervisor.children(recursive=True) if _output(part) == log)
+
     def counter(self, name: str) -> int:
         return sum(node["counters"].get(name, 0) for node in self.nodes())
 
@@ -110,3 +117,10 @@ class Platform:
             warned = [line for line in said[:-lines] if GRAVE.search(line)][-lines:]
             shown += [f"--- {path.name}", *warned, *(["..."] if warned else []), *said[-lines:]]
         return "\n".join(shown)
+
+
+def _output(process: psutil.Process) -> Path | None:
+    try:
+        return Path(f"/proc/{process.pid}/fd/2").readlink()
+    except OSError:  # it is gone
+        return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import STOP_TIMEOUT_S, Child, Nodes, together
+from cli.children import STOP_TIMEOUT_S, Child, Forked
 from cli.errors import CliError
 from cli.orphans import orphans_taken, reap
 from cli.supervisor import ended, force_each_second, until_stopped
@@ -60,7 +60,7 @@ def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: Path) 
     asyncio.run(main())
 
 
-# In the place of `python -m invoker.zygote`: tells the test's socket what it is asked for, and answers
+# In the place of `python -m cli.zygote`: tells the test's socket what it is asked for, and answers
 # with the next of the lines that the test has for it.
 STAND_IN = """
 import json, socket, sys
@@ -90,7 +90,8 @@ async def asked_of_the_zygote(folder: Path, answers: Sequence[str], asks: int) -
 
     server = await asyncio.start_unix_server(serve, folder / "s")
     command = (sys.executable, "-c", STAND_IN, str(folder / "s"))
-    async with server, Nodes({"a": [], "b": []}, folder, command) as nodes, asyncio.timeout(PATIENCE_S):
+    nodes = Forked("zygote", command, {"a": [], "b": []}, folder)
+    async with server, nodes, asyncio.timeout(PATIENCE_S):
         names = [await asked.get() for _ in range(asks)]
         assert not nodes.keeper.done()
     return names
@@ -145,7 +146,8 @@ async def told_by_zygotes(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str
 def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(tmp_path: Path) -> None:
     async def main() -> list[int]:
         command = (sys.executable, "-c", FORKING, str(tmp_path / "s"))
-        async with told_by_zygotes(tmp_path) as told, Nodes({"a": [], "b": []}, tmp_path, command) as nodes:
+        nodes = Forked("zygote", command, {"a": [], "b": []}, tmp_path)
+        async with told_by_zygotes(tmp_path) as told, nodes:
             async with asyncio.timeout(PATIENCE_S):
                 (_, zygote), a, b = [await told.get() for _ in range(3)]
                 os.kill(zygote, signal.SIGKILL)
@@ -167,7 +169,7 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
 def test_a_zygote_that_still_imports_is_not_waited_for(tmp_path: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(STOP_TIMEOUT_S / 2):
-            async with Nodes({"a": []}, tmp_path, ("sleep", "1000")):
+            async with Forked("zygote", ("sleep", "1000"), {"a": []}, tmp_path):
                 pass
 
     asyncio.run(main())
@@ -180,7 +182,7 @@ def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_pat
 
     async def main() -> int:
         command = (str(script), "-c", FORKING, str(tmp_path / "s"))
-        async with told_by_zygotes(tmp_path) as told, Nodes({"a": []}, tmp_path, command):
+        async with told_by_zygotes(tmp_path) as told, Forked("zygote", command, {"a": []}, tmp_path):
             with Listener.on("hypercast.up") as log:
                 async with asyncio.timeout(PATIENCE_S):
                     (_, zygote), (_, a) = [await told.get() for _ in range(2)]
@@ -224,7 +226,7 @@ def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> 
 def test_a_zygote_outlives_a_fork_that_fails(tmp_path: Path) -> None:
     code = """
 import errno, os, sys
-from invoker.zygote import main
+from cli.zygote import main
 
 forks = iter([True, False, True])
 
@@ -233,7 +235,7 @@ def fork():
         return os.fork()
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-sys.exit(main(fork))
+sys.exit(main("invoker", fork))
 """
     orders = [{"spawn": {"id": name, "argv": ["--help"], "log": str(tmp_path / name)}} for name in "abc"]
     with subprocess.Popen(
@@ -255,7 +257,7 @@ sys.exit(main(fork))
 def test_a_zygote_that_dies_in_the_middle_of_a_fork_leaves_no_node_that_nobody_knows(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from invoker.zygote import main
+from cli.zygote import main
 
 def fork():
     pid = os.fork()
@@ -265,7 +267,7 @@ def fork():
         os.kill(os.getpid(), signal.SIGKILL)
     return pid
 
-sys.exit(main(fork))
+sys.exit(main("invoker", fork))
 """
     order = {"spawn": {"id": "a", "argv": ["--help"], "log": str(tmp_path / "a")}}
     with (
@@ -277,27 +279,6 @@ sys.exit(main(fork))
         told, _ = zygote.communicate(json.dumps(order) + "\n")
         event = json.loads(told)
         assert (event["spawned"], os.waitpid(event["pid"], 0)) == ("a", (event["pid"], 0))
-
-
-def test_children_that_run_together_are_stopped_together(tmp_path: Path) -> None:
-    # Told to stop, the one opens a pipe to read and the other to write: each waits for the other.
-    meet, met = tmp_path / "meet", tmp_path / "met"
-    scripts = {"a": f"read word < {meet}; echo $word > {met}", "b": f"echo hello > {meet}"}
-    children = []
-    os.mkfifo(meet)
-    for name, script in scripts.items():
-        ready = tmp_path / f"{name}-ready"
-        os.mkfifo(ready)
-        loop = f"trap '{script}; exit' TERM; echo > {ready}; while :; do sleep 0.02; done"
-        children.append(Child(name, ["sh", "-c", loop], tmp_path))
-
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), together(children):
-            for name in scripts:
-                await asyncio.to_thread((tmp_path / f"{name}-ready").read_text)
-
-    asyncio.run(main())
-    assert met.read_text() == "hello\n"
 
 
 def test_a_disk_that_takes_long_is_told_once_until_it_is_quick_again(

@@ -67,15 +67,6 @@ def supervisor(pair: Platform) -> psutil.Process:
     return psutil.Process(json.loads((pair.data / "up.json").read_text())["pid"])
 
 
-def gateway(pair: Platform, name: str) -> psutil.Process:
-    children = supervisor(pair).children()
-    return next(p for p in children if p.cmdline()[1:5] == ["-m", "gateway", "--gateway-id", name])
-
-
-def redis_server(pair: Platform) -> psutil.Process:
-    return next(p for p in supervisor(pair).children() if "redis-server" in p.cmdline()[0])
-
-
 def leader(pair: Platform) -> tuple[str, int]:
     """The gateway that holds the controller's lease, "" for none, and the latest epoch."""
 
@@ -245,7 +236,7 @@ def test_another_gateway_leads_when_one_hangs_which_finishes_its_streams_when_it
 
     async def main() -> list[Stream]:
         async with streams(pair, urls(pair)[index]) as made:
-            with stopped(gateway(pair, name)):
+            with stopped(pair.process(name)):
                 await asyncio.to_thread(pair.until, "another leads", another_leads, 3 + BACK_S)
                 assert await asyncio.to_thread(answers, urls(pair)[1 - index], pair.key)
                 await asyncio.to_thread(pair.until, "the nodes give the silent one up", given_up, 4 + BACK_S)
@@ -267,7 +258,7 @@ def test_a_killed_gateway_costs_its_own_streams_and_nobody_elses(pair: Platform)
 
     async def main() -> tuple[list[Stream], list[Stream]]:
         async with streams(pair, mine, other, lost=mine) as made:
-            gateway(pair, name).kill()
+            pair.process(name).kill()
         return made[: len(PROMPTS)], made[len(PROMPTS) :]
 
     lost, kept = asyncio.run(main())
@@ -315,7 +306,7 @@ def test_without_redis_requests_are_refused_at_once_and_served_soon_after(
     async def main() -> list[Stream]:
         async with streams(pair, *urls(pair)) as made:
             with stopped(supervisor(pair)):  # so that Redis stays away
-                redis = redis_server(pair)
+                redis = pair.process("redis")
                 redis.send_signal(how)
                 refused = 0
                 while refused < 4 or not all(stream.over.is_set() for stream in made):
@@ -358,7 +349,7 @@ def test_a_gateway_and_a_node_that_are_told_to_go_fail_no_request(pair: Platform
             for _ in range(3):
                 group.create_task(load(other))
             async with streams(pair, mine, other) as made:
-                first = gateway(pair, "gateway")
+                first = pair.process("gateway")
                 first.terminate()
                 node = next(n for n in await asyncio.to_thread(nodes, pair, other) if n["id"] == "node-1")
                 os.kill(node["pid"], signal.SIGTERM)

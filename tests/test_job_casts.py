@@ -269,9 +269,8 @@ def connections(five: Platform) -> int:
 
 def kill_gateways(five: Platform) -> None:
     """All of them, whichever is the controller."""
-    for process in psutil.Process(supervisor(five)).children():
-        if process.cmdline()[1:3] == ["-m", "gateway"]:
-            process.kill()
+    for name in ("gateway", "gateway-1"):
+        five.process(name).kill()
 
 
 def supervisor(five: Platform) -> int:

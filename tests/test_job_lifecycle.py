@@ -1,12 +1,10 @@
 """`up` and `down` with a data directory of their own: what stays, how long it takes, what comes back."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
@@ -34,12 +32,6 @@ def ask(own: Platform) -> str:
             model="small", prompt=[5, 6], max_tokens=4, extra_body={"ignore_eos": True}
         )
         return str(raw.headers["x-function-version"])
-
-
-def child(own: Platform, module: str) -> psutil.Process:
-    """The supervisor's child that runs a module."""
-    supervisor = psutil.Process(json.loads((own.data / "up.json").read_text())["pid"])
-    return next(process for process in supervisor.children() if module in process.cmdline())
 
 
 def bill(own: Platform) -> list[dict[str, object]]:
@@ -91,7 +83,7 @@ def test_a_redeploy_switches_without_a_failed_request(own: Platform, tmp_path: P
 
 
 def test_a_child_that_dies_is_started_again(own: Platform) -> None:
-    gateway = child(own, "gateway")
+    gateway = own.process("gateway")
     gateway.kill()
     gateway.wait(PATIENCE_S)
 

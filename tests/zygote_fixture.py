@@ -39,7 +39,7 @@ class Zygote:
         self._folder = folder
         self._redis_url = redis_url
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "invoker.zygote"],
+            [sys.executable, "-m", "cli.zygote", "invoker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "HYPERCAST_CLUSTER_SECRET": SECRET},

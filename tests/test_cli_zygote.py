@@ -8,7 +8,7 @@ from pathlib import Path
 
 TOLD_AT_ONCE = """
 import os, signal, sys
-from invoker.zygote import main
+from cli.zygote import main
 
 def fork():
     pid = os.fork()
@@ -16,7 +16,7 @@ def fork():
         os.kill(os.getpid(), signal.SIGTERM)  # as the zygote does where it is told to stop now
     return pid
 
-sys.exit(main(fork))
+sys.exit(main("invoker", fork))
 """
 
 

@@ -1,4 +1,5 @@
-"""Forks invokers from one process that has imported the engine: a node then starts in milliseconds.
+"""`python -m cli.zygote invoker`: forks invokers, or gateways, from one process that has imported what they
+need. One then starts in milliseconds, however busy the machine is.
 
     stdin   {"spawn": {"id": "n0", "argv": ["--redis-url", ...], "log": "/path"}}   one JSON object a line
     stdout  {"spawned": "n0", "pid": 12}
@@ -15,6 +16,7 @@ brings, restarts its pool by itself).
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -23,26 +25,24 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-# The imports below make a million objects that all stay: collecting among them takes a second.
-gc.disable()
-
-import numpy as np  # noqa: E402
-
-from invoker.__main__ import main as run_invoker  # noqa: E402
+import numpy as np
 
 STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 30 s by default)
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = signal.SIGUSR1  # comes to a child whenever its parent dies: the zygote, then whoever took it
 _READ_BYTES = 65536
 _ENDING = frozenset((signal.SIGTERM, signal.SIGINT))
+_PROGRAMS = ("gateway", "invoker")  # each has a `main(argv)` in its `__main__`
+
+Program = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    """A command: run an invoker with `argv`, its output appended to the file `log`."""
+    """A command: run the program with `argv`, its output appended to the file `log`."""
 
     id: str
     argv: tuple[str, ...]
@@ -69,6 +69,8 @@ class Zygote:
     wake_r: int
     wake_w: int
     supervisor: int
+    name: str
+    program: Program
     fork: Callable[[], int] = os.fork
     children: dict[int, str] = field(default_factory=dict)
     pending: bytes = b""
@@ -120,7 +122,7 @@ class Zygote:
             pid = self.fork()
             if pid == 0:
                 self._become_child(spawn, log_fd, parent)
-        except OSError as error:  # no more processes, or no memory: the nodes that run are well
+        except OSError as error:  # no more processes, or no memory: the children that run are well
             self._tell({"error": f"cannot fork: {error.strerror}", "id": spawn.id})
         else:
             self.children[pid] = spawn.id
@@ -129,7 +131,7 @@ class Zygote:
             os.close(log_fd)
 
     def _become_child(self, spawn: Spawn, log_fd: int, parent: int) -> None:
-        """In the child: let go of all that is the zygote's, run the invoker, and never return."""
+        """In the child: let go of all that is the zygote's, run the program, and never return."""
         code = 1
         try:
             signal.signal(_ORPHANED, self._orphaned)
@@ -152,8 +154,8 @@ class Zygote:
                 os.close(fd)
             np.random.seed()  # Python's own generator reseeds itself after a fork
             random.seed()
-            sys.argv = ["invoker", *spawn.argv]
-            code = run_invoker(spawn.argv)
+            sys.argv = [self.name, *spawn.argv]
+            code = self.program(spawn.argv)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
         except BaseException:  # the forked child ends here, with `code`
@@ -206,8 +208,14 @@ class Zygote:
             self.stopping = True  # nobody supervises any more
 
 
-def main(fork: Callable[[], int] = os.fork) -> int:
+def main(name: str, fork: Callable[[], int] = os.fork) -> int:
+    if name not in _PROGRAMS:
+        print(f"zygote: {name} is none of {', '.join(_PROGRAMS)}", file=sys.stderr)
+        return 2
     supervisor = os.getppid()  # who was it at the start: not who has it once that is gone
+    # The imports make a million objects that all stay: collecting among them takes a second.
+    gc.disable()
+    program: Program = importlib.import_module(f"{name}.__main__").main
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -215,9 +223,9 @@ def main(fork: Callable[[], int] = os.fork) -> int:
     # What was imported stays shared with the children: their collector leaves it alone.
     gc.freeze()
     gc.enable()
-    Zygote(wake_r, wake_w, supervisor, fork).run()
+    Zygote(wake_r, wake_w, supervisor, name, program, fork).run()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(" ".join(sys.argv[1:])))
