@@ -145,8 +145,10 @@ class LiveServing:
         """Pairs need instances that are ready."""
         group = self._groups[key]
         if isinstance(group, ZigZagPairs):
-            ready = {one.instance_id: one.node for one in self._directory.ready(key)}
-            self._carry_out(key, group.sources(ready))
+            adopted = (pipeline.source for _, pipeline in self._adopted.values())
+            helped = {source.instance_id for source in adopted if source is not None}
+            ready = [one for one in self._directory.ready(key) if one.instance_id not in helped]
+            self._carry_out(key, group.sources({one.instance_id: one.node for one in ready}))
 
     def _expect(self, starts: Sequence[StartOn], way: Live) -> None:
         nodes = {node.id: node for node in self._directory.usable_nodes()}
@@ -240,16 +242,19 @@ class LiveServing:
         before, self._epoch = self._epoch, epoch
         if before is not None and epoch > before + 1:
             self._groups.clear()
+            self._board.forget()
         for record in self._directory.live:
             if record.controller_epoch < epoch:
                 self._adopt(record)
 
     def _adopt(self, record: LiveRecord) -> None:
         key = VersionKey(record.function, record.version)
-        if key in self._groups or (record.way is Live.OFF and not record.pipelines):
+        if key in self._groups:
+            return
+        self._open.leave_others(key, {pipeline.name for pipeline in record.pipelines})
+        if record.way is Live.OFF and not record.pipelines:
             return
         log.info("%s: %d pipelines of an earlier controller go on", key, len(record.pipelines))
-        self._open.leave_others(key, {pipeline.name for pipeline in record.pipelines})
         self._board.adopt(record)
         self._adopted |= {pipeline.pipeline_id: (key, pipeline) for pipeline in record.pipelines}
 

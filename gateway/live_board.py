@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gateway.directory import Directory, VersionKey
@@ -92,17 +93,22 @@ class LiveBoard:
         entry.pipelines = {one.pipeline_id: one for one in record.pipelines}
         self._tell(VersionKey(record.function, record.version))
 
+    def forget(self) -> None:
+        """Another controller has told since: what this one knows is no more."""
+        self._entries.clear()
+
     async def run(self) -> None:
         """Publish until cancelled."""
+        loop = asyncio.get_running_loop()
+        renew_at = loop.time() + _RENEW_S
         while True:
-            renewed = False
-            try:
-                async with asyncio.timeout(_RENEW_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(renew_at):
                     await self._some.wait()
-            except TimeoutError:
-                renewed = True
             self._some.clear()
-            if renewed:
+            if loop.time() >= renew_at:  # however much changes meanwhile
+                renew_at = loop.time() + _RENEW_S
+                self._forget_old()
                 self._dirty |= {key for key, entry in self._entries.items() if entry.pipelines}
             keys, self._dirty = self._dirty, set()
             for key in keys:
@@ -122,8 +128,8 @@ class LiveBoard:
         return entry
 
     def _record(self, key: VersionKey) -> LiveChanged | None:
-        epoch, entry = self._epoch(), self._entries[key]
-        if epoch is None:
+        epoch, entry = self._epoch(), self._entries.get(key)
+        if epoch is None or entry is None:
             return None
         self._serial += 1
         record = LiveRecord(
@@ -156,6 +162,13 @@ class LiveBoard:
         except RegistryError as error:
             log.info("the live record of %s is not published: %s", key, error)
             return False
-        if not self._entries[key].pipelines and key.function not in self._directory.functions:
-            del self._entries[key]
         return True
+
+    def _forget_old(self) -> None:
+        """Of versions that are current no more, decisions need not be known here for longer."""
+        heads = self._directory.functions
+        for key, entry in list(self._entries.items()):
+            head = heads.get(key.function)
+            is_old = head is None or head.current != key.version
+            if is_old and not entry.pipelines and key not in self._dirty:
+                del self._entries[key]

@@ -31,7 +31,7 @@ _CROWD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Have the pipeline opened, then an earlier epoch of it closed."""
+    """Have an earlier epoch of the pipeline left, then this one opened."""
 
     pipeline: LivePipeline
     reason: str

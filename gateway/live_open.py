@@ -64,7 +64,7 @@ class OpenPipelines:
         return (key, pipeline.pipeline_id, pipeline.epoch) in self._open
 
     def hold(self, key: VersionKey, pipeline: LivePipeline) -> None:
-        """Have it opened, and an earlier epoch of it left."""
+        """Have an earlier epoch of it left, then it opened."""
         if self._tasks is not None:
             place = key, pipeline.pipeline_id, pipeline.epoch
             task = self._tasks.create_task(self._serve(key, pipeline), name=f"pipeline {pipeline.name}")
