@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -46,6 +46,7 @@ from registry.secrets import load_or_create_secret
 
 _FUNCTION = "picture"
 _LONGEST_S = 300.0
+_ALLOWED = 0.15  # of a load, besides the part that it takes the sources to give the whole model once
 
 
 class Recorder:
@@ -164,7 +165,23 @@ async def record(cluster: Cluster, args: Namespace, model: Path) -> dict[str, An
         if failed:
             raise NotThere(f"{len(failed)} requests failed, such as by: {failed[0]}")
         answers = [told_of(answer, recorder) for answer in caller.answers]
-        return {"events": recorder.events, "answers": answers}
+        found = {"events": recorder.events, "answers": answers}
+        return {"first_token": first_token(found, args.sources), **found}
+
+
+def first_token(found: Mapping[str, Any], sources: int) -> dict[str, Any]:
+    """When the first token of nodes that still load came, as a share of what a whole load took the first of
+    them; with k sources the model can be whole among them after one k-th."""
+    live = [one["arrived_s"][0] for one in found["answers"] if one["start_kind"] == "live"]
+    whole = [one["at_s"] for one in found["events"] if one["kind"] == "instance" and one["state"] == "ready"]
+    first_s = min(live, default=None)
+    return {
+        "live": len(live),
+        "first_live_s": first_s,
+        "whole_s": sorted(whole),
+        "share": None if first_s is None else round(first_s / min(whole), 4),
+        "limit": round(1 / sources + _ALLOWED, 4),
+    }
 
 
 async def deploy(cluster: Cluster, stage: Stage, model: Path, args: Namespace) -> None:
@@ -221,6 +238,7 @@ def main() -> None:
         except (NotThere, RuntimeError, OSError, SubprocessError, httpx2.HTTPError, ExceptionGroup) as error:
             sys.exit(f"live_picture: {error!r}")
         found = {"name": "live-picture", "params": params, **found}
+        say(f"first token of nodes that load: {found['first_token']}")
         if args.json:
             write_records(args.json, [found])
     if args.plot:

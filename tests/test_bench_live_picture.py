@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.live_picture import first_token
 from benchmarks.live_picture_draw import Span, draw, spans
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -46,3 +47,21 @@ def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
     (kept,) = sorted(RESULTS.glob("live-picture-*.json"))
     draw(json.loads(kept.read_text())[0], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_first_live_token_is_a_share_of_the_first_whole_load() -> None:
+    ready = [{"at_s": at_s, "kind": "instance", "state": "ready"} for at_s in (20.0, 24.0)]
+    answers = [
+        {"start_kind": "cold", "arrived_s": [4.0]},
+        {"start_kind": "live", "arrived_s": [12.0, 13.0]},
+        {"start_kind": "live", "arrived_s": [11.0]},
+    ]
+    found = first_token({"events": [told(1.0), *ready], "answers": answers}, sources=2)
+    assert found == {
+        "live": 2,
+        "first_live_s": 11.0,
+        "whole_s": [20.0, 24.0],
+        "share": 0.55,
+        "limit": 0.65,
+    }
+    assert first_token({"events": ready, "answers": answers[:1]}, sources=1)["share"] is None
