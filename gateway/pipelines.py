@@ -83,14 +83,6 @@ class Pipelines:
         """Nodes that serve alone."""
         return tuple(node.name for node in self._nodes.values() if node.whole)
 
-    def alone_rate(self, name: str) -> float:
-        """What a whole node can serve alone, beside its stage in a pipeline."""
-        node = self._nodes[name]
-        if node.pipeline is None:
-            return node.speed
-        pipeline = self._pipelines[node.pipeline]
-        return node.speed - pipeline.rate * self._stage_cost(pipeline, name)
-
     def hear(self, events: Iterable[Event]) -> tuple[Action, ...]:
         """What is to be done after these events, which came together: one change, of all nodes at once."""
         lost: dict[int, list[str]] = {}

@@ -116,8 +116,6 @@ class Cluster:
         known = {pipeline.number: pipeline.stages for pipeline in self.decisions.pipelines}
         assert known == {number: pipeline.stages for number, pipeline in self.pipelines.items()}
         assert set(self.decisions.whole) == set(self.whole)
-        for node in self.whole:
-            assert 0 < self.decisions.alone_rate(node) <= 1
         assert sum(len(requests) for requests in self.places.values()) == len(self.requests)
 
 

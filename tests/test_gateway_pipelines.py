@@ -41,10 +41,8 @@ def test_a_pair_forms_serves_and_switches() -> None:
     assert told(alone) == "Alone a of 2" and alone.reason == "a holds all layers"
     assert len(cluster.places["a"]) == len(cluster.places["pipeline-0"]) == 2
     assert cluster.decisions.pipelines[0].rate < 1 < formed.pipeline.rate  # a has less time for its stage
-    assert cluster.decisions.alone_rate("a") == 0.5
     last = cluster.hear(Holds(node="b", blocks=ALL))
     assert [told(action) for action in last] == ["Alone b of 1", "Dissolve 0 to a b"]
-    assert cluster.decisions.alone_rate("a") == 1.0
     assert len(cluster.places["a"]) == len(cluster.places["b"]) == 2
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
+from zigzag_times import Relief
 
-from gateway.zigzag import Relief
 from registry.zigzag import Batch
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zigzag_oracle import least_average_s
+from zigzag_times import Relief, finish_times
 
-from gateway.zigzag import Relief, finish_times
 from registry.zigzag import Batch, Work, ZigZagQueue
 
 

@@ -1,5 +1,5 @@
-"""How an overloaded instance and one that is still loading get on with requests together (pure): what their
-queue (registry/zigzag.py) comes to in time, where a layer's time is proportional to a request's tokens.
+"""What the queue of a pair (registry/zigzag.py) comes to in time, where a layer's time is proportional to a
+request's tokens: what is held against the optimum.
 """
 
 from collections.abc import Iterable, Sequence
