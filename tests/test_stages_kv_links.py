@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice, bytes_of_slice, empty_slice
-from invoker.stages.door import Door
+from invoker.stages.door import Door, FetchedKv
 from invoker.stages.frames import LinkLost
 from invoker.stages.kv_link import receive_kv, send_kv
 from invoker.stages.kv_shelf import KvShelf
@@ -141,16 +142,19 @@ def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
             one, late, own = some_kv(), some_kv(seed=1), some_kv(seed=2)
             there.shelf.put(key(), one)
 
-            def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[KvSlice]":
+            def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[FetchedKv]":
                 work = here.fetch_kv(url, host, key(sequence), SHAPE, (2, 5), 40, PATIENCE_S)
                 return asyncio.create_task(work)
 
-            assert same(await fetch("7", there.url, there.host), one)
+            assert same((await fetch("7", there.url, there.host)).kv, one)
             waiting = fetch("8", there.url, there.host)  # asked for before it is there
+            put_s = time.monotonic()
             there.shelf.put(key("8"), late)
-            assert same(await waiting, late)
+            found = await waiting
+            assert same(found.kv, late)
+            assert 0 < found.link_s <= time.monotonic() - put_s
             here.shelf.put(key("9"), own)
-            assert await fetch("9", here.url, here.host) is own
+            assert await fetch("9", here.url, here.host) == FetchedKv(kv=own, link_s=0.0)
             with pytest.raises(LinkLost):
                 await fetch("7", "tcp://127.0.0.1:1", "c")
 

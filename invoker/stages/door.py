@@ -4,8 +4,10 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from invoker.engine.kv_cache import KvShape
@@ -22,6 +24,15 @@ MAX_STRANGERS = 64  # connections that have not shown yet what they want
 GIVE_KV_S = 60.0  # a slice of K and V: whoever wants it gives up sooner
 
 log = logging.getLogger("invoker.stages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedKv:
+    """What a stage put aside, and how long its bytes took over the link, without what it took to put them
+    aside: 0 for what lay here."""
+
+    kv: KvSlice
+    link_s: float
 
 
 class Door:
@@ -116,22 +127,24 @@ class Door:
         layers: tuple[int, int],
         most_tokens: int,
         within_s: float,
-    ) -> KvSlice:
+    ) -> FetchedKv:
         """What a stage put aside of a sequence, of at most so many tokens of a model of `shape`. The thread
         that gets it may outlive a caller who is cancelled, for no longer than that. Raises LinkLost."""
         if url == self._url:
             own = await self.shelf.take(key, within_s)
             if own is None:
                 raise LinkLost(f"{key} has put nothing aside")
-            return own
-        got: list[KvSlice] = []
+            return FetchedKv(kv=own, link_s=0.0)
+        got: list[FetchedKv] = []
 
         def fetch() -> None:
             local = host == self.host
             with closing(
                 dial(url, key, self._secret, same_host=local, tls=self._tls.client, answer_s=within_s)
             ) as link:
-                got.append(receive_kv(link, shape, layers, most_tokens, within_s))
+                began_s = time.monotonic()
+                kv = receive_kv(link, shape, layers, most_tokens, within_s)
+                got.append(FetchedKv(kv=kv, link_s=time.monotonic() - began_s))
 
         try:
             await in_own_thread(fetch)

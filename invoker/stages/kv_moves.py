@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from math import inf
 
@@ -85,13 +84,11 @@ class KvMoves:
         async def one(place: int) -> None:
             stage = at.stages[place]
             key = StageKey(pipeline=at.pipeline, epoch=at.epoch, place=place, sequence=at.sequence)
-            began_s = time.monotonic()
             found = await self._door.fetch_kv(
                 stage.link, stage.host, key, shape, (stage.first, stage.last), tokens, within_s
             )
-            if stage.link != self._door.url:
-                self._links.came(stage.host, found.nbytes, time.monotonic() - began_s)
-            slices.append(found)
+            self._links.came(stage.host, found.kv.nbytes, found.link_s)
+            slices.append(found.kv)
 
         await together(*(one(place) for place in range(len(at.stages))))
         return slices
