@@ -222,6 +222,15 @@ def test_who_moves_leaves_its_kv_with_the_step_that_closes_it() -> None:
     assert not conductor.has_work
 
 
+def test_names_begin_as_they_are_to() -> None:
+    shape = PipelineShape(stages=2, pages=64, context=512, vocabulary=VOCABULARY, steps=3)
+    conductor = Conductor(shape, Limits(sequences=8, prefill_tokens=24, turn_tokens=16), names="run-")
+    conductor.add(sequence("a", _prompt(0, 5), max_tokens=4, ignore_eos=True))
+    first = conductor.next_step()
+    assert first is not None and [one.sequence for one in first.step.opened] == ["run-0"]
+    assert conductor.move("a") == "run-0"
+
+
 def test_a_name_is_not_used_again() -> None:
     conductor = _conductor()
     stage = _stages([0, 1])[0]

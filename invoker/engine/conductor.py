@@ -33,10 +33,12 @@ class Conductor:
 
     `next_step` gives steps for the first stage, each a micro-batch: while several are under way, none decodes
     more than its share of the sequences. `take` is given what came out at the head, step by step in order.
+    What the stages call its sequences begins with `names`.
     """
 
-    def __init__(self, shape: PipelineShape, limits: Limits) -> None:
+    def __init__(self, shape: PipelineShape, limits: Limits, *, names: str = "") -> None:
         self.shape = shape
+        self._prefix = names
         max_tokens = min(shape.context, shape.pages * PAGE_TOKENS)
         self._book = SequenceBook(shape.vocabulary, max_tokens)
         self._allocator = PageAllocator(shape.pages)
@@ -75,7 +77,7 @@ class Conductor:
     def add(self, sequence: NewSequence) -> None:
         """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense."""
         live = self._book.open(sequence)
-        name = str(next(self._fresh_names))
+        name = f"{self._prefix}{next(self._fresh_names)}"
         self._names[sequence.request_id], self._requests[name] = name, sequence.request_id
         most = self._book.most_tokens(sequence.request_id)
         self._scheduler.add(name, len(live.tokens), sequence.flow, most)

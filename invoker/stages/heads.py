@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from itertools import pairwise
+from secrets import token_hex
 from typing import Any
 
 from invoker.engine.conductor import Conductor, PipelineShape
@@ -189,7 +190,9 @@ class Pipeline:
         )
         sequences = max(MIN_SEQUENCES, 2 * self.instance.request.max_concurrency)
         device = resident.region.device.partition(":")[0]
-        return Conductor(shape, limits_for(device, sequences=sequences, turn_tokens=facts.turn_tokens))
+        limits = limits_for(device, sequences=sequences, turn_tokens=facts.turn_tokens)
+        # What stages put aside while it was open before must not be taken for what they have now.
+        return Conductor(shape, limits, names=f"{token_hex(4)}-")
 
     def _ring(self) -> list[Member]:
         """The other stages as steps pass them on their way from here to here."""
