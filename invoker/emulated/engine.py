@@ -1,22 +1,18 @@
 """A decoder engine on an accelerator that is not there: real queues and pages, and times of a profile."""
 
-import logging
 from collections.abc import Sequence
 
 from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.kv import check_tokens, kv_shape, slice_of
 from invoker.emulated.profiles import Batch, Profile
 from invoker.emulated.tokens import TokenChain
+from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.kv_cache import PAGE_TOKENS, KvShape
+from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice, usable_tokens
-from invoker.engine.pages import PageAllocator
 from invoker.engine.sampling import Choice
-from invoker.engine.scheduler import Limits, Scheduler
-from invoker.engine.sequences import BadSequence, SequenceBook
+from invoker.engine.scheduler import Chunk, Limits
 from registry.messages import Sampling, TokenLogprob
-
-logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 512
 
@@ -34,7 +30,7 @@ def chosen(chain: TokenChain, sampling: Sampling, vocabulary: int) -> Choice:
     return Choice(token_id=token, logprob=logprob)
 
 
-class EmulatedEngine:
+class EmulatedEngine(BatchedEngine):
     """A GenerateEngine. `kv_bytes` is the room for keys and values, at the profile's scale."""
 
     def __init__(
@@ -52,53 +48,29 @@ class EmulatedEngine:
         if pages < 1:
             raise OutOfKvCache(f"{kv_bytes} bytes are no page of {self._shape.page_bytes} bytes")
         self._clock = clock
-        self._allocator = PageAllocator(pages)
-        self._scheduler = Scheduler(limits_of(profile, max_sequences), self._allocator)
-        max_tokens = min(context_length, profile.model.context, pages * PAGE_TOKENS)
-        self._sequences = SequenceBook(profile.model.vocabulary, max_tokens)
+        limits, longest = limits_of(profile, max_sequences), min(context_length, profile.model.context)
+        super().__init__(pages, limits, vocabulary=profile.model.vocabulary, longest=longest)
         self._chains: dict[str, TokenChain] = {}
 
     def __repr__(self) -> str:
         return f"<EmulatedEngine {self.profile}, {self._scheduler!r}>"
 
     @property
-    def max_sequence_tokens(self) -> int:
-        return self._sequences.max_tokens
-
-    @property
     def kv_shape(self) -> KvShape:
         """Of what stands for K and V in `add`."""
         return self._shape
 
-    @property
-    def has_work(self) -> bool:
-        return len(self._sequences) > 0
-
-    @property
-    def sequences(self) -> int:
-        return len(self._sequences)
-
     def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
         """Queue a sequence, `kv` as DecoderEngine takes it. Raises OutOfKvCache, BadSequence."""
-        request_id, tokens = sequence.request_id, [*sequence.prompt_ids, *sequence.generated_ids]
+        tokens = [*sequence.prompt_ids, *sequence.generated_ids]
         kept = usable_tokens(self._shape, kv, len(tokens))
         check_tokens(kv, tokens)
-        self._sequences.open(sequence)
-        most = self._sequences.most_tokens(request_id)
-        self._scheduler.add(request_id, len(tokens), sequence.flow, most, kept)
-        self._chains[request_id] = TokenChain(tokens)
-
-    def cancel(self, request_id: str) -> None:
-        """Drop a sequence and free its pages; one that is not there (any more) is no error."""
-        if self._sequences.drop(request_id):
-            self._scheduler.remove(request_id)
-            del self._chains[request_id]
+        self._queue(sequence, kept)
+        self._chains[sequence.request_id] = TokenChain(tokens)
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
         """What stands for the keys and values of a sequence, between two steps. Raises BadSequence."""
-        if request_id not in self._sequences:
-            raise BadSequence(f"{self!r} has no sequence {request_id}")
-        _, cached = self._scheduler.held(request_id)
+        _, cached = self._cached(request_id)
         first, last = layers or (0, self.profile.model.layers)
         return slice_of(self._shape, first, last, self._sequences[request_id].tokens[:cached])
 
@@ -106,37 +78,27 @@ class EmulatedEngine:
         """Wait for as long as one batch takes. A part of a prompt comes with no token yet."""
         if not self.has_work:
             return []
-        plan = self._scheduler.plan()
-        assert plan.chunks, f"{self!r} has sequences but runs none"
-        for request_id in plan.preempted:
-            logger.info("sequence %s gave up its KV pages and will be computed again", request_id)
+        plan = self._plan()
         layers = self.profile.model.layers
         self._clock.run(step_s(self.profile, 0, layers, [(c.start, c.count, c.last) for c in plan.chunks]))
         self._scheduler.ran()
-        return [self._advance(chunk.request_id, chunk.count, chunk.last) for chunk in plan.chunks]
-
-    def close(self) -> None:
-        """Drop all sequences. Idempotent."""
-        for request_id in list(self._sequences):
-            self.cancel(request_id)
+        return [self._advanced(chunk) for chunk in plan.chunks]
 
     def check_integrity(self) -> None:
-        """Assert that pages and queues are consistent, and that an idle engine holds no page."""
-        self._scheduler.check_integrity()
-        assert len(self._scheduler) == len(self._sequences) == len(self._chains)
-        assert self.has_work or self._allocator.used == 0, "an idle engine holds pages"
+        super().check_integrity()
+        assert len(self._sequences) == len(self._chains)
 
-    def _advance(self, request_id: str, work: int, wants: bool) -> TokenOutput:
-        chain, choice = self._chains[request_id], None
-        if wants:
-            sampling = self._sequences[request_id].request.sampling
+    def _forget(self, request_id: str) -> None:
+        del self._chains[request_id]
+
+    def _advanced(self, chunk: Chunk) -> TokenOutput:
+        chain, choice = self._chains[chunk.request_id], None
+        if chunk.last:
+            sampling = self._sequences[chunk.request_id].request.sampling
             choice = chosen(chain, sampling, self.profile.model.vocabulary)
-        output = self._sequences.advance(request_id, choice, work)
-        if output.finish_reason:
-            self.cancel(request_id)
-        elif output.token_id is not None:
+        output = self._advance(chunk.request_id, choice, chunk.count)
+        if output.token_id is not None:
             chain.follow((output.token_id,))
-            self._scheduler.append_token(request_id)
         return output
 
 

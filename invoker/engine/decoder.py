@@ -6,17 +6,17 @@ from typing import Literal
 
 import torch
 
+from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence, TokenOutput, UnsupportedModel
 from invoker.engine.cuda_graphs import Capture, graphed_steps
 from invoker.engine.device_memory import kv_memory
-from invoker.engine.kv_cache import PAGE_TOKENS, KvPool, KvShape
+from invoker.engine.kv_cache import KvPool, KvShape
 from invoker.engine.kv_slices import KvSlice, export_kv, import_kv, usable_tokens
 from invoker.engine.layout import build_layout
-from invoker.engine.pages import PageAllocator
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import Choice, Draw, sample
-from invoker.engine.scheduler import Chunk, Limits, Scheduler, StepPlan
-from invoker.engine.sequences import BadSequence, SequenceBook, failed_output
+from invoker.engine.scheduler import Chunk, Limits, StepPlan
+from invoker.engine.sequences import failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
 
@@ -36,7 +36,7 @@ def limits_for(
     return Limits(sequences=sequences, prefill_tokens=prefill_tokens, turn_tokens=min(turn, prefill_tokens))
 
 
-class DecoderEngine:
+class DecoderEngine(BatchedEngine):
     """A GenerateEngine for the families in `families.py`.
 
     `kv` is the memory of the KV cache: a region of the arena, or a number of bytes to allocate.
@@ -67,23 +67,16 @@ class DecoderEngine:
         pool = KvPool(shape, kv_memory(kv, bound.device))
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
-        self._allocator = PageAllocator(pool.pages)
         limits = limits_for(
             bound.device.type, sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=turn_budget
         )
-        self._scheduler = Scheduler(limits, self._allocator)
-        # The last token of a sequence needs no room: nothing follows it.
-        max_tokens = min(spec.context_length, geometry.longest, pool.pages * PAGE_TOKENS)
-        self._sequences = SequenceBook(geometry.vocabulary, max_tokens)
+        longest = min(spec.context_length, geometry.longest)
+        super().__init__(pool.pages, limits, vocabulary=geometry.vocabulary, longest=longest)
         self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # of sequences that have not run yet
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<DecoderEngine {len(self._sequences)} sequences, {self._scheduler!r}>"
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        return self._sequences.max_tokens
 
     @property
     def kv_shape(self) -> KvShape:
@@ -95,49 +88,28 @@ class DecoderEngine:
         """What runs its layers."""
         return self._stage.bound.path
 
-    @property
-    def has_work(self) -> bool:
-        return len(self._sequences) > 0
-
-    @property
-    def sequences(self) -> int:
-        return len(self._sequences)
-
     def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
         """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense.
 
         With `kv`, its tokens' K and V from elsewhere in slices of all layers, only those behind it are run,
         unless the sequence gives way to others: then all are. The slices are kept until it runs.
         """
-        request_id = sequence.request_id
         known = len(sequence.prompt_ids) + len(sequence.generated_ids)
         kept = usable_tokens(self._stage.pool.shape, kv, known)
-        self._sequences.open(sequence)
-        self._scheduler.add(request_id, known, sequence.flow, self._sequences.most_tokens(request_id), kept)
+        self._queue(sequence, kept)
         if kept:
-            self._arriving[request_id] = tuple(kv)
-
-    def cancel(self, request_id: str) -> None:
-        """Drop a sequence and free its pages; one that is not there (any more) is no error."""
-        if self._sequences.drop(request_id):
-            self._scheduler.remove(request_id)
-            self._arriving.pop(request_id, None)
+            self._arriving[sequence.request_id] = tuple(kv)
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
         """A copy of what the cache holds of a sequence, between two steps. Raises BadSequence."""
-        if request_id not in self._sequences:
-            raise BadSequence(f"{self!r} has no sequence {request_id}")
-        pages, cached = self._scheduler.held(request_id)
+        pages, cached = self._cached(request_id)
         return export_kv(self._stage.pool, 0, layers, pages, cached)
 
     def step(self) -> list[TokenOutput]:
         """Run one batch. A sequence that only had a part of its prompt run comes with no token yet."""
         if not self.has_work:
             return []
-        plan = self._scheduler.plan()
-        assert plan.chunks, f"{self!r} has sequences but runs none"
-        for request_id in plan.preempted:
-            logger.info("sequence %s gave up its KV pages and will be computed again", request_id)
+        plan = self._plan()
         try:
             sampled, choices = self._run(plan)
         except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
@@ -156,15 +128,11 @@ class DecoderEngine:
         if self._closed:
             return
         self._closed = True
-        for request_id in list(self._sequences):
-            self.cancel(request_id)
+        super().close()
         del self._stage, self._graphs
 
-    def check_integrity(self) -> None:
-        """Assert that pages and queues are consistent, and that an idle engine holds no page."""
-        self._scheduler.check_integrity()
-        assert len(self._scheduler) == len(self._sequences), "scheduler and engine disagree"
-        assert self.has_work or self._allocator.used == 0, "an idle engine holds pages"
+    def _forget(self, request_id: str) -> None:
+        self._arriving.pop(request_id, None)
 
     def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[Choice]]:
         """Run a step; which sequences get a token, and their tokens."""
@@ -209,15 +177,6 @@ class DecoderEngine:
             for chunk in chunks
             for token in self._sequences[chunk.request_id].tokens[chunk.start : chunk.start + chunk.count]
         ]
-
-    def _advance(self, request_id: str, choice: Choice | None, work: int) -> TokenOutput:
-        """Take a sequence's choice in, and say what came of it."""
-        output = self._sequences.advance(request_id, choice, work)
-        if output.error or output.finish_reason:
-            self.cancel(request_id)
-        elif choice is not None:
-            self._scheduler.append_token(request_id)
-        return output
 
     def _fail(self, plan: StepPlan, error: str) -> list[TokenOutput]:
         """Drop the sequences of a failed step: what their pages hold is unknown."""
