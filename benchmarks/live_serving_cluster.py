@@ -61,6 +61,11 @@ class Stage:
         found: dict[str, Any] = await self._get(f"/admin/functions/{function}")
         return found
 
+    async def last_cast(self, function: str) -> dict[str, float]:
+        """When each target of its latest cast had all blocks, in Unix seconds."""
+        cast = (await self._get(f"/admin/casts?function={function}"))["casts"][0]
+        return {one["node"]: one["updated_at"] for one in cast["nodes"] if one["state"] == "complete"}
+
     async def pipelines(self, function: str) -> list[dict[str, Any]]:
         live = (await self.function(function))["live"]
         return [] if live is None else list(live["pipelines"])

@@ -3,8 +3,8 @@
 Starts a platform of its own (two nodes that hold a random fp32 model, two that load it over slow links).
 In each load one stream is served by the pipeline of the loading nodes and goes on at the first of them that
 is ready: the longest time between two of its tokens from then on is compared with what computing the same
-tokens' keys and values takes on that node. `after_last_block_ms` is what each node's start took from its
-last block on. All that counts is the machine's own time: run it on a quiet one.
+tokens' keys and values takes on that node. `after_last_block_ms` is the time from when each node had its last
+block, checked, until it was ready. All that counts is the machine's own time: run it on a quiet one.
 
   python -m benchmarks.live_serving_switch --repeat 5 --json FILE
 """
@@ -77,8 +77,9 @@ async def measure(stage: Stage, caller: Caller, names: Sequence[str], work: Work
     if answer.failure or answer.start_kind != "live" or moved != 1:
         say(f"no switch: {answer} {answer.failure}, {moved:g} moves")
         return None
-    phases = [one["phases_ms"] for one in (await stage.function(FUNCTION))["instances"]]
-    after_ms = tuple(sorted(sum(one.get(name, 0.0) for name in ("copy", "bind", "ready")) for one in phases))
+    instances = (await stage.function(FUNCTION))["instances"]
+    came = await stage.last_cast(FUNCTION)
+    after_ms = tuple(sorted((one["since"] - came[one["node"]]) * 1e3 for one in instances))
     at, gap_s = longest_gap(answer)
     known = (*work.prompt, *answer.ids[:at])
     return Switch(
@@ -149,7 +150,7 @@ def record_of(found: Sequence[Switch], params: dict[str, object]) -> dict[str, A
         "limit_s": _GAP_LIMIT * statistics.median(one.recompute_ms for one in found) / 1e3,
         "median_ratio": round(ratio, 3),
         "worst_ratio": round(max(one.ratio for one in found), 3),
-        "after_last_block_ms": {"median": statistics.median(after), "worst": max(after)},
+        "after_last_block_ms": {"median": round(statistics.median(after), 1), "worst": round(max(after), 1)},
         "holds": ratio <= _GAP_LIMIT and statistics.median(after) <= _READY_LIMIT_MS,
     }
 

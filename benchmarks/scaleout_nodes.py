@@ -42,6 +42,7 @@ class SlowToBegin:
         self._wait_s = wait_s
         self.make = engines.make
         self.make_stage = engines.make_stage
+        self.binds_early = engines.binds_early
 
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
         """See Engines: in a thread of its own."""

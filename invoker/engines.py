@@ -9,7 +9,7 @@ from invoker.engine.contract import (
     ModelSpec,
     UnsupportedModel,
 )
-from invoker.engine.factory import kv_bytes_needed, make_engine
+from invoker.engine.factory import is_decoder, kv_bytes_needed, make_engine
 from invoker.engine.stage_contract import Stage
 from invoker.engine.stage_engine import StageEngine
 from invoker.kv_budget import TYPICAL_TOKENS
@@ -28,6 +28,10 @@ class Engines(Protocol):
     def make(
         self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
     ) -> GenerateEngine | ComputeEngine: ...
+
+    def binds_early(self, spec: ModelSpec) -> bool:
+        """Whether `make` looks at none of the image's bytes, so that it may be called before they arrive."""
+        ...
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
         """The stage of the layers `spec.layers`, whose bytes alone must have arrived in the region."""
@@ -55,6 +59,9 @@ class RealEngines:
         # Gateways send more than that for tenants that have less than their share.
         sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
         return make_engine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
+
+    def binds_early(self, spec: ModelSpec) -> bool:
+        return is_decoder(spec.manifest.architecture)  # its weights are views
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
         return StageEngine(spec, region, 0 if kv is None else kv)

@@ -104,21 +104,31 @@ async def _start_model(instance: Instance, image: ImageRef, gear: Equipment) -> 
     steps = instance.steps = StepsOf(gear.meter, instance.account)
     loading = await _reserve(instance, image, spec, gear)
     _load(instance, gear)
-    if loading is not None:
-        await _bring(instance, image, manifest, loading, gear)
-    instance.held = (1 << manifest.num_layers) - 1
-    _enter(instance, "bind", gear)
-    assert instance.resident is not None
-    engine = await in_thread(
-        gear.engines.make,
-        spec,
-        instance.resident.region,
-        instance.kv,
-        instance.request.max_concurrency,
-        undo=_close_engine,
-    )
-    instance.runner = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
+    engines: list[GenerateEngine | ComputeEngine] = []
+
+    async def make() -> None:
+        engines.append(await _engine(instance, spec, gear))
+
+    try:
+        if loading is not None:
+            bringing = _bring(instance, image, manifest, loading, gear)
+            early = gear.engines.binds_early(spec)  # then nothing is left to do once the last block is here
+            await (together(bringing, make()) if early else bringing)
+        instance.held = (1 << manifest.num_layers) - 1
+        _enter(instance, "bind", gear)
+        if not engines:
+            await make()
+        instance.runner = EngineRunner(engines.pop(), name=f"engine {instance.id[:12]}", meter=steps)
+    finally:
+        for engine in engines:
+            engine.close()
     _enter(instance, "ready", gear)
+
+
+async def _engine(instance: Instance, spec: ModelSpec, gear: Equipment) -> GenerateEngine | ComputeEngine:
+    assert instance.resident is not None
+    region, concurrency = instance.resident.region, instance.request.max_concurrency
+    return await in_thread(gear.engines.make, spec, region, instance.kv, concurrency, undo=_close_engine)
 
 
 async def _reserve(instance: Instance, image: ImageRef, spec: ModelSpec, gear: Equipment) -> Resident | None:

@@ -58,6 +58,10 @@ class EmulatedEngines:
             max_sequences=sequences,
         )
 
+    def binds_early(self, spec: ModelSpec) -> bool:
+        """See Engines: what has arrived is checked when an engine is made."""
+        return False
+
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> EmulatedStage:
         """The stage of the layers `spec.layers`, whose bytes alone must have arrived in the region."""
         profile = self._profile(spec)
