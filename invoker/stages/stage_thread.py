@@ -76,7 +76,10 @@ class WireThread(Generic[Word]):
             self.failure = error.with_traceback(None)
         finally:
             self._wire.close()
-            self._on_end()
+            try:
+                self._on_end()
+            except Exception:  # who waits for the end is told of that in any case
+                log.exception("the thread of a stage could not let go of all that it has")
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(self._closed.set)
 

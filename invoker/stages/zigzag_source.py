@@ -247,7 +247,6 @@ class PairDriver(WireThread[PairFrame]):
         self.layers_saved += said.layers
 
     def _on_end(self) -> None:
-        self._on_wake()
         self._calls.release_all()
         waiting = [*self._waiting.values(), *([self._job.prompt] if self._job is not None else [])]
         self._waiting.clear()

@@ -75,6 +75,7 @@ class TargetWorker(WireThread[PairFrame]):
             case Drop(name=name):
                 self._queue.drop(name)
                 self._forget(name)
+                self._answer()  # it may be what the source waits for
             case Take():
                 self._asked = True
                 self._answer()
