@@ -15,7 +15,7 @@ from invoker.engine.stage_contract import Stage
 from invoker.engines import Engines, RealEngines
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from registry.live_messages import KvAt, OpenPipeline, StageOf, held_of_bytes, name_of_pipeline
+from registry.live_messages import KvAt, OpenPipeline, StageOf, held_of_bytes
 from registry.messages import (
     Generate,
     Holder,
@@ -222,20 +222,24 @@ async def answer(node: FakeNode, request: Generate, seen: asyncio.Queue[int] | N
     return got
 
 
-def requests_for(live: LiveCluster, count: int, tokens: int = 12, epoch: int = 0) -> list[Generate]:
-    """Greedy and drawn ones."""
+def requests_for(live: LiveCluster, count: int, tokens: int = 12) -> list[Generate]:
+    return requests_at(live.head, range(1, 1 + 5 * count, 5), tokens)
+
+
+def requests_at(head: LiveNode, lengths: Sequence[int], tokens: int) -> list[Generate]:
+    """Greedy and drawn ones by the pipeline of that head, with prompts of these lengths."""
     found = []
-    for number in range(count):
+    for number, length in enumerate(lengths):
         drawn = {"temperature": 0.9, "top_p": 0.9, "seed": number} if number % 2 else {"temperature": 0.0}
         sampling = Sampling(max_tokens=tokens, ignore_eos=True, **drawn)  # type: ignore[arg-type]
-        prompt = tuple(3 + (number * 7 + place) % 500 for place in range(1 + 5 * number))
+        prompt = tuple(3 + (number * 7 + place) % 500 for place in range(length))
         found.append(
             Generate(
                 request_id=f"r{number}",
-                instance_id=live.head.instance,
+                instance_id=head.instance,
                 prompt_ids=prompt,
                 sampling=sampling,
-                pipeline=name_of_pipeline("p", epoch),
+                pipeline="p.0",
             )
         )
     return found

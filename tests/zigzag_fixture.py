@@ -18,8 +18,8 @@ from invoker.engine.fake import StepGate
 from invoker.engine.kv_slices import KvSlice
 from invoker.engine.stage_contract import Stage, StageFacts, StageInput, StageOutput
 from registry.live_messages import OpenPipeline, StageOf
-from registry.messages import Generate, Reply, Sampling
-from tests.stages_fixture import LiveCluster, LiveNode, PoisonedEngines, Source
+from registry.messages import Generate, Reply
+from tests.stages_fixture import LiveCluster, LiveNode, PoisonedEngines, Source, requests_at
 
 
 class WatchedStage:
@@ -172,23 +172,9 @@ class Pair:
         async with self.source.node.channel.call(await self.opening()) as replies:
             yield await anext(replies)
 
-    def requests(self, count: int, tokens: int = 8) -> list[Generate]:
-        """Greedy and drawn ones, of some ten tokens."""
-        found = []
-        for number in range(count):
-            drawn = {"temperature": 0.9, "top_p": 0.9, "seed": number} if number % 2 else {"temperature": 0.0}
-            sampling = Sampling(max_tokens=tokens, ignore_eos=True, **drawn)  # type: ignore[arg-type]
-            prompt = tuple(3 + (number * 7 + place) % 500 for place in range(9 + 3 * number))
-            found.append(
-                Generate(
-                    request_id=f"r{number}",
-                    instance_id=self.source.instance,
-                    prompt_ids=prompt,
-                    sampling=sampling,
-                    pipeline="p.0",
-                )
-            )
-        return found
+    def requests(self, count: int) -> list[Generate]:
+        """Of some ten tokens."""
+        return requests_at(self.source, range(9, 9 + 3 * count, 3), tokens=8)
 
 
 def engines_of(live: LiveNode) -> WatchedEngines:
