@@ -1,12 +1,14 @@
 """What has to hold after any fault: clients' answers, the ledger against them, and the ledger by itself."""
 
+import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.chaos_cluster import Kind, Part
+from benchmarks.chaos_cluster import Cluster, Kind, Part
 from benchmarks.chaos_load import MODEL, Asked, Fate
-from registry.conservation import Conservation, conservation
+from registry.conservation import Conservation, Verdict, conservation
 from registry.ledger_pages import each_request
 from registry.state import Ledger, UsageFilter
 from registry.usage import InstanceInterval, LostCall, RequestRecord, RequestStatus
@@ -48,6 +50,17 @@ async def read_books(ledger: Ledger) -> Books:
         intervals=await ledger.intervals(),
         lost=await ledger.lost_calls(),
     )
+
+
+async def final_books(cluster: Cluster, within_s: float) -> Books:
+    """The ledger once it adds up, or as it is by then if it does not."""
+    deadline_s = time.monotonic() + within_s
+    async with cluster.state() as state:
+        while True:
+            books = await read_books(state)
+            if books.conservation().verdict is Verdict.EXACT or time.monotonic() > deadline_s:
+                return books
+            await asyncio.sleep(1.0)
 
 
 def wrong_answers(asked: Iterable[Asked], outages: Sequence[Outage], gateways: Sequence[Part]) -> list[str]:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_check import (
-    Books,
     Findings,
     Outage,
-    read_books,
+    final_books,
     wrong_answers,
     wrong_books,
     wrong_sums,
@@ -26,7 +25,6 @@ from benchmarks.chaos_check import (
 from benchmarks.chaos_cluster import Cluster, Kind, Part
 from benchmarks.chaos_load import ECHO, HANDLER, MODEL, Fate, Load
 from benchmarks.machine import ROOT
-from registry.conservation import Verdict
 from registry.errors import NotFound, StateUnavailable
 from registry.redis_state import RedisState
 
@@ -256,17 +254,6 @@ async def all_asleep(cluster: Cluster) -> None:
             await asyncio.sleep(0.2)
 
 
-async def final_books(cluster: Cluster) -> Books:
-    """The ledger once it adds up, or after a while if it does not."""
-    deadline_s = time.monotonic() + _QUIET_S / 3
-    async with cluster.state() as state:
-        while True:
-            books = await read_books(state)
-            if books.conservation().verdict is Verdict.EXACT or time.monotonic() > deadline_s:
-                return books
-            await asyncio.sleep(1.0)
-
-
 async def close_books(chaos: Chaos) -> dict[str, Any]:
     """Check all when the load has ended; returns what is told of the ledger."""
     cluster, findings = chaos.cluster, chaos.findings
@@ -275,7 +262,7 @@ async def close_books(chaos: Chaos) -> dict[str, Any]:
         await all_asleep(cluster)
     except (RuntimeError, TimeoutError) as error:
         findings.add([f"the platform does not come to rest: {error!r}"])
-    books = await final_books(cluster)
+    books = await final_books(cluster, _QUIET_S / 3)
     balance = books.conservation()
     findings.add(str(balance).splitlines())
     findings.add(wrong_books(chaos.load.asked, books.records))

@@ -31,6 +31,7 @@ from benchmarks.arguments import at_least, parser_of, say
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.endings import end_politely
 from benchmarks.live_picture_draw import draw
+from benchmarks.live_serving_arguments import add_load, add_platform
 from benchmarks.live_serving_client import Answer, Caller, crowd, draw_works
 from benchmarks.live_serving_cluster import NotThere, Stage, platform, until
 from benchmarks.live_serving_models import FAMILIES, write_model
@@ -207,14 +208,9 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add("--from", dest="recorded", type=Path, help="draw this file instead of running anything")
     add("--family", choices=tuple(FAMILIES), default="llama")
     add("--sources", type=at_least(1), default=2, help="nodes that hold the model (default 2)")
-    add("--loading", type=at_least(2), default=4, help="nodes that load it (default 4)")
-    add("--requests", type=at_least(1), default=12, help="under way at once (default 12)")
-    add("--tokens", type=at_least(12), default=72, help="of the longest request (default 72)")
-    add("--width", type=at_least(64), default=256, help="of hidden states, a multiple of 64")
-    add("--link-rate", default="12mbit", help="of each node (default 12mbit)")
+    add_load(parser, requests=12, tokens=72)
     add("--after", type=float, default=3.0, help="seconds after the last node is ready (default 3)")
-    add("--seed", type=int, default=1)
-    add("--data-dir", type=Path, help="the platform's folder, which then stays")
+    add_platform(parser, width=256, link_rate="12mbit")
     return parser.parse_args(arguments)
 
 

@@ -31,6 +31,7 @@ from benchmarks.arguments import at_least, listed, parser_of, positive, say
 from benchmarks.chaos_check import Findings
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.endings import end_politely
+from benchmarks.live_serving_arguments import add_load, add_platform
 from benchmarks.live_serving_cluster import NotThere, platform
 from benchmarks.live_serving_models import FAMILIES, write_model
 from benchmarks.live_serving_run import Round, Scene, Serving, close_books, show
@@ -137,17 +138,12 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add("--json", type=Path, help="write the record to this file")
     add("--families", type=listed(str, tuple(FAMILIES)), default=list(FAMILIES), help="such as llama,gpt2")
     add("--sources", type=listed(at_least(1)), default=[1, 2, 3], help="nodes that hold the model (1,2,3)")
-    add("--loading", type=at_least(2), default=4, help="nodes that load it (default 4)")
-    add("--requests", type=at_least(1), default=64, help="under way at once (default 64)")
-    add("--tokens", type=at_least(12), default=360, help="of the longest request (default 360)")
+    add_load(parser, requests=64, tokens=360)
     add("--repeat", type=at_least(1), default=1, help="how often each load is made, without kills")
     add("--kills", type=at_least(0), default=0, help="of nodes that serve in pipelines")
     add("--per-load", type=at_least(1), default=3, help="kills in one load at most (default 3)")
     add("--minutes", type=positive, default=60.0, help="begin no load after so many (default 60)")
-    add("--width", type=at_least(64), default=128, help="of hidden states, a multiple of 64")
-    add("--link-rate", default="5mbit", help="of each node (default 5mbit)")
-    add("--seed", type=int, default=1)
-    add("--data-dir", type=Path, help="the platform's folder, which then stays")
+    add_platform(parser, width=128, link_rate="5mbit")
     return parser.parse_args(arguments)
 
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.chaos_check import Books, Findings, read_books
+from benchmarks.chaos_check import Findings, final_books
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.live_serving_check import pipelines_of, wrong_answers, wrong_rows
 from benchmarks.live_serving_client import Answer, Caller, Work, crowd, draw_works
 from benchmarks.live_serving_cluster import NotThere, Stage, until
-from registry.conservation import Verdict
 
 _LONGEST_LOAD_S = 300.0
 _QUIET_S = 60.0
@@ -188,7 +187,7 @@ async def close_books(serving: Serving) -> dict[str, Any]:
     """Check the ledger once all is asleep; returns what is told of it."""
     for family in sorted({round_.scene.family for round_ in serving.rounds}):
         await serving.stage.asleep(family)
-    books = await _final_books(serving.cluster)
+    books = await final_books(serving.cluster, _QUIET_S)
     balance = books.conservation()
     serving.findings.add(str(balance).splitlines())
     serving.findings.add(wrong_rows(serving.caller.answers, books.records, serving.killed))
@@ -202,16 +201,6 @@ async def close_books(serving: Serving) -> dict[str, Any]:
         "lost_us": sum(one.lost_us for one in balance.instances),
         "verdict": str(balance.verdict),
     }
-
-
-async def _final_books(cluster: Cluster) -> Books:
-    deadline_s = time.monotonic() + _QUIET_S
-    async with cluster.state() as state:
-        while True:
-            books = await read_books(state)
-            if books.conservation().verdict is Verdict.EXACT or time.monotonic() > deadline_s:
-                return books
-            await asyncio.sleep(1.0)
 
 
 def show(round_: Round) -> str:

@@ -29,6 +29,7 @@ import uvloop
 from benchmarks.arguments import at_least, parser_of, say
 from benchmarks.chaos_cluster import Cluster
 from benchmarks.endings import end_politely
+from benchmarks.live_serving_arguments import add_platform
 from benchmarks.live_serving_client import Answer, Caller, Work, draw_prompt
 from benchmarks.live_serving_cluster import NotThere, Stage, platform, until
 from benchmarks.live_serving_models import CONTEXT, FAMILIES, write_model
@@ -169,13 +170,10 @@ def parse() -> Namespace:
     add = parser.add_argument
     add("--json", type=Path, help="write the record to this file")
     add("--family", choices=tuple(FAMILIES), default="llama")
-    add("--width", type=at_least(64), default=256, help="of hidden states, a multiple of 64 (default 256)")
-    add("--link-rate", default="20mbit", help="of each node (default 20mbit)")
     add("--context", type=at_least(128), default=1000, help="tokens at the switch, about (default 1000)")
     add("--prompt", type=at_least(2), default=600, help="tokens of the first stream's prompt (default 600)")
     add("--repeat", type=at_least(1), default=5, help="switches (default 5)")
-    add("--seed", type=int, default=1)
-    add("--data-dir", type=Path, help="the platform's folder, which then stays")
+    add_platform(parser, width=256, link_rate="20mbit")
     return parser.parse_args()
 
 
