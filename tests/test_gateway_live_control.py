@@ -1,14 +1,18 @@
 """Live pipelines when controllers change, and what is told of them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from control_fixture import ALL_LAYERS, FakeCluster, ask, make_call, open_cluster, open_gateway
 from loading_fixture import HIGH, LOW
 
 from gateway.callrun import CallRun
+from gateway.contract import Call
 from gateway.control import Control
 from gateway.directory import VersionKey
-from gateway.fake_node import tokens_after
+from gateway.fake_node import FakeNode, tokens_after
 from gateway.leadership import LEASE
 from registry.change import LiveChanged
 from registry.function import Scaling
@@ -26,38 +30,54 @@ def pipelines(control: Control) -> tuple[LivePipeline, ...]:
     return () if record is None else record.pipelines
 
 
-async def begin_to_load(
-    cluster: FakeCluster, control: Control, layers: tuple[int, ...] = (LOW, HIGH)
-) -> None:
-    """Have all nodes load, and two of them serve as a pipeline meanwhile if they hold these `layers`."""
-    cluster.gateways.append(control)
-    for node in cluster.nodes.values():
-        node.loading.close()
-    await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=len(layers)))
-    await control.changes.wait_for(lambda: len(control.directory.instances()) == len(layers))
-    for node, held in zip(cluster.nodes.values(), layers, strict=True):
-        node.layers.hold(held)
-    await control.changes.wait_for(lambda: len(pipelines(control)) == bool(any(layers)))
+@asynccontextmanager
+async def first_gateway(
+    cluster: FakeCluster, layers: tuple[int, ...] = (LOW, HIGH)
+) -> AsyncIterator[Control]:
+    """By it all nodes load, and two of them serve as a pipeline meanwhile if they hold these `layers`."""
+    async with open_gateway(cluster, "g0") as control:
+        cluster.gateways.append(control)
+        for node in cluster.nodes.values():
+            node.loading.close()
+        await cluster.deploy(Scaling(live=Live.PIPELINE, min_instances=len(layers)))
+        await control.changes.wait_for(lambda: len(control.directory.instances()) == len(layers))
+        for node, held in zip(cluster.nodes.values(), layers, strict=True):
+            node.layers.hold(held)
+        await control.changes.wait_for(lambda: len(pipelines(control)) == bool(any(layers)))
+        yield control
+
+
+def call_of(control: Control, **told: Any) -> Call:
+    version = control.directory.current("f")
+    assert version is not None
+    return make_call(version, **told)
+
+
+@asynccontextmanager
+async def held_call(control: Control, head: FakeNode) -> AsyncIterator[CallRun]:
+    """A call whose first token the head holds back meanwhile, and all of whose tokens come in the end."""
+    head.token.close()
+    ids: list[int] = []
+    async with CallRun(control.dispatcher, call_of(control, tokens=TOKENS)) as run:
+        reading = asyncio.create_task(read(run, ids))
+        await head.token.arrived()
+        yield run
+        head.token.open()
+        await reading
+    assert ids == tokens_after(PROMPT, TOKENS)
 
 
 def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
     async def main() -> None:
         async with open_cluster(2, gateways=0) as cluster:
             head = cluster.nodes["n1"]
-            async with open_gateway(cluster, "g0") as first:
-                await begin_to_load(cluster, first)
+            async with first_gateway(cluster) as first:
                 (formed,) = pipelines(first)
                 gateway = open_gateway(cluster, "g1")
                 second = await gateway.__aenter__()
             try:
-                version = second.directory.current("f")
-                assert version is not None
                 # Its owner is gone; the nodes serve on until somebody takes it over.
-                head.token.close()
-                ids: list[int] = []
-                async with CallRun(second.dispatcher, make_call(version, tokens=TOKENS)) as run:
-                    reading = asyncio.create_task(read(run, ids))
-                    await head.token.arrived()
+                async with held_call(second, head) as run:
                     assert run.assigned is not None and run.assigned.start_kind == "live"
                     await second.changes.wait_for(
                         lambda: (second.stats().controller_epoch or 0) > 1 and len(head.pipelines.opened) == 2
@@ -67,10 +87,7 @@ def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
                         node.layers.hold(ALL_LAYERS)
                         node.loading.open()
                     await second.changes.wait_for(lambda: pipelines(second) == ())
-                    head.token.open()
-                    await reading
-                assert ids == tokens_after(PROMPT, TOKENS)
-                assert (await ask(second, make_call(version, request_id="r2"))).assigned.start_kind == "hot"
+                assert (await ask(second, call_of(second, request_id="r2"))).assigned.start_kind == "hot"
             finally:
                 await gateway.__aexit__(None, None, None)
 
@@ -80,8 +97,8 @@ def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
 def test_a_pipeline_whose_member_is_gone_by_then_is_closed() -> None:
     async def main() -> None:
         async with open_cluster(2, gateways=0) as cluster:
-            async with open_gateway(cluster, "g0") as first:
-                await begin_to_load(cluster, first)
+            async with first_gateway(cluster):
+                pass
             await cluster.nodes["n0"].leave()
             async with open_gateway(cluster, "g1") as second:
                 await second.changes.wait_for(
@@ -96,17 +113,14 @@ def test_the_next_controller_joins_starts_and_forms_their_pipelines() -> None:
     async def main() -> None:
         async with open_cluster(2, gateways=0) as cluster:
             first, second = cluster.nodes.values()
-            async with open_gateway(cluster, "g0") as control:
-                await begin_to_load(cluster, control, (0, 0))
+            async with first_gateway(cluster, (0, 0)) as control:
                 assert pipelines(control) == ()
             async with open_gateway(cluster, "g1") as control:
                 first.layers.hold(LOW)
                 second.layers.hold(HIGH)
                 await control.changes.wait_for(lambda: len(pipelines(control)) == 1)
                 assert [node.counts["joins"] for node in (first, second)] == [1, 1]
-                version = control.directory.current("f")
-                assert version is not None
-                answer = await ask(control, make_call(version))
+                answer = await ask(control, call_of(control))
                 assert answer.assigned.start_kind == "live"
                 for node in (first, second):
                     node.layers.hold(ALL_LAYERS)
@@ -123,22 +137,12 @@ def test_calls_move_from_a_pipeline_that_is_formed_anew() -> None:
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), open_cluster(4, gateways=0) as cluster:
             head = cluster.nodes["n1"]
-            async with open_gateway(cluster, "g0") as control:
-                await begin_to_load(cluster, control, (LOW, HIGH, 0, 0))
-                version = control.directory.current("f")
-                assert version is not None
-                head.token.close()
-                ids: list[int] = []
-                async with CallRun(control.dispatcher, make_call(version, tokens=TOKENS)) as run:
-                    reading = asyncio.create_task(read(run, ids))
-                    await head.token.arrived()
+            async with first_gateway(cluster, (LOW, HIGH, 0, 0)) as control:
+                async with held_call(control, head):
                     # With these two the stages are half as long.
                     cluster.nodes["n2"].layers.hold(0b001100)
                     cluster.nodes["n3"].layers.hold(0b011000)
                     await control.changes.wait_for(lambda: [one.epoch for one in pipelines(control)] == [1])
-                    head.token.open()
-                    await reading
-                assert ids == tokens_after(PROMPT, TOKENS)
                 assert [one.request_ids for one in head.pipelines.left] == [()]
                 counts = control.dispatcher.counts
                 assert (counts.moved, counts.failovers) == (1, 0)
@@ -152,8 +156,8 @@ def test_who_lost_the_lease_leaves_what_the_next_controller_ends() -> None:
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), open_cluster(2, gateways=0) as cluster:
             head = cluster.nodes["n1"].pipelines
-            async with open_gateway(cluster, "g0") as control:
-                await begin_to_load(cluster, control)
+            async with first_gateway(cluster):
+                pass
             async with open_gateway(cluster, "g1") as first:
                 await first.changes.wait_for(lambda: len(head.opened) == 2)  # taken over
                 async with open_gateway(cluster, "g2") as second:
