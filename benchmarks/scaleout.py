@@ -15,9 +15,10 @@ stop-the-world        a binomial pipeline; who has all of the model serves
 faasnet               a binary tree, in the same way
 nccl                  a group set-up of 300 ms, then a finely sliced ring, in the same way
 gloo                  the time that gloo's broadcast takes on these links, then all serve
-serverlessllm-ssd     no cast: nodes load from their own disks at 5 GB/s, holders from host memory
+serverlessllm-ssd     no cast: each node loads from its own disk at 5 GB/s, also who holds it in host memory
 serverlessllm-memory  no cast: nodes load from their own host memory
 blitzscale            a chain, and ZigZag of overloaded nodes and those that load
+serverlessllm-mixed (not by default): holders from host memory, others from their own disks
 turned, half-turned, unturned (not by default): hypercast with k-way reordering on, by halves, off
 
   sudo python -m benchmarks.scaleout --holders host,gpu --sources 1,2,4 --json s.json --plot s.png

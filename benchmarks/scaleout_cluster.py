@@ -38,6 +38,7 @@ FUNCTION = "emulated"
 PORT = 8080
 _PATIENCE_S = 300.0
 _PAUSE_S = 0.1
+_FAST = "h800"
 
 T = TypeVar("T")
 
@@ -74,14 +75,17 @@ class Scene:
         _, links = known_device(self.device)
         return links.host / self.device.scale
 
-    @property
-    def source_device(self) -> str:
-        return "cpu" if self.device is None else str(self.device)
+    def source_device(self, mode: Mode) -> str:
+        """What a holder computes on; where it has the model on its accelerator, it came there before."""
+        return self._device(mode.source_device if self.holders == "host" else _FAST)
 
     def target_device(self, mode: Mode) -> str:
+        return self._device(mode.target_device)
+
+    def _device(self, name: str) -> str:
         if self.device is None:
             return "cpu"
-        return str(EmulatedDevice(**{**asdict(self.device), "name": mode.target_device}))
+        return str(EmulatedDevice(**{**asdict(self.device), "name": name}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class Scaleout:
     def burst(self) -> Came:
         """Bring the model where the mode has it, and send the burst. Raises ScaleoutError."""
         scene, mode = self._scene, self._mode
-        self._start_nodes(range(scene.sources), scene.source_device, 0.0)
+        self._start_nodes(range(scene.sources), scene.source_device(mode), 0.0)
         self._in_testbed(self._deploy)
         if scene.sources > 1 or scene.holders == "gpu":
             self._in_testbed(self._hold)

@@ -9,15 +9,16 @@ GROUP_SETUP_S = 0.3  # what NCCL takes to make a group of ranks, by the papers
 class Mode:
     """`planner` is what the gateway is told (NAME or NAME/BLOCKS; "": it chooses). Nodes that do not hold the
     model wait `setup_s` before its first byte. With `own_copies` there is no cast: each node loads what it
-    has itself, nodes that hold the model from host memory, others at the rate of their `target_device`; with
-    `gloo` these wait until gloo has broadcast it. `live` is the function's policy of serving while the model
-    arrives."""
+    has itself, at the rate of its device: holders in host memory of their `source_device`, others of their
+    `target_device`; with `gloo` these wait until gloo has broadcast it. `live` is the function's policy of
+    serving while the model arrives."""
 
     name: str
     says: str
     planner: str = ""
     setup_s: float = 0.0
     own_copies: bool = False
+    source_device: str = "h800"
     target_device: str = "h800"
     gloo: bool = False
     live: str = "off"
@@ -48,13 +49,20 @@ MODES = {
         ),
         Mode(
             name="serverlessllm-ssd",
-            says="each node from its own disk, holders from host memory",
+            says="each node from its own disk",
             own_copies=True,
+            source_device="h800-disk",
             target_device="h800-disk",
         ),
         Mode(name="serverlessllm-memory", says="each node from its own host memory", own_copies=True),
         Mode(
             name="blitzscale", says="chain, and ZigZag of source and target", planner="chain", live="zigzag"
+        ),
+        Mode(
+            name="serverlessllm-mixed",
+            says="holders from host memory, others from their own disks",
+            own_copies=True,
+            target_device="h800-disk",
         ),
         # What the order of blocks is worth: each sub-group begins with a part of its own, each two, or none.
         Mode(name="turned", says="binomial, k-way reordering on", planner="binomial", live="pipeline"),
@@ -73,5 +81,5 @@ MODES = {
     )
 }
 TURNS = ("turned", "half-turned", "unturned")
-COMPARED = tuple(name for name in MODES if name not in TURNS)  # by default
-EMULATED_ONLY = ("serverlessllm-ssd",)  # the processor has no rate that could be set
+COMPARED = tuple(name for name in MODES if name not in (*TURNS, "serverlessllm-mixed"))  # by default
+EMULATED_ONLY = ("serverlessllm-ssd", "serverlessllm-mixed")  # the processor has no rate that could be set

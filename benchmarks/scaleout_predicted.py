@@ -1,13 +1,13 @@
 """What pipelines of loading nodes would serve by the devices' profile alone, beside what they did (pure).
 
 The platform's own scheduler plans the steps of each server; a stage takes what the profile says, hand-overs
-and everything else take nothing. Calls are spread by the servers' rates; those of a server that ends begin
-anew elsewhere with the tokens that they have. So a rate that stays behind is overhead, one that does not is
+and everything else take nothing. Calls are spread by the servers' rates; those that go elsewhere have their
+keys and values computed anew there. So a rate that stays behind is overhead, one that does not is
 explained by the profile.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
@@ -43,16 +43,13 @@ class _Call:
 
 
 class _Works:
-    """A server at work: `calls` are what it has, `steps` goes around its stages."""
+    """A server at work: `calls` are what it has, `ranges` which nodes run which layers."""
 
     def __init__(self, server: Server, profile: Profile) -> None:
-        layers = profile.model.layers
         self.rate = server.rate
         self.calls: dict[str, _Call] = {}
-        self._profile = profile
-        self._ranges = [stage[1:] for stage in server.stages] or [(0, layers)]
-        self._free_s = [0.0] * len(self._ranges)
-        stages = len(self._ranges)
+        self.ranges = server.stages or ((server.name, 0, profile.model.layers),)
+        stages = len(self.ranges)
         shape = PipelineShape(
             stages=stages,
             pages=profile.kv_tokens // PAGE_TOKENS,
@@ -73,19 +70,17 @@ class _Works:
             )
         )
 
-    def give_up(self, name: str) -> _Call:
-        self._conductor.cancel(name)
-        return self.calls.pop(name)
+    def give(self, count: int) -> list[_Call]:
+        """So many calls, those that wait for their first token before others."""
+        names = sorted(self.calls, key=lambda name: self.calls[name].made)[:count]
+        for name in names:
+            self._conductor.cancel(name)
+        return [self.calls.pop(name) for name in names]
 
-    def begin(self, now_s: float) -> Iterator[tuple[float, StageStep]]:
-        """The steps that can begin now, and when each is over."""
+    def begin(self) -> Iterator[StageStep]:
+        """The steps that can begin now."""
         while (given := self._conductor.next_step()) is not None:
-            chunks = [(chunk.start, chunk.count, chunk.last) for chunk in given.step.chunks]
-            at_s = now_s
-            for place, (first, last) in enumerate(self._ranges):
-                took_s = step_s(self._profile, first, last, chunks) if chunks else 0.0
-                at_s = self._free_s[place] = max(at_s, self._free_s[place]) + took_s
-            yield at_s, given.step
+            yield given.step
 
     def end(self, step: StageStep) -> int:
         """How many tokens a step gave."""
@@ -101,60 +96,100 @@ class _Works:
         return tokens
 
 
+class _Platform:
+    """Servers at work in simulated time. A node does one thing after the other, as they come."""
+
+    def __init__(self, profile: Profile, burst: Burst) -> None:
+        self.tokens: list[tuple[float, int]] = []
+        self._profile = profile
+        self._burst = burst
+        self._works: dict[str, _Works] = {}
+        self._waiting = [_Call(str(number)) for number in range(burst.requests)]
+        self._free_s: dict[str, float] = {}
+        self._numbers = count()
+        self._events: list[tuple[float, int, str, _Works, StageStep, int]] = []  # a step comes to a stage
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] < until_s:
+            at_s, _, name, work, step, place = heapq.heappop(self._events)
+            if self._works.get(name) is not work:
+                continue  # it has ended meanwhile
+            if place < len(work.ranges):
+                self._come(at_s + self._stage_s(at_s, work, step, place), name, work, step, place + 1)
+                continue
+            made = work.end(step)
+            self.tokens.extend([(at_s, made)] if made else [])
+            self._begin(name, at_s)
+
+    def change(self, serving: Serving) -> None:
+        """From now on these serve."""
+        servers = {one.name: one for one in serving.pipelines}
+        servers.update({node: Server(name=node, rate=1.0) for node in serving.ready})
+        for name in [name for name in self._works if name not in servers]:
+            self._waiting += self._works.pop(name).calls.values()
+        fresh = [name for name in servers if name not in self._works]
+        self._works.update({name: _Works(servers[name], self._profile) for name in fresh})
+        if not self._works:
+            return
+        for name in fresh:
+            self._switch(name, serving)
+        self._spread()
+        for name in self._works:
+            self._begin(name, serving.at_s)
+
+    def _switch(self, node: str, serving: Serving) -> None:
+        """A member that serves alone takes its share of its pipeline's calls."""
+        for pipeline in serving.pipelines:
+            members = {stage[0] for stage in pipeline.stages}
+            if node in members and node not in {one.name for one in serving.pipelines}:
+                sharers = 1 + len(members - set(serving.ready))
+                work = self._works[pipeline.name]
+                for call in work.give(len(work.calls) // sharers):
+                    self._works[node].add(call, self._burst)
+
+    def _spread(self) -> None:
+        """Calls that nobody has go where there are fewest for its rate; before, servers that have more than
+        by their rates give away such as wait for their first token."""
+        works = self._works.values()
+        calls = len(self._waiting) + sum(len(work.calls) for work in works)
+        for work in works:
+            fair = calls * work.rate / sum(one.rate for one in works)
+            unbegun = sum(not call.made for call in work.calls.values())
+            self._waiting += work.give(min(unbegun, max(0, int(len(work.calls) - fair))))
+        for call in sorted(self._waiting, key=lambda call: -call.made):
+            least = min(works, key=lambda work: (len(work.calls) + 1) / work.rate)
+            least.add(call, self._burst)
+        self._waiting = []
+
+    def _begin(self, name: str, now_s: float) -> None:
+        work = self._works[name]
+        for step in work.begin():
+            self._come(now_s, name, work, step, 0)
+
+    def _come(self, at_s: float, name: str, work: _Works, step: StageStep, place: int) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), name, work, step, place))
+
+    def _stage_s(self, now_s: float, work: _Works, step: StageStep, place: int) -> float:
+        """How long a step that comes now is at a stage."""
+        node, first, last = work.ranges[place]
+        chunks = [(chunk.start, chunk.count, chunk.last) for chunk in step.chunks]
+        took_s = step_s(self._profile, first, last, chunks) if chunks else 0.0
+        self._free_s[node] = max(now_s, self._free_s.get(node, 0.0)) + took_s
+        return self._free_s[node] - now_s
+
+
 def predicted(
     profile: Profile, burst: Burst, seen: Sequence[Serving], until_s: float
 ) -> list[tuple[float, int]]:
     """Moments before `until_s`, and how many tokens came at each."""
-    works: dict[str, _Works] = {}
-    waiting = [_Call(str(number)) for number in range(burst.requests)]
-    steps: list[tuple[float, int, str, _Works, StageStep]] = []
-    numbers, tokens = count(), list[tuple[float, int]]()
-
-    def begin(name: str, now_s: float) -> None:
-        for at_s, step in works[name].begin(now_s):
-            heapq.heappush(steps, (at_s, next(numbers), name, works[name], step))
-
-    def run(until_s: float) -> None:
-        while steps and steps[0][0] < until_s:
-            at_s, _, name, work, step = heapq.heappop(steps)
-            if works.get(name) is not work:
-                continue  # it has ended meanwhile
-            made = work.end(step)
-            tokens.extend([(at_s, made)] if made else [])
-            begin(name, at_s)
-
+    platform = _Platform(profile, burst)
     for serving in seen:
         if serving.at_s >= until_s:
             break
-        run(serving.at_s)
-        servers = {one.name: one for one in serving.pipelines}
-        servers.update({node: Server(name=node, rate=1.0) for node in serving.ready})
-        for name in [name for name in works if name not in servers]:
-            waiting += works.pop(name).calls.values()
-        works.update({name: _Works(one, profile) for name, one in servers.items() if name not in works})
-        waiting = _spread(works, waiting, burst)
-        for name in works:
-            begin(name, serving.at_s)
-    run(until_s)
-    return tokens
-
-
-def _spread(works: dict[str, _Works], waiting: list[_Call], burst: Burst) -> list[_Call]:
-    """All calls by the servers' rates; of those that a server has, only such as wait for their first token
-    go elsewhere. What is left over waits: all, where nobody serves."""
-    if not works:
-        return waiting
-    rate = sum(work.rate for work in works.values())
-    calls = len(waiting) + sum(len(work.calls) for work in works.values())
-    fair = {name: calls * work.rate / rate for name, work in works.items()}
-    for name, work in works.items():
-        movable = [call.name for call in work.calls.values() if not call.made]
-        more = max(0, int(len(work.calls) - fair[name]))
-        waiting = waiting + [work.give_up(one) for one in movable[len(movable) - more :]]
-    for call in sorted(waiting, key=lambda call: -call.made):
-        least = min(works, key=lambda name: (len(works[name].calls) + 1) / works[name].rate)
-        works[least].add(call, burst)
-    return []
+        platform.run(serving.at_s)
+        platform.change(serving)
+    platform.run(until_s)
+    return platform.tokens
 
 
 def stairs(
@@ -163,8 +198,8 @@ def stairs(
     seen: Sequence[Serving],
     came: Sequence[tuple[float, int]],
 ) -> list[dict[str, Any]]:
-    """From the first pipeline until one of the members is whole: what was served between changes of who
-    serves, by `came` (moments, tokens), and what is predicted."""
+    """While there are pipelines: what was served between changes of who serves, by `came` (moments, tokens),
+    and what is predicted. Each counts who is there at its end."""
     span = _span(seen)
     if span is None:
         return []
@@ -179,17 +214,10 @@ def stairs(
 
 
 def _span(seen: Sequence[Serving]) -> tuple[float, float] | None:
-    first = next((serving for serving in seen if serving.pipelines), None)
-    if first is None:
-        return None
-    members = set[str]()
-    until_s = first.at_s
-    for serving in seen[seen.index(first) :]:
-        until_s = serving.at_s
-        members |= {stage[0] for one in serving.pipelines for stage in one.stages}
-        if members & set(serving.ready):
-            break
-    return (first.at_s, until_s) if until_s > first.at_s else None
+    """From the first pipeline to the end of the last one."""
+    served = [serving.at_s for serving in seen if serving.pipelines]
+    ends = [serving.at_s for serving in seen if served and serving.at_s > served[-1]]
+    return (served[0], ends[0]) if ends else None
 
 
 def _stair(
@@ -199,16 +227,16 @@ def _stair(
     begin_s: float,
     end_s: float,
 ) -> dict[str, Any]:
-    inside: Callable[[Sequence[tuple[float, int]]], int] = lambda moments: sum(  # noqa: E731
-        tokens for at_s, tokens in moments if begin_s <= at_s < end_s
-    )
-    now = [serving for serving in seen if serving.at_s <= begin_s][-1]
+    def inside(moments: Sequence[tuple[float, int]]) -> int:
+        return sum(tokens for at_s, tokens in moments if begin_s <= at_s < end_s)
+
+    last = [serving for serving in seen if serving.at_s < end_s][-1]
     tokens, expected = inside(came), inside(told)
     return {
         "from_s": round(begin_s, 4),
         "to_s": round(end_s, 4),
-        "pipelines": len(now.pipelines),
-        "instances": len(now.ready),
+        "pipelines": len(last.pipelines),
+        "instances": len(last.ready),
         "tokens_per_s": round(tokens / (end_s - begin_s), 1),
         "predicted_tokens_per_s": round(expected / (end_s - begin_s), 1),
         "of_predicted": round(tokens / expected, 3) if expected else None,

@@ -64,9 +64,9 @@ def test_every_mode_is_one_that_the_platform_can_be_told() -> None:
         *("hypercast", "stop-the-world", "faasnet", "nccl", "gloo"),
         *("serverlessllm-ssd", "serverlessllm-memory", "blitzscale"),
     ]
-    assert {*COMPARED, *TURNS} == set(MODES) and set(EMULATED_ONLY) <= set(MODES)
+    assert {*COMPARED, *TURNS, "serverlessllm-mixed"} == set(MODES) and set(EMULATED_ONLY) <= set(MODES)
     for mode in MODES.values():
-        assert mode.target_device in DEVICES
+        assert {mode.source_device, mode.target_device} <= set(DEVICES)
         assert not (mode.planner and mode.own_copies)
         Scaling(live=Live(mode.live))
         if mode.planner:
@@ -132,8 +132,11 @@ def test_the_scene_is_what_is_asked_for(tmp_path: Path) -> None:
     found = scenes(args, tmp_path)
     places = [(scene.holders, scene.sources) for scene in found]
     assert places == [("gpu", 1), ("host", 1), ("host", 2)]  # two that serve already: nobody starts
-    assert found[0].source_device == "emulated:h800x4/10000/10"
-    assert found[0].target_device(MODES["serverlessllm-ssd"]) == "emulated:h800-diskx4/10000/10"
+    ssd = MODES["serverlessllm-ssd"]
+    assert found[0].source_device(ssd) == "emulated:h800x4/10000/10"
+    assert found[1].source_device(ssd) == "emulated:h800-diskx4/10000/10"
+    assert found[1].source_device(MODES["serverlessllm-mixed"]) == "emulated:h800x4/10000/10"
+    assert found[0].target_device(ssd) == "emulated:h800-diskx4/10000/10"
     assert found[0].bundle.architecture == "emulated:llama2-70b/10000" == found[0].burst.emulated
     assert found[0].slower == 10 and found[0].own_copy_s == pytest.approx(10 * 137.95e9 / 64e9, rel=0.01)
 

@@ -53,7 +53,7 @@ def test_a_pipeline_of_more_nodes_serves_more() -> None:
 
 def test_stairs_hold_what_came_against_it() -> None:
     four, more = pipeline("a.0", "n0", "n1", "n2", "n3"), pipeline("b.0", "n4", "n5", "n6", "n7")
-    seen = [serving(0.0), serving(0.1, four), serving(0.3, four, more), serving(0.9, four, ready=("n2",))]
+    seen = [serving(0.0), serving(0.1, four), serving(0.3, four, more), serving(0.9, ready=("n2",))]
     told = predicted(PROFILE, BURST, seen, 0.9)
     found = stairs(PROFILE, BURST, seen, told)
     assert [(stair["from_s"], stair["to_s"], stair["pipelines"]) for stair in found] == [
@@ -63,6 +63,16 @@ def test_stairs_hold_what_came_against_it() -> None:
     assert {stair["of_predicted"] for stair in found} == {1.0}
     late = [(at_s + 0.1, count) for at_s, count in told]
     assert stairs(PROFILE, BURST, seen, late)[0]["of_predicted"] < 0.8
+
+
+def test_a_member_that_is_whole_takes_its_share_and_has_less_time_for_its_stage() -> None:
+    two = pipeline("a.0", "n0", "n1")
+    ready = ("n0",)
+    switched = [serving(0.0, two), serving(0.2, two, ready=ready), serving(3.0, ready=ready)]
+    told = predicted(PROFILE, BURST, switched, 60.0)
+    assert tokens(told) == BURST.requests * BURST.output_tokens
+    found = stairs(PROFILE, BURST, switched, told)
+    assert [(stair["pipelines"], stair["instances"]) for stair in found] == [(1, 0), (1, 1)]
 
 
 def test_without_pipelines_there_are_no_stairs() -> None:
