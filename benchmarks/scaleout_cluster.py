@@ -148,6 +148,7 @@ class Scaleout:
             "gateway",
             *("--host", self._testbed.address(0), "--port", PORT, "--redis-url", self._redis_url),
             *("--store", self._folder / "store", "--data-dir", self._folder, *planner),
+            *("--usual-link-rate", f"{self._testbed.plan.shape.rate_bit_s(0)}bit"),
         )
         self._run(stack, self._testbed.inside(0, gateway), "gateway")
         self._launcher = self._run(

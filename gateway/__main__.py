@@ -74,7 +74,7 @@ async def run(settings: GatewaySettings) -> None:
                 dial=channel_dial(settings.secret),
                 gateway_id=gateway_id,
                 clock=clock,
-                settings=ControlSettings(cast_plan=settings.cast_plan),
+                settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
             )
         )
         services = make_services(

@@ -111,12 +111,11 @@ class Casts:
             targets=tuple(new.values()),
             readers=frozenset(name for name in new if not holders[name]),
         )
-        delivery = plan_delivery(version, scene, casts.values(), self._new_id, wall_s, directory.links)
+        delivery = plan_delivery(
+            version, scene, casts.values(), self._new_id, wall_s, directory.links, self._fixed
+        )
         cast = delivery.cast
         if cast is not None:
-            if self._fixed is not None:
-                cast = self._fixed.of(cast)
-                delivery = replace(delivery, cast=cast)
             self._latest.pop(image, None)
             self._latest[image] = cast
             if len(self._latest) > _KEPT:
@@ -177,6 +176,7 @@ def plan_delivery(
     new_id: Callable[[], str],
     wall_s: float,
     links: MeasuredLinks,
+    told: FixedPlan | None = None,
 ) -> Delivery:
     """Join one of the casts of the image that run, the first best, or make a new one if anybody can give."""
     needy, behind = _split(scene)
@@ -194,7 +194,10 @@ def plan_delivery(
     needy = needy[: MAX_CAST_MEMBERS - len(sources)]  # the others ask the holders
     if not sources or not needy or version.image_bytes <= 0:
         return Delivery(cast=None, behind=behind)
-    cast = new_cast(version, sources, needy, new_id(), wall_s, known_links([*sources, *needy], links))
+    known = known_links([*sources, *needy], links)
+    cast = new_cast(version, sources, needy, new_id(), wall_s, known)
+    if told is not None:
+        cast = told.of(cast, known.facts.bytes_per_s)
     return Delivery(cast=cast, members=frozenset(node.id for node in needy), behind=behind)
 
 

@@ -23,6 +23,7 @@ from gateway.leadership import Leadership
 from gateway.live import LiveServing
 from gateway.live_board import LiveBoard
 from gateway.live_moves import LiveMoves
+from gateway.measured_links import MeasuredLinks
 from gateway.node_calls import NodeCalls
 from gateway.node_client import Dial
 from gateway.nodes import NodeLinks
@@ -41,7 +42,8 @@ from registry.state import ClusterState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
-    """How this side of a gateway behaves. `cast_plan` is for experiments: else each cast gets its own."""
+    """How this side of a gateway behaves. `cast_plan` is for experiments: else each cast gets its own.
+    `link_bytes_s` is what links are taken for that no cast has measured."""
 
     lease_ttl_s: float = LEASE_TTL_S
     demand_ttl_s: float = 10.0
@@ -49,6 +51,7 @@ class ControlSettings:
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     planner: PlannerSettings = field(default_factory=PlannerSettings)
     cast_plan: FixedPlan | None = None
+    link_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ async def make_control(
     Leaving cancels what is under way: `drain` first. `dial` comes from `gateway.dialing.channel_dial`.
     """
     clock, settings = clock or SystemClock(), settings or ControlSettings()
-    directory, changes, work = Directory(), Wakeup(), Wakeup()
+    directory, changes, work = Directory(MeasuredLinks(settings.link_bytes_s)), Wakeup(), Wakeup()
     admission, progress = Admission(settings.limits), StartProgress()
     links = NodeLinks(directory, changes, dial)
     settlement = Settlement(links)

@@ -17,6 +17,7 @@ from gateway.plan import KeyDemand, Plan
 from gateway.planner import Planner
 from gateway.progress import StartProgress
 from gateway.replicator import Replicator
+from gateway.rising import Rising, settle_s
 from gateway.router import Slots
 from gateway.sync import DirectorySync
 from gateway.wakeup import Wakeup
@@ -70,6 +71,7 @@ class Controller:
         self._replicator = replicator
         self._casts = casts
         self._live = live
+        self._rising = Rising(self._settle_s)
         self._calls = calls
         self._local = local
         self._progress = progress
@@ -105,8 +107,9 @@ class Controller:
             self._live.rest()
             return Plan()
         now = self._clock.monotonic_s()
-        demand = self._demand()
+        demand, more_at = self._rising.taken_up(self._demand(), now)
         plan = self._planner.plan(self._directory, demand, self._local.slots.in_flight, now)
+        plan.again_at(more_at)
         self._replicator.plan(self._directory, plan, now, self._clock.wall_s())
         self._casts.plan(self._directory, plan, self._planner.loading, self._clock.wall_s())
         self._live.plan(plan, demand, self._epoch)
@@ -130,6 +133,11 @@ class Controller:
             in_flight[key] += demand.in_flight
             held[key] += demand.held
         return {key: KeyDemand(in_flight=in_flight[key], held=held[key]) for key in in_flight}
+
+    def _settle_s(self, key: VersionKey) -> float:
+        version = self._directory.version(key)
+        nbytes = 0 if version is None else version.image_bytes
+        return settle_s(nbytes, self._directory.links.usual_bytes_per_s)
 
     # --- carrying out
 

@@ -55,7 +55,7 @@ class VersionKey(NamedTuple):
 
 
 class Directory:
-    def __init__(self) -> None:
+    def __init__(self, links: MeasuredLinks | None = None) -> None:
         self.cursor = ""
         # Since when the feed is cut off, None while it is followed.
         self.cut_off_s: float | None = None
@@ -65,7 +65,7 @@ class Directory:
         self.wishes: deque[Wish] = deque(maxlen=_KEPT_WISHES)
         self.casts = KnownCasts()
         self.cast_ends = CastEnds()
-        self.links = MeasuredLinks()
+        self.links = links or MeasuredLinks()
         self.cast_ends.each(lambda end: self.links.over(end.record))
         self.live = KnownLive()
         self.failure_serial = 0

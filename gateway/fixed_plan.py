@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from rdmacast.planners.automatic import comes_in_turn
 from rdmacast.planners.catalog import PLANNERS
 from registry.cast import CastRecord
 from registry.errors import InvalidRecord
@@ -15,15 +16,17 @@ class FixedPlan:
     planner: str
     blocks: int | None = None
 
-    def of(self, cast: CastRecord) -> CastRecord:
-        """The cast by this planner, in about so many blocks, of whole units."""
+    def of(self, cast: CastRecord, bytes_per_s: float) -> CastRecord:
+        """The cast by this planner, in so many blocks of whole units, over links of `bytes_per_s`."""
         blocks = self.blocks or -(-cast.nbytes // cast.block_bytes)
+        block_bytes = -(-cast.nbytes // (blocks * UNIT_BYTES)) * UNIT_BYTES
         return replace(
             cast,
             planner=self.planner,
-            block_bytes=-(-cast.nbytes // (blocks * UNIT_BYTES)) * UNIT_BYTES,
+            block_bytes=block_bytes,
             reason=f"{self.planner}, as the gateway was told",
             edge=(),
+            in_turn=comes_in_turn(self.planner, block_bytes, bytes_per_s),
         )
 
 

@@ -35,7 +35,7 @@ def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks
     # A cap holds over TCP, and may be reached by one of which only a lower rate was seen.
     used = {id_: rate for id_, rate in measured.items() if _tells(rate, caps.get(id_))}
     transport = _transport(measured.values()) if measured and not caps else "tcp"
-    usual = median_low([rate.bytes_per_s for rate in used.values()]) if used else usual_links().bytes_per_s
+    usual = median_low([rate.bytes_per_s for rate in used.values()]) if used else links.usual_bytes_per_s
     rates = {node.id: caps.get(node.id, usual) for node in nodes}
     for id_, rate in used.items():
         # One that was held back by others is not taken to be slower than usual for that.

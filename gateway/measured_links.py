@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rdmacast.planners.automatic import usual_links
 from registry.cast import CastProgress, CastRecord, CastState, CastStatus
 
 _KEPT_NODES = 8192
@@ -45,9 +46,10 @@ class _Part:
 
 
 class MeasuredLinks:
-    """The latest rates by node."""
+    """The latest rates by node; `usual_bytes_per_s` is what links are taken for of which nothing is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, usual_bytes_per_s: float | None = None) -> None:
+        self.usual_bytes_per_s = usual_bytes_per_s or usual_links().bytes_per_s
         self._nodes: OrderedDict[str, LinkRate] = OrderedDict()
         self._open: dict[str, dict[str, _Part]] = {}
         self._parts = 0

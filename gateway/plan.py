@@ -42,6 +42,10 @@ class KeyDemand:
     in_flight: int = 0
     held: int = 0
 
+    @property
+    def calls(self) -> int:
+        return self.in_flight + self.held
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:

@@ -12,7 +12,7 @@ from registry.arguments import argument, number, tcp_port
 from registry.durations import parse_duration
 from registry.errors import InvalidRecord
 from registry.secrets import load_or_create_secret
-from registry.sizes import parse_size
+from registry.sizes import parse_rate, parse_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,7 @@ class GatewaySettings:
     blob_grace_s: float = 6 * 3600.0
     log_level: str = "info"
     cast_plan: FixedPlan | None = None
+    link_bytes_s: int | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
@@ -101,6 +102,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
         max_in_flight=flags.max_in_flight,
         log_level=flags.log_level,
         cast_plan=flags.cast_planner,
+        link_bytes_s=flags.usual_link_rate,
         deadlines=Deadlines(
             start_s=flags.start_timeout, idle_s=flags.idle_timeout, total_s=flags.total_timeout
         ),
@@ -147,6 +149,11 @@ def _parser() -> argparse.ArgumentParser:
         type=argument(parse_fixed_plan),
         metavar="NAME[/BLOCKS]",
         help="all casts by this planner, as in chain/512; for experiments",
+    )
+    add(
+        "--usual-link-rate",
+        type=argument(parse_rate),
+        help="what nodes' links give, as 25gbit, until casts have measured them; default: 10gbit",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

@@ -1,5 +1,7 @@
 """A planner that all casts are told to use."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.fixed_plan import FixedPlan, parse_fixed_plan
@@ -29,11 +31,20 @@ CAST = CastRecord(
 
 
 def test_a_cast_is_planned_as_told() -> None:
-    told = FixedPlan(planner="chain", blocks=50).of(CAST)
+    told = FixedPlan(planner="chain", blocks=50).of(CAST, 1e9)
     assert (told.planner, told.block_bytes, told.edge) == ("chain", 2 * UNIT_BYTES, ())
     assert told.reason == "chain, as the gateway was told" and told.members == CAST.members
-    assert FixedPlan(planner="tree").of(CAST).block_bytes == CAST.block_bytes
-    assert FixedPlan(planner="tree", blocks=5000).of(CAST).block_bytes == UNIT_BYTES  # blocks are whole units
+    assert FixedPlan(planner="tree").of(CAST, 1e9).block_bytes == CAST.block_bytes
+    assert (
+        FixedPlan(planner="tree", blocks=5000).of(CAST, 1e9).block_bytes == UNIT_BYTES
+    )  # blocks are whole units
+
+
+def test_large_blocks_of_a_binomial_pipeline_come_in_turn() -> None:
+    slow = CAST.block_bytes / 0.1
+    assert FixedPlan(planner="binomial").of(CAST, slow).in_turn
+    assert not FixedPlan(planner="binomial").of(CAST, 1e9).in_turn
+    assert not FixedPlan(planner="chain").of(replace(CAST, in_turn=True), slow).in_turn
 
 
 def test_spellings() -> None:
