@@ -15,7 +15,7 @@ from invoker.engine.stage_contract import Stage
 from invoker.engines import Engines, RealEngines
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
-from registry.live_messages import KvAt, OpenPipeline, StageOf, held_of_bytes
+from registry.live_messages import MOVED, KvAt, OpenPipeline, StageOf, held_of_bytes
 from registry.messages import (
     Generate,
     Holder,
@@ -32,6 +32,7 @@ from tests.zygote_fixture import Model, make_model
 
 UNIT = 256 << 10
 SERVERS = 6
+CUTS = (0, 1, 2, 4)  # of the four layers, for three nodes
 
 
 class Source:
@@ -105,6 +106,12 @@ class LiveNode:
             self.started = reply
         self.changed.set()
 
+    async def until_ready(self) -> None:
+        """Let all through, and return once the instance is ready."""
+        self.source.release_all()
+        assert self.task is not None
+        await asyncio.shield(self.task)
+
     async def holds(self, first: int, last: int) -> None:
         """Return once it has told that the layers are there."""
         wanted = (1 << last) - (1 << first)
@@ -145,10 +152,7 @@ class LiveCluster:
         return OpenPipeline(pipeline="p", epoch=epoch, stages=await self.stages(cuts))
 
     def expected(self, requests: Sequence[Generate]) -> dict[str, list[int]]:
-        """What a whole engine gives."""
-        spec, region = load_image(self.folder)
-        engine = DecoderEngine(replace(spec, context_length=128), region, 2 << 20)
-        return run_all(engine, [sequence_of(request) for request in requests])
+        return expected_of(self.folder, requests)
 
 
 @asynccontextmanager
@@ -187,6 +191,12 @@ async def live_cluster(
             await asyncio.wait(tasks)
 
 
+def let_serve(live: LiveCluster, cuts: Sequence[int] = CUTS) -> None:
+    """Let each node have the layers of its stage."""
+    for one, first, last in zip(live.nodes, cuts[:-1], cuts[1:], strict=True):
+        one.source.release(first, last)
+
+
 @asynccontextmanager
 async def open_pipeline(live: LiveCluster, cuts: Sequence[int], epoch: int = 0) -> AsyncIterator[Reply]:
     """The pipeline serves inside; it is left at the end."""
@@ -222,6 +232,25 @@ async def answer(node: FakeNode, request: Generate, seen: asyncio.Queue[int] | N
     return got
 
 
+def rest_of(request: Generate, ids: Sequence[int], instance: str, kv: KvAt | None = None) -> Generate:
+    """What a whole instance is asked for, of a call that has left a pipeline with these tokens."""
+    return msgspec.structs.replace(
+        request,
+        request_id=f"{request.request_id}+1",
+        instance_id=instance,
+        pipeline="",
+        generated_ids=tuple(ids),
+        kv=kv,
+    )
+
+
+async def goes_on(one: LiveNode, request: Generate, got: Answer, kv: KvAt | None = None) -> list[int]:
+    """All tokens of a call, of which a whole instance gives the rest if it moved."""
+    if got.finish_reason != MOVED:
+        return got.ids
+    return got.ids + (await answer(one.node, rest_of(request, got.ids, one.instance, kv))).ids
+
+
 def requests_for(live: LiveCluster, count: int, tokens: int = 12) -> list[Generate]:
     return requests_at(live.head, range(1, 1 + 5 * count, 5), tokens)
 
@@ -252,3 +281,10 @@ def sequence_of(request: Generate) -> NewSequence:
         generated_ids=request.generated_ids,
         sampling=request.sampling,
     )
+
+
+def expected_of(folder: Path, requests: Sequence[Generate]) -> dict[str, list[int]]:
+    """What a whole engine gives."""
+    spec, region = load_image(folder)
+    engine = DecoderEngine(replace(spec, context_length=128), region, 2 << 20)
+    return run_all(engine, [sequence_of(request) for request in requests])

@@ -8,20 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from registry.live_messages import MOVED, KvAt, LeaveCalls
+from registry.live_messages import MOVED, LeaveCalls
 from registry.messages import Generate
 from tests.patience import PATIENCE_S
 from tests.stages_fixture import (
+    CUTS,
     Answer,
     LiveCluster,
-    LiveNode,
     answer,
+    goes_on,
+    let_serve,
     live_cluster,
     open_pipeline,
     requests_for,
 )
 
-CUTS = (0, 1, 2, 4)
 TOKENS = 60
 ALWAYS = ("--kv-moves", "always")
 
@@ -29,34 +30,17 @@ ALWAYS = ("--kv-moves", "always")
 async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
     """What a pipeline made of the requests until all of them, or those that are named, were to leave it; the
     middle node is whole by then."""
-    for place, one in enumerate(live.nodes):
-        one.source.release(CUTS[place], CUTS[place + 1])
+    let_serve(live)
     seen: asyncio.Queue[int] = asyncio.Queue()
     async with open_pipeline(live, CUTS):
         running = [asyncio.create_task(answer(live.head.node, one, seen)) for one in requests]
         for _ in range(5 * len(requests)):
             await seen.get()
-        live.nodes[1].source.release_all()
-        assert live.nodes[1].task is not None
-        await live.nodes[1].task
+        await live.nodes[1].until_ready()
         if leaving:
             await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0, request_ids=tuple(leaving)))
             await asyncio.gather(*running)
     return await asyncio.gather(*running)
-
-
-async def _goes_on(one: LiveNode, request: Generate, got: Answer, kv: KvAt | None) -> list[int]:
-    if got.finish_reason != MOVED:
-        return got.ids
-    rest = msgspec.structs.replace(
-        request,
-        request_id=f"{request.request_id}+1",
-        instance_id=one.instance,
-        pipeline="",
-        generated_ids=tuple(got.ids),
-        kv=kv,
-    )
-    return got.ids + (await answer(one.node, rest)).ids
 
 
 async def _all_tokens(
@@ -71,7 +55,7 @@ async def _all_tokens(
         if broken and kv is not None:
             gone = msgspec.structs.replace(kv.stages[0], link="tcp://127.0.0.1:1")
             kv = msgspec.structs.replace(kv, stages=(gone, *kv.stages[1:]))
-        whole[request.request_id] = await _goes_on(live.nodes[1], request, got, kv)
+        whole[request.request_id] = await goes_on(live.nodes[1], request, got, kv)
     assert whole == live.expected(requests)
     return answers, whole
 

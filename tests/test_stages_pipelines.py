@@ -7,7 +7,7 @@ import pytest
 
 from registry.live_messages import PipelineOpened
 from tests.patience import PATIENCE_S
-from tests.stages_fixture import answer, live_cluster, open_pipeline, requests_for
+from tests.stages_fixture import answer, let_serve, live_cluster, open_pipeline, requests_for
 
 CUTS = {2: (0, 2, 4), 3: (0, 1, 3, 4), 4: (0, 1, 2, 3, 4)}
 
@@ -19,8 +19,7 @@ def test_tokens_equal_a_whole_engines(tmp_path: Path, kind: str, count: int) -> 
     async def main() -> None:
         async with asyncio.timeout(2 * PATIENCE_S), live_cluster(tmp_path, kind, count) as live:
             cuts = CUTS[count]
-            for place, one in enumerate(live.nodes):
-                one.source.release(cuts[place], cuts[place + 1])
+            let_serve(live, cuts)
             requests = requests_for(live, 6)
             async with open_pipeline(live, cuts) as opened:
                 assert isinstance(opened, PipelineOpened) and opened.context_length == 128

@@ -7,14 +7,12 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from invoker.engine.contract import NewSequence
-from invoker.engine.decoder import DecoderEngine
 from registry.channel import Channel
 from registry.errors import ChannelClosed, RemoteError
 from registry.live_messages import KvAt, OpenPipeline, PipelineOpened, StageOf
@@ -22,8 +20,8 @@ from registry.messages import Generate, Sampling, Tokens
 from registry.node import NodeRecord
 from registry.redis_state import RedisState
 from tests.checkpoints import LAYERS
-from tests.engine_fixture import load_image, run_all
 from tests.patience import PATIENCE_S
+from tests.stages_fixture import expected_of, rest_of
 from tests.zygote_fixture import Machine, Model, ask, channel_to, joined, machine_of, make_model, put
 
 CLUSTER = f"stages-{os.getpid()}"
@@ -77,19 +75,6 @@ def some_requests(head: int) -> list[Generate]:
             )
         )
     return found
-
-
-def expected(folder: Path, requests: list[Generate]) -> list[list[int]]:
-    spec, region = load_image(folder)
-    engine = DecoderEngine(replace(spec, context_length=128), region, 2 << 20)
-    sequences = [
-        NewSequence(
-            request_id=one.request_id, prompt_ids=one.prompt_ids, generated_ids=(), sampling=one.sampling
-        )
-        for one in requests
-    ]
-    found = run_all(engine, sequences)
-    return [found[one.request_id] for one in requests]
 
 
 def opening_of(names: Sequence[str], records: Sequence[NodeRecord]) -> OpenPipeline:
@@ -170,7 +155,7 @@ def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, host
                 for one, ids in zip(requests, so_far, strict=True)
             ]
 
-    assert asyncio.run(main()) == expected(machine.folder / kind, requests)
+    assert asyncio.run(main()) == list(expected_of(machine.folder / kind, requests).values())
     for place, pid in enumerate(pids):
         if place != victim:
             os.kill(pid, signal.SIGKILL)
@@ -206,7 +191,7 @@ def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int
             assert any(replies[-1].kv is not None for replies in moved)
             return whole
 
-    assert asyncio.run(main()) == expected(machine.folder / f"{kind}-kv", requests)
+    assert asyncio.run(main()) == list(expected_of(machine.folder / f"{kind}-kv", requests).values())
     assert " tokens brought" in machine.zygote.log(names[1]).read_text()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -218,12 +203,5 @@ async def _goes_on(
 ) -> list[int]:
     if len(ids) == TOKENS:
         return []
-    rest = msgspec.structs.replace(
-        request,
-        request_id=f"{request.request_id}+1",
-        instance_id=instance,
-        pipeline="",
-        generated_ids=tuple(ids),
-        kv=kv,
-    )
+    rest = rest_of(request, ids, instance, kv)
     return [token for reply in await ask(channel, rest) if isinstance(reply, Tokens) for token in reply.ids]

@@ -12,39 +12,16 @@ from registry.live_messages import MOVED, LeaveCalls
 from registry.messages import CallsUsed, EndCalls, Generate, SettleCalls, StopInstance
 from tests.patience import PATIENCE_S
 from tests.stages_fixture import (
+    CUTS,
     Answer,
     LiveCluster,
-    LiveNode,
     answer,
+    goes_on,
+    let_serve,
     live_cluster,
     open_pipeline,
     requests_for,
 )
-
-CUTS = (0, 1, 2, 4)
-
-
-def let_serve(live: LiveCluster) -> None:
-    for place, one in enumerate(live.nodes):
-        one.source.release(CUTS[place], CUTS[place + 1])
-
-
-async def until_ready(one: LiveNode) -> None:
-    one.source.release_all()
-    assert one.task is not None
-    await one.task
-
-
-async def goes_on(one: LiveNode, request: Generate, got: Answer) -> list[int]:
-    """All tokens of a call that moved, of which a whole instance gives the rest."""
-    rest = msgspec.structs.replace(
-        request,
-        request_id=f"{request.request_id}+1",
-        instance_id=one.instance,
-        pipeline="",
-        generated_ids=tuple(got.ids),
-    )
-    return got.ids + (await answer(one.node, rest)).ids
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "llama-tied"])
@@ -59,7 +36,7 @@ def test_calls_that_move_go_on_with_the_same_tokens(tmp_path: Path, kind: str) -
                 for _ in range(30):
                     await seen.get()
                 # One node has everything, and takes two of the calls; the others follow at the end.
-                await until_ready(live.nodes[1])
+                await live.nodes[1].until_ready()
                 await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0, request_ids=("r2", "r5", "gone")))
                 early = await asyncio.gather(running[2], running[5])
             answers = await asyncio.gather(*running)
@@ -67,10 +44,7 @@ def test_calls_that_move_go_on_with_the_same_tokens(tmp_path: Path, kind: str) -
             assert {got.finish_reason for got in early} <= {MOVED, "length"}
             for request, got in zip(requests, answers, strict=True):
                 assert got.usage is not None and got.usage.completion_tokens == len(got.ids)
-                whole = got.ids
-                if got.finish_reason == MOVED:
-                    whole = await goes_on(live.nodes[1], request, got)
-                assert whole == expected[request.request_id]
+                assert await goes_on(live.nodes[1], request, got) == expected[request.request_id]
 
     asyncio.run(main())
 
@@ -90,7 +64,7 @@ def test_blocks_come_in_any_order(tmp_path: Path) -> None:
             expected = live.expected(requests)
             assert [got.ids for got in answers] == [expected[one.request_id] for one in requests]
             for one in live.nodes:
-                await until_ready(one)
+                await one.until_ready()
                 assert one.held == 0b1111
 
     asyncio.run(main())

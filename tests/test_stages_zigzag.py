@@ -26,7 +26,7 @@ async def pair_of(folder: Path, kind: str, layers: int) -> AsyncIterator[Pair]:
         pair = Pair(live)
         pair.target.source.release(0, layers)
         try:
-            await pair.source_ready()
+            await pair.source.until_ready()
             yield pair
         finally:
             pair.source_engines.gate.open()

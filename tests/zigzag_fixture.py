@@ -158,11 +158,6 @@ class Pair:
     def source_engines(self) -> WatchedEngines:
         return engines_of(self.source)
 
-    async def source_ready(self) -> None:
-        self.source.source.release_all()
-        assert self.source.task is not None
-        await asyncio.shield(self.source.task)
-
     async def opening(self) -> OpenPipeline:
         stages: tuple[StageOf, ...] = await self.live.stages((0, self.layers - 1, self.layers))
         return OpenPipeline(pipeline="p", epoch=0, stages=stages, zigzag=True)
