@@ -3,10 +3,7 @@
 import asyncio
 import logging
 import socket
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 
 from invoker.engine.conductor import Conductor
@@ -50,8 +47,6 @@ class PipelineDriver(StageThread):
         self._begins = stage.stage.layers[0] == 0  # a tied head: what the others made is finished here
         super().__init__(stage, before, behind, name=name, finishes=self._begins)
         self._conductor = conductor
-        self._lock = threading.Lock()
-        self._commands: deque[Callable[[], None]] = deque()  # guarded by the lock
         self._live: dict[str, _Stream] = {}  # the thread's
         self._streams: set[_Stream] = set()  # the loop's
         self._refusal: Exception | None = None  # the loop's: why nothing new is taken
@@ -123,22 +118,11 @@ class PipelineDriver(StageThread):
 
     # The loop's side.
 
-    def _submit(self, command: Callable[[], None]) -> None:
-        with self._lock:
-            self._commands.append(command)
-        self._wire.wake()
-
     def _deliver(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
         for stream, output in outputs:
             stream.outputs.put_nowait(output)
 
     # The thread's side.
-
-    def _on_wake(self) -> None:
-        with self._lock:
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            command()
 
     def _on_idle(self) -> bool:
         given = self._conductor.next_step()
@@ -216,10 +200,6 @@ class PipelineDriver(StageThread):
     def _post(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
         if outputs:
             self._call_loop(self._deliver, outputs)
-
-    def _call_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
-            self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 def moved_output(request_id: str, aside: str = "") -> TokenOutput:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import socket
 import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic
 
@@ -27,6 +29,8 @@ class WireThread(Generic[Word]):
         self._loop = asyncio.get_running_loop()
         self._closing = threading.Event()
         self._closed = asyncio.Event()
+        self._lock = threading.Lock()
+        self._commands: deque[Callable[[], None]] = deque()  # guarded by the lock
         self.failure: Exception | None = None  # why it ended, if nobody closed it
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -44,8 +48,22 @@ class WireThread(Generic[Word]):
         await self._closed.wait()
         self._thread.join()  # it has nothing left to do
 
+    def _submit(self, command: Callable[[], None]) -> None:
+        """Have the thread carry it out, between two frames."""
+        with self._lock:
+            self._commands.append(command)
+        self._wire.wake()
+
+    def _call_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
     def _on_wake(self) -> None:
         """Carry out what was asked of the thread."""
+        with self._lock:
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
 
     def _on_frame(self, frame: Word) -> None:
         raise NotImplementedError
@@ -80,8 +98,7 @@ class WireThread(Generic[Word]):
                 self._on_end()
             except Exception:  # who waits for the end is told of that in any case
                 log.exception("the thread of a stage could not let go of all that it has")
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(self._closed.set)
+            self._call_loop(self._closed.set)
 
 
 class StageThread(WireThread[Frame]):

@@ -9,10 +9,8 @@ engine's. Its last token is always left to the engine, which draws from it.
 
 import asyncio
 import socket
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,8 +88,6 @@ class PairDriver(WireThread[PairFrame]):
         self._facts = chain.facts
         self._calls = calls
         self._free_pages = target_pages
-        self._lock = threading.Lock()
-        self._commands: deque[Callable[[], None]] = deque()  # guarded by the lock
         self._prompts: set[_Prompt] = set()  # the loop's: those that wait for their Prefill
         self._running = 0  # the loop's: streams
         self._refusal: Exception | None = None  # the loop's: why nothing new is taken
@@ -193,11 +189,6 @@ class PairDriver(WireThread[PairFrame]):
             if occupies:
                 self._submit(partial(self._vacate, prompt.name))
 
-    def _submit(self, command: Callable[[], None]) -> None:
-        with self._lock:
-            self._commands.append(command)
-        self._wire.wake()
-
     def _tell(self, prompt: _Prompt, found: Prefill) -> None:
         if not prompt.result.done():
             prompt.result.set_result(found)
@@ -205,14 +196,7 @@ class PairDriver(WireThread[PairFrame]):
     # The thread's side.
 
     def _post(self, prompt: _Prompt, found: Prefill) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left who could read this
-            self._loop.call_soon_threadsafe(self._tell, prompt, found)
-
-    def _on_wake(self) -> None:
-        with self._lock:
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            command()
+        self._call_loop(self._tell, prompt, found)
 
     def _on_idle(self) -> bool:
         self._on_wake()

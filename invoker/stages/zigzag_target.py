@@ -2,9 +2,8 @@
 zigzag_source.py)."""
 
 import socket
-import threading
-from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -40,8 +39,6 @@ class TargetWorker(WireThread[PairFrame]):
         self._rows: dict[str, torch.Tensor] = {}  # what the next layer takes, of each prompt
         self._running: _Running | None = None
         self._asked = False  # the source waits for a prompt
-        self._lock = threading.Lock()
-        self._landed: deque[Stage] = deque()  # guarded by the lock
         self.start()
 
     def __repr__(self) -> str:
@@ -51,17 +48,12 @@ class TargetWorker(WireThread[PairFrame]):
 
     def grow(self, stage: Stage) -> None:
         """The next layer has landed. Its stage is used by the worker alone, until that has ended."""
-        with self._lock:
-            self._landed.append(stage)
-        self._wire.wake()
+        self._submit(partial(self._take_layer, stage))
 
     # The thread's side.
 
-    def _on_wake(self) -> None:
-        with self._lock:
-            landed, self._landed = self._landed, deque()
-        for stage in landed:
-            self._chain.append(stage)
+    def _take_layer(self, stage: Stage) -> None:
+        self._chain.append(stage)
         self._queue.loaded(len(self._chain))
 
     def _on_frame(self, frame: PairFrame) -> None:
