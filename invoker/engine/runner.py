@@ -22,6 +22,7 @@ from invoker.engine.contract import (
 )
 from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice
+from invoker.engine.output_stream import OutputStream
 from invoker.engine.sequences import BadSequence
 
 logger = logging.getLogger(__name__)
@@ -64,15 +65,11 @@ class NoMeter:
 NOBODY = NobodysCall()
 
 
-class _Stream:
-    """One `generate` call: its request, and the outputs that the loop has not read yet."""
-
+class _Stream(OutputStream):
     def __init__(self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice]) -> None:
-        self.sequence = sequence
+        super().__init__(sequence)
         self.call = call
         self.kv = kv  # until the engine has it
-        self.outputs: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
-        self.ended = False
 
 
 class EngineRunner:
@@ -142,12 +139,7 @@ class EngineRunner:
         self._submit(partial(self._add, stream))
         try:
             while not stream.ended:
-                output = await stream.outputs.get()
-                if isinstance(output, EngineError):
-                    stream.ended = True
-                    raise output
-                stream.ended = bool(output.finish_reason or output.error)
-                yield output
+                yield await stream.next()
         finally:
             self._leave(self._streams, stream)
             if not stream.ended:

@@ -8,6 +8,7 @@ from functools import partial
 
 from invoker.engine.conductor import Conductor
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
+from invoker.engine.output_stream import OutputStream
 from invoker.engine.stage_contract import StageInput, StageOutput
 from invoker.errors import NoSuchPipeline
 from invoker.stages.frames import FailedStep, Frame
@@ -16,15 +17,6 @@ from invoker.stages.stage_thread import StageThread
 from registry.live_messages import MOVED
 
 log = logging.getLogger("invoker.stages")
-
-
-class _Stream:
-    """One `generate` call, and the outputs that the loop has not read yet."""
-
-    def __init__(self, sequence: NewSequence) -> None:
-        self.sequence = sequence
-        self.outputs: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
-        self.ended = False
 
 
 class PipelineDriver(StageThread):
@@ -47,8 +39,8 @@ class PipelineDriver(StageThread):
         self._begins = stage.stage.layers[0] == 0  # a tied head: what the others made is finished here
         super().__init__(stage, before, behind, name=name, finishes=self._begins)
         self._conductor = conductor
-        self._live: dict[str, _Stream] = {}  # the thread's
-        self._streams: set[_Stream] = set()  # the loop's
+        self._live: dict[str, OutputStream] = {}  # the thread's
+        self._streams: set[OutputStream] = set()  # the loop's
         self._refusal: Exception | None = None  # the loop's: why nothing new is taken
         self._retiring = False  # the thread's
         self._retired = asyncio.Event()
@@ -70,17 +62,12 @@ class PipelineDriver(StageThread):
         """
         if self._refusal is not None:
             raise self._refusal
-        stream = _Stream(sequence)
+        stream = OutputStream(sequence)
         self._streams.add(stream)
         self._submit(partial(self._add, stream))
         try:
             while not stream.ended:
-                output = await stream.outputs.get()
-                if isinstance(output, Exception):
-                    stream.ended = True
-                    raise output
-                stream.ended = bool(output.finish_reason or output.error)
-                yield output
+                yield await stream.next()
         finally:
             self._streams.discard(stream)
             if not stream.ended:
@@ -118,7 +105,7 @@ class PipelineDriver(StageThread):
 
     # The loop's side.
 
-    def _deliver(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
+    def _deliver(self, outputs: list[tuple[OutputStream, TokenOutput | Exception]]) -> None:
         for stream, output in outputs:
             stream.outputs.put_nowait(output)
 
@@ -162,7 +149,7 @@ class PipelineDriver(StageThread):
             self._on_idle()
 
     def _tell(self, outputs: list[TokenOutput]) -> None:
-        told: list[tuple[_Stream, TokenOutput | Exception]] = []
+        told: list[tuple[OutputStream, TokenOutput | Exception]] = []
         for output in outputs:
             stream = self._live[output.request_id]
             if output.finish_reason or output.error:
@@ -170,7 +157,7 @@ class PipelineDriver(StageThread):
             told.append((stream, output))
         self._post(told)
 
-    def _add(self, stream: _Stream) -> None:
+    def _add(self, stream: OutputStream) -> None:
         request_id = stream.sequence.request_id
         try:
             if request_id in self._live:
@@ -181,14 +168,14 @@ class PipelineDriver(StageThread):
         else:
             self._live[request_id] = stream
 
-    def _cancel(self, stream: _Stream) -> None:
+    def _cancel(self, stream: OutputStream) -> None:
         request_id = stream.sequence.request_id
         if self._live.get(request_id) is stream:
             del self._live[request_id]
             self._conductor.cancel(request_id)
 
     def _move(self, wanted: frozenset[str]) -> None:
-        told: list[tuple[_Stream, TokenOutput | Exception]] = []
+        told: list[tuple[OutputStream, TokenOutput | Exception]] = []
         for request_id in [one for one in self._live if not wanted or one in wanted]:
             aside = self._conductor.move(request_id)
             told.append((self._live.pop(request_id), moved_output(request_id, aside)))
@@ -197,7 +184,7 @@ class PipelineDriver(StageThread):
     def _retire(self) -> None:
         self._retiring = True
 
-    def _post(self, outputs: list[tuple[_Stream, TokenOutput | Exception]]) -> None:
+    def _post(self, outputs: list[tuple[OutputStream, TokenOutput | Exception]]) -> None:
         if outputs:
             self._call_loop(self._deliver, outputs)
 
