@@ -38,12 +38,20 @@ async def used_at_target(pair: Pair, requests: list[Generate]) -> dict[str, int]
     return dict(used.gpu_us)
 
 
-async def ask(pair: Pair, requests: list[Generate]) -> list[asyncio.Task[Answer]]:
-    """The source is at the first one, and the others wait."""
+async def ask(pair: Pair, requests: list[Generate], ran: int) -> list[asyncio.Task[Answer]]:
+    """The source is at the first one, and the others wait, of which the target `ran` layers so far."""
     source = pair.source.node
     first = asyncio.create_task(answer(source, requests[0]))
     await pair.source_engines.gate_reached.reaches(1)
-    return [first, *(asyncio.create_task(answer(source, one)) for one in requests[1:])]
+    asked = [first, *(asyncio.create_task(answer(source, one)) for one in requests[1:])]
+    await pair.target_engines.ran.reaches(ran)
+    return asked
+
+
+async def finish(pair: Pair, requests: list[Generate], asked: list[asyncio.Task[Answer]]) -> None:
+    """Let the source go on, and check what comes."""
+    pair.source_engines.gate.open()
+    check(pair, requests, await asyncio.gather(*asked))
 
 
 def check(pair: Pair, requests: list[Generate], answers: list[Answer]) -> None:
@@ -61,10 +69,7 @@ def test_the_tokens_of_prompts_that_were_helped_with_are_a_whole_engines(
         async with pair_of(tmp_path, kind, layers) as pair, pair.opened() as opened:
             assert isinstance(opened, PipelineOpened) and opened.context_length == 128
             requests = pair.requests(6)
-            asked = await ask(pair, requests)
-            await pair.target_engines.ran.reaches(layers * 5)
-            pair.source_engines.gate.open()
-            check(pair, requests, await asyncio.gather(*asked))
+            await finish(pair, requests, await ask(pair, requests, layers * 5))
             assert pair.source_engines.engines[0].kept == 5
             used = await used_at_target(pair, requests)
             assert not used.get("r0") and all(used[one.request_id] > 0 for one in requests[1:])
@@ -76,16 +81,14 @@ def test_layers_that_land_meanwhile_are_run_too(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair_of(tmp_path, "llama", 1) as pair, pair.opened():
             requests = pair.requests(4)
-            asked = await ask(pair, requests)
-            await pair.target_engines.ran.reaches(3)
+            asked = await ask(pair, requests, 3)
             pair.target.source.release(1, 2)
             await pair.target_engines.ran.reaches(6)
             pair.target.source.release_all()  # the last layer is the source's nevertheless
             await pair.target_engines.ran.reaches(9)
             assert pair.target.task is not None
             await asyncio.shield(pair.target.task)  # it is ready, and helps on until the pair is closed
-            pair.source_engines.gate.open()
-            check(pair, requests, await asyncio.gather(*asked))
+            await finish(pair, requests, asked)
             assert pair.source_engines.engines[0].kept == 3
 
     asyncio.run(main())
@@ -98,14 +101,12 @@ def test_a_target_that_is_lost_loses_nothing(tmp_path: Path) -> None:
             source = pair.source.node
             async with source.channel.call(await pair.opening()) as replies:
                 assert isinstance(await anext(replies), PipelineOpened)
-                asked = await ask(pair, requests)
-                await pair.target_engines.ran.reaches(8)
+                asked = await ask(pair, requests, 8)
                 await pair.target.node.ask(StopInstance(instance_id=pair.target.instance, grace_s=0.0))
                 with pytest.raises(RemoteError, match=r"n0: .*i0 has ended") as lost:
                     await anext(replies)
                 assert lost.value.code == "pipeline_lost"
-            pair.source_engines.gate.open()
-            check(pair, requests, await asyncio.gather(*asked))
+            await finish(pair, requests, asked)
             with pytest.raises(RemoteError) as gone:
                 await answer(source, requests[0])
             assert gone.value.code == "no_such_pipeline"
@@ -118,8 +119,7 @@ def test_at_the_end_only_prompts_that_wait_are_moved(tmp_path: Path) -> None:
         async with pair_of(tmp_path, "llama", 2) as pair:
             requests = pair.requests(4)
             async with pair.opened():
-                asked = await ask(pair, requests)
-                await pair.target_engines.ran.reaches(6)
+                asked = await ask(pair, requests, 6)
                 leave = LeaveCalls(pipeline="p", epoch=0, request_ids=("r0", "r2", "elsewhere"))
                 await pair.source.node.ask(leave)
                 moved = await asked[2]
@@ -128,8 +128,7 @@ def test_at_the_end_only_prompts_that_wait_are_moved(tmp_path: Path) -> None:
             for one in (asked[1], asked[3]):
                 got = await one
                 assert got.finish_reason == "moved" and got.ids == [] and got.usage is not None
-            pair.source_engines.gate.open()
-            check(pair, requests[:1], [await asked[0]])
+            await finish(pair, requests[:1], asked[:1])
 
     asyncio.run(main())
 
@@ -138,14 +137,11 @@ def test_a_call_that_is_left_while_it_waits_holds_nobody_up(tmp_path: Path) -> N
     async def main() -> None:
         async with pair_of(tmp_path, "gpt2", 2) as pair, pair.opened():
             requests = pair.requests(5)
-            asked = await ask(pair, requests)
-            await pair.target_engines.ran.reaches(8)
+            asked = await ask(pair, requests, 8)
             for left in (0, 1, 3):
                 asked[left].cancel()
             await asyncio.wait([asked[left] for left in (0, 1, 3)])
-            pair.source_engines.gate.open()
-            kept = [asked[2], asked[4]]
-            check(pair, [requests[2], requests[4]], list(await asyncio.gather(*kept)))
+            await finish(pair, [requests[2], requests[4]], [asked[2], asked[4]])
             again = [msgspec.structs.replace(one, request_id=f"{one.request_id}+1") for one in requests]
             check(pair, again, list(await asyncio.gather(*(answer(pair.source.node, one) for one in again))))
 
