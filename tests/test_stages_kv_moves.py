@@ -49,13 +49,17 @@ async def _all_tokens(
     """What came of the requests, and all tokens of each, the rest of which the middle node gives."""
     requests = requests_for(live, 5, tokens=TOKENS)
     answers = await _begun(live, requests, leaving)
-    whole = {}
-    for request, got in zip(requests, answers, strict=True):
+
+    async def rest(request: Generate, got: Answer) -> list[int]:
         kv = got.kv
         if broken and kv is not None:
             gone = msgspec.structs.replace(kv.stages[0], link="tcp://127.0.0.1:1")
             kv = msgspec.structs.replace(kv, stages=(gone, *kv.stages[1:]))
-        whole[request.request_id] = await goes_on(live.nodes[1], request, got, kv)
+        return await goes_on(live.nodes[1], request, got, kv)
+
+    # At once: the stages keep what calls have left for some seconds only.
+    ids = await asyncio.gather(*map(rest, requests, answers))
+    whole = {request.request_id: one for request, one in zip(requests, ids, strict=True)}
     assert whole == live.expected(requests)
     return answers, whole
 

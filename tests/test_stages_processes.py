@@ -184,12 +184,14 @@ def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int
                 for _ in range(TOKENS):
                     await seen.get()
             moved = await asyncio.gather(*running)  # since the pipeline has ended
-            whole = []
-            for one, replies in zip(requests, moved, strict=True):
-                ids = [token for reply in replies for token in reply.ids]
-                whole.append(ids + await _goes_on(nodes.channels[1], one, ids, "i1", replies[-1].kv))
             assert any(replies[-1].kv is not None for replies in moved)
-            return whole
+
+            async def whole(one: Generate, replies: list[Tokens]) -> list[int]:
+                ids = [token for reply in replies for token in reply.ids]
+                return ids + await _goes_on(nodes.channels[1], one, ids, "i1", replies[-1].kv)
+
+            # At once: the stages keep what calls have left for some seconds only.
+            return await asyncio.gather(*map(whole, requests, moved))
 
     assert asyncio.run(main()) == list(expected_of(machine.folder / f"{kind}-kv", requests).values())
     assert " tokens brought" in machine.zygote.log(names[1]).read_text()
