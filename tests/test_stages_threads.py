@@ -1,24 +1,36 @@
-"""The threads of stages: they answer what they were asked, and always end."""
+"""The threads of stages: what they have made leaves while they work on, and they always end."""
 
 import asyncio
 import socket
 
 import pytest
+import torch
 
 from invoker.engine.fake import StepGate
 from invoker.engine.fake_stage import FakeStage
 from invoker.engine.runner import NOBODY, NoMeter
-from invoker.engine.stage_contract import StageInput, StageOutput
+from invoker.engine.stage_contract import (
+    Opening,
+    StageChunk,
+    StageInput,
+    StageOutput,
+    StageStep,
+    rows_as_bytes,
+)
 from invoker.engine.stage_rows import RowsOf
-from invoker.stages.frames import Frame, FrameReader
-from invoker.stages.metered import StepCalls
+from invoker.stages.frames import Frame, FrameReader, pack_step
+from invoker.stages.metered import MeteredStage, StepCalls
 from invoker.stages.stage_thread import WireThread
+from invoker.stages.worker import StageWorker
 from invoker.stages.zigzag_frames import Drop, Given, Offer, PairFrame, PairReader, Said, Take, pack
+from invoker.stages.zigzag_layers import CHUNK_TOKENS
 from invoker.stages.zigzag_target import TargetWorker
+from registry.messages import Sampling
 from tests.patience import PATIENCE_S
 from tests.zigzag_fixture import Counter
 
-TOKENS = 8_000  # several parts
+TOKENS = 8_000  # whose rows are more than the buffers of small sockets, and not of others
+_SMALL = 4096
 
 
 class GatedStage(FakeStage):
@@ -37,13 +49,29 @@ class GatedStage(FakeStage):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The first one is the thread's."""
+    """The first one is the thread's, which takes little to send."""
     one, other = socket.socketpair()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALL)
     other.setblocking(False)
     return one, other
 
 
-async def next_of(link: socket.socket, reader: PairReader) -> PairFrame:
+def prompt(number: int) -> StageStep:
+    name = str(number)
+    return StageStep(
+        number=number,
+        closed=(),
+        opened=(Opening(sequence=name, most=TOKENS, sampling=Sampling(max_tokens=1)),),
+        chunks=(StageChunk(sequence=name, start=0, count=TOKENS, last=True),),
+    )
+
+
+def step_frame(step: StageStep) -> bytes:
+    rows = rows_as_bytes(torch.full((step.tokens, 1), 5.0, dtype=torch.float64))
+    return pack_step(step, len(rows)) + rows
+
+
+async def next_of(link: socket.socket, reader: FrameReader | PairReader) -> Frame | PairFrame:
     loop = asyncio.get_running_loop()
     while True:
         count = await loop.sock_recv_into(link, reader.buffer())
@@ -51,6 +79,33 @@ async def next_of(link: socket.socket, reader: PairReader) -> PairFrame:
         frame = reader.advance(count)
         if frame is not None:
             return frame
+
+
+def test_rows_leave_while_the_next_step_is_run() -> None:
+    async def main() -> None:
+        gate = StepGate()
+        (before, sends), (behind, reads) = pair(), pair()
+        stage = MeteredStage(GatedStage(1, 2, 3, gate, Counter()), NoMeter(), lambda _: NOBODY)
+        worker = StageWorker(stage, before, behind, name="stage")
+        reader = FrameReader(RowsOf(FakeStage(2, 3, 3)).nbytes)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(sends, step_frame(prompt(0)))
+                await loop.sock_sendall(sends, step_frame(prompt(1)))
+                gate.release()
+                frame = await next_of(reads, reader)  # though the next step stands still
+                assert isinstance(frame, Frame) and frame.said == prompt(0)
+                gate.open()
+                frame = await next_of(reads, reader)
+                assert isinstance(frame, Frame) and frame.said == prompt(1)
+        finally:
+            gate.open()
+            await worker.aclose()
+            sends.close()
+            reads.close()
+
+    asyncio.run(main())
 
 
 class TargetAtWork:
@@ -79,9 +134,25 @@ class TargetAtWork:
             await asyncio.get_running_loop().sock_sendall(self.sends, bytes(pack(one)) + ids)
 
     async def given(self) -> Given:
-        said = (await next_of(self.reads, self._reader)).said
-        assert isinstance(said, Given)
-        return said
+        frame = await next_of(self.reads, self._reader)
+        assert isinstance(frame, PairFrame) and isinstance(frame.said, Given)
+        return frame.said
+
+
+def test_a_prompt_leaves_while_others_wait_for_their_layers() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), TargetAtWork() as target:
+            parts = -(-TOKENS // CHUNK_TOKENS)
+            await target.say(Offer("1", "c1", TOKENS), Offer("2", "c2", TOKENS))
+            target.gate.release(parts)
+            await target.begun.reaches(parts + 1)
+            await target.say(Take())
+            target.gate.release()
+            given = await target.given()  # though the next part stands still
+            assert (given.name, given.layers) == ("1", 1)
+            assert given.hidden_bytes == 8 * TOKENS == given.kv_bytes
+
+    asyncio.run(main())
 
 
 def test_who_asked_for_a_prompt_that_it_then_drops_is_answered() -> None:

@@ -112,6 +112,8 @@ class PipelineDriver(StageThread):
     # The thread's side.
 
     def _on_idle(self) -> bool:
+        if self._wire.is_sending:  # or the end of a step's rows would wait for the next one
+            return False
         given = self._conductor.next_step()
         if given is not None:
             self._begin(given)

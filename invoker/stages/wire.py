@@ -27,7 +27,7 @@ class Reader(Protocol[Told]):
 
 
 class Wire(Generic[Word]):
-    """Frames in from `before` and out to `behind`, without waiting; only `wait` waits, for either, or for
+    """Frames in from `before` and out to `behind`, without waiting; only `wait` and `send_out` wait, or until
     `wake`, which may be called from any thread. What has been sent is kept until it is out.
 
     Both sockets belong to the wire. Methods raise LinkLost where one is gone.
@@ -44,14 +44,23 @@ class Wire(Generic[Word]):
         self._poll.register(before.fileno(), select.POLLIN)
         self._poll.register(behind.fileno(), select.POLLRDHUP)
         self._hurries = False
+        self._poll_out = select.poll()  # for who takes nothing until all is out
+        self._poll_out.register(self._bell, select.POLLIN)
+        self._poll_out.register(behind.fileno(), select.POLLRDHUP | select.POLLOUT)
         for one in (before, behind):
             one.setblocking(False)
 
     def __repr__(self) -> str:
         return f"<Wire with {sum(map(len, self._left))} bytes to send>"
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether the socket did not take all yet: it takes the rest while somebody waits here."""
+        return bool(self._left)
+
     def receive(self) -> Word | None:
         """The next frame, if all of it has come. Its rows lie in a buffer that the next one overwrites."""
+        self._flush()
         while True:
             try:
                 count = self._before.recv_into(self._reader.buffer())
@@ -71,10 +80,13 @@ class Wire(Generic[Word]):
         self._flush()
 
     def wait(self) -> None:
-        """Return once something may have come, or somebody has woken us; sends what is left meanwhile."""
+        """Return once something may have come, what was left is out, or somebody has woken us."""
         while True:
+            was_sending = self.is_sending
             self._flush()
-            hurries = bool(self._left)
+            hurries = self.is_sending
+            if was_sending and not hurries:
+                return
             if hurries is not self._hurries:
                 self._hurries = hurries
                 extra = select.POLLOUT if hurries else 0
@@ -87,6 +99,18 @@ class Wire(Generic[Word]):
                 raise LinkLost("the stage behind has closed its link")
             if self._before.fileno() in came:
                 return
+
+    def send_out(self) -> None:
+        """Return once all is out, or somebody has woken us. Of a ring at least one must never call this, but
+        take what the others send."""
+        while self.is_sending:
+            came = dict(self._poll_out.poll())
+            if self._bell in came:
+                os.eventfd_read(self._bell)
+                return
+            if came.get(self._behind.fileno(), 0) & (_GONE | select.POLLRDHUP):
+                raise LinkLost("the stage behind has closed its link")
+            self._flush()
 
     def wake(self) -> None:
         """End a `wait`, now or the next one."""

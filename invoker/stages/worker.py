@@ -34,3 +34,4 @@ class StageWorker(StageThread):
         if output.hidden is None:
             raise LinkLost("a stage that draws tokens was given no pipeline to draw for")
         self._send(output)
+        self._wire.send_out()  # or the end of its rows would wait for the next step

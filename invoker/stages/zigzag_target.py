@@ -75,6 +75,8 @@ class TargetWorker(WireThread[PairFrame]):
                 raise LinkLost("the source gives what is the target's to give")
 
     def _on_idle(self) -> bool:
+        if self._wire.is_sending:  # the source waits for it
+            return False
         if self._running is None:
             self._on_wake()  # what landed meanwhile counts at once
             work = self._queue.for_target()
