@@ -68,6 +68,8 @@ class PeerLinks:
 
     async def get(self, source: int) -> Link:
         """Raises CastError; whoever asks after a connect that failed hears of it without another one."""
+        if (link := self._links.get(source)) is not None:
+            return link
         async with self._locks[source]:
             if source in self._refused:
                 refused = self._refused[source]

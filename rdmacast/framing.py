@@ -35,10 +35,14 @@ class FrameAssembler:
 
     After a DATA frame its owner calls `take_payload` with the buffer for its bytes; with None they
     are dropped. `advance` returns that frame a second time when the last of them has come.
+    With `ahead` several frames may come at once, none of them with payload: after each the owner calls
+    `advance` with 0, until there is no more.
     """
 
-    def __init__(self) -> None:
-        self._small = memoryview(bytearray(max(HEADER_BYTES, MAX_BODY_BYTES)))
+    def __init__(self, *, ahead: bool = False) -> None:
+        self._small = memoryview(bytearray(HEADER_BYTES + MAX_BODY_BYTES))
+        self._ahead = ahead
+        self._start = 0  # of the frame that comes, in what was read ahead
         self._scratch: memoryview | None = None
         self._filled = 0
         self._header: Header | None = None
@@ -66,6 +70,8 @@ class FrameAssembler:
     def buffer(self, most: int) -> memoryview:
         """Where the next bytes go; of a payload at most `most` bytes."""
         if self._payload is None:
+            if self._ahead:
+                return self._small[self._filled :]
             wanted = HEADER_BYTES if self._header is None else self._header.body_bytes
             return self._small[self._filled : wanted]
         count = min(self._left, most)
@@ -81,6 +87,8 @@ class FrameAssembler:
         if self._payload is not None:
             return self._advance_payload(nbytes)
         self._filled += nbytes
+        if self._ahead:
+            return self._next_ahead()
         if self._header is None:
             if self._filled < HEADER_BYTES:
                 return None
@@ -93,6 +101,21 @@ class FrameAssembler:
         self._header = None
         self._filled = 0
         return decode(header, body)
+
+    def _next_ahead(self) -> Frame | None:
+        """The next of the frames that came; of one that is not whole yet the rest is to be read behind it."""
+        body = self._start + HEADER_BYTES
+        if self._header is None and body <= self._filled:
+            self._header = decode_header(self._small[self._start : body])
+        header = self._header
+        if header is not None and (end := body + header.body_bytes) <= self._filled:
+            self._header, self._start = None, end
+            return decode(header, bytes(self._small[body:end]))
+        if self._start:
+            left = self._filled - self._start
+            self._small[:left] = bytes(self._small[self._start : self._filled])
+            self._start, self._filled = 0, left
+        return None
 
     def take_payload(self, data: Data, into: memoryview | None) -> None:
         self._payload = data
@@ -112,12 +135,16 @@ class FrameAssembler:
 
 
 class CastProtocol(asyncio.BufferedProtocol):
-    """One end of a link. Subclasses handle frames; this end answers pings and closes on bad input."""
+    """One end of a link. Subclasses handle frames; this end answers pings and closes on bad input.
 
-    def __init__(self, settings: LinkSettings) -> None:
+    Those that are sent no payload read frames ahead (`reads_ahead`).
+    """
+
+    def __init__(self, settings: LinkSettings, *, reads_ahead: bool = False) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._assembler = FrameAssembler()
+        self._reads_ahead = reads_ahead
+        self._assembler = FrameAssembler(ahead=reads_ahead)
         self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -259,8 +286,10 @@ class CastProtocol(asyncio.BufferedProtocol):
                 enough = self._wakes.came(nbytes, self._assembler.payload_left, now_s)
                 self._wake_at(min(enough, self.payload_piece_bytes()))
                 self.payload_moved(nbytes)
-            if frame is not None and self._reason is None:
+            while frame is not None and self._reason is None:
                 self._dispatch(frame, in_payload)
+                more = self._reads_ahead and self._reason is None
+                frame = self._assembler.advance(0) if more else None
         except ProtocolError as error:
             logger.warning("closing a link: %s", error)
             self.abort(error)

@@ -117,7 +117,7 @@ class ServerLink(CastProtocol):
         nixl: NixlNode | None = None,
         observers: Observers,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, reads_ahead=True)
         self._table = table
         self._host = host
         self._pacer = pacer

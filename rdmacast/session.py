@@ -229,12 +229,19 @@ class Session:
 
     @property
     def _coming(self) -> int:
-        return bits_of([pull.pull.block for pull in self._under_way.values() if pull.is_coming])
+        bits = 0
+        for pull in self._under_way.values():
+            if pull.held_s is not None and not pull.dropped:
+                bits |= 1 << pull.pull.block
+        return bits
 
     @property
     def _busy(self) -> int:
         """Blocks that a read may write into."""
-        return bits_of([pull.pull.block for pull in self._under_way.values()])
+        bits = 0
+        for pull in self._under_way.values():
+            bits |= 1 << pull.pull.block
+        return bits
 
     def _came_to(self, peer: int, now_s: float) -> list[Action]:
         """Pulls that waited there need not wait any more."""
@@ -356,7 +363,9 @@ class Session:
             self._questions.clear()
             return self._drop_all("the block is here")
         open_ = self._all & ~self._held & ~self._busy
-        lost = open_ & ~self._planned.expected(open_, self._peers) & ~self._peers.gifts()
+        expected = self._planned.expected(open_, self._peers)
+        others = open_ & ~expected
+        lost = others & ~self._peers.gifts() if others else 0
         unheard = self._peers.unheard if lost else []
         curious = unheard or self._planned.unheard(open_, self._peers)
         actions = self._ask(curious, now_s)
@@ -364,7 +373,7 @@ class Session:
             reachable = self._peers.reachable(coming=not self._is_stale(now_s))
             if lost & ~reachable:
                 return [*actions, *self._fail(reachable)]
-        started = self._pull_more(now_s)
+        started = self._pull_more(open_, expected, now_s)
         if self._coming:
             self._idle_since_s = None
         elif self._idle_since_s is None:
@@ -385,30 +394,37 @@ class Session:
             return False
         return now_s - self._news_s >= STALE * self._settings.pull_timeout_s
 
-    def _pull_more(self, now_s: float) -> list[Action]:
-        under_way = [pull for pull in self._under_way.values() if not pull.dropped]
-        room = (1 if self._in_turn else self._settings.window) - len(under_way)
-        coming = sum(pull.is_coming for pull in under_way)
+    def _pull_more(self, open_: int, expected: int, now_s: float) -> list[Action]:
+        """Of the open blocks, some of which are expected from their planned sources."""
+        under_way = coming = 0
+        for one in self._under_way.values():
+            if not one.dropped:
+                under_way += 1
+                coming += one.held_s is not None
+        room = (1 if self._in_turn else self._settings.window) - under_way
         is_idle = not self._in_turn and coming < min(2, self._settings.window)
         if room <= 0 and not is_idle:
             return []
         started: list[Action] = []
-        for source, block, is_there in self._next_pulls(room, is_idle):
+        for source, block, is_there in self._next_pulls(open_, expected, room, is_idle):
             self._pulls += 1
             pull = Pull(self._pulls, source, block)
             self._under_way[pull.number] = PullUnderWay(pull, held_s=now_s if is_there else None)
             started.append(pull)
         return [*started, Publish()] if started else []
 
-    def _next_pulls(self, room: int, is_idle: bool) -> Iterator[tuple[int, int, bool]]:
+    def _next_pulls(
+        self, open_: int, expected: int, room: int, is_idle: bool
+    ) -> Iterator[tuple[int, int, bool]]:
         """(source, block, whether it is there) of so many pulls as there is room for, in the plan's order.
 
         Where all wait for their sources (`is_idle`), one more that need not wait.
         """
-        open_ = self._all & ~self._held & ~self._busy
-        expected = self._planned.expected(open_, self._peers)
-        others = open_ & ~expected & self._peers.gifts()
+        others = open_ & ~expected
+        if others:
+            others &= self._peers.gifts()
         there = self._planned.there(open_ & expected, self._peers)
+        waits: dict[int, bool] = {}  # by source, whether a pull may wait there
         for block, source in self._planned.pulls:
             if room <= 0 and not (is_idle and (there or others)):
                 return
@@ -416,7 +432,9 @@ class Session:
             if not open_ & bit:
                 continue
             if expected & bit and source is not None:
-                if not there & bit and (room <= 0 or not self._peers.may_wait_at(source)):
+                if source not in waits:
+                    waits[source] = self._peers.may_wait_at(source)
+                if not there & bit and (room <= 0 or not waits[source]):
                     if self._in_turn:
                         return
                     continue

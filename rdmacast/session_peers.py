@@ -33,6 +33,7 @@ class _Peer:
     tried: int = 0  # the blocks of `tries`, as bits
     spent: int = 0  # those of them that had all their tries
     pulls_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+    mean_s: float = 0.0  # of these
 
 
 class Peers:
@@ -93,6 +94,7 @@ class Peers:
         peer = self._peers[node]
         peer.failures, peer.stalled = 0, False
         peer.pulls_s.append(seconds)
+        peer.mean_s = fmean(peer.pulls_s)
         self._pulls_s.append(seconds)
         if len(self._pulls_s) >= LEAST_SAMPLES:
             self._slow_s = max(SLOW * median(self._pulls_s), self._least_slow_s)
@@ -103,6 +105,7 @@ class Peers:
         self._slow_s = None
         for peer in self._peers.values():
             peer.pulls_s.clear()
+            peer.mean_s = 0.0
             peer.stalled = False
 
     def failed(self, node: int, block: int, *, whole_peer: bool) -> bool:
@@ -185,9 +188,12 @@ class Peers:
         return bits
 
     def has_quick_giver(self, block: int, besides: int) -> bool:
+        bit = 1 << block
         for node in self._holders:
-            if node != besides and self.gives(node, block) and not self.is_slow(node):
-                return True
+            if node != besides:
+                peer = self._peers[node]
+                if peer.held & bit and peer.alive and not peer.spent & bit and not self._is_slow(peer):
+                    return True
         return False
 
     @property
@@ -201,8 +207,10 @@ class Peers:
 
     def is_slow(self, node: int) -> bool:
         """Whether the latest pulls from the node came at under half of the median rate, or did not come."""
-        peer, slow_s = self._peers[node], self.slow_s
-        return peer.stalled or (slow_s is not None and bool(peer.pulls_s) and fmean(peer.pulls_s) > slow_s)
+        return self._is_slow(self._peers[node])
+
+    def _is_slow(self, peer: _Peer) -> bool:
+        return peer.stalled or (self._slow_s is not None and peer.mean_s > self._slow_s)
 
     def stalled(self, node: int) -> None:
         self._peers[node].stalled = True
@@ -216,4 +224,4 @@ class Peers:
         peer = self._peers.get(node)
         if peer is None or not peer.alive or peer.stuck:
             return 0
-        return blocks & ~peer.tried & ~(peer.held if self.is_slow(node) else 0)
+        return blocks & ~peer.tried & ~(peer.held if self._is_slow(peer) else 0)

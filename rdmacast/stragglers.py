@@ -22,6 +22,7 @@ _LEAST_SHARE = 0.75
 _BURST_S = 0.01
 _LONG_REST_S = 1.0  # what comes after a rest tells of the rest as well: only the rate of both is the port's
 _TICK_S = 1e-3  # of the clocks that pulls are timed by
+_OPEN = 0.5  # of a block: what counts of one under way
 _LEAST_NODES = 3  # of two nobody can say which is usual
 
 _Port = tuple[int, bool]  # a node, and whether it gives
@@ -162,9 +163,12 @@ def _busy_s(pulls: Sequence[Pulled]) -> float:
 
 
 def _judged(pulls: Sequence[Pulled]) -> list[_Judged]:
-    """None where too little is known of what is usual."""
+    """None where too little is known of what is usual, or where no pull can be slow."""
     usual = _usual([pull for pull in pulls if not pull.open])
     if usual is None:
+        return []
+    # A port carried at least the pull itself while it lasted, so that no quick one is slow. Mostly all are.
+    if not any(usual * pull.seconds > SLOW * (_OPEN if pull.open else 1.0) for pull in pulls):
         return []
     ports = _by_port(pulls)
     return [_judge(pull, ports, usual) for pull in pulls]
@@ -176,12 +180,12 @@ def _judge(pull: Pulled, ports: Mapping[_Port, list[Pulled]], usual: float) -> _
 
 
 def _pace(pulls: Iterable[Pulled], during: Pulled, usual: float) -> _Pace:
-    """Of a port while a pull lasted; one under way counts as half of a block."""
+    """Of a port while a pull lasted."""
     blocks, rested_s = 0.0, _LONG_REST_S
     for pull in pulls:
         both_s = min(pull.until_s, during.until_s) - max(pull.began_s, during.began_s)
         if both_s > 0:
-            blocks += both_s / pull.seconds * (0.5 if pull.open else 1.0)
+            blocks += both_s / pull.seconds * (_OPEN if pull.open else 1.0)
         if pull.began_s < during.began_s:
             rested_s = min(rested_s, max(0.0, during.began_s - pull.until_s))
     if blocks * SLOW < usual * during.seconds:

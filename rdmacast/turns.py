@@ -3,8 +3,7 @@
 import asyncio
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rdmacast.due import MOST_STEPS, Due
@@ -48,6 +47,24 @@ class _Plan:
         self.step = MOST_STEPS if self.misses >= _MISSES else max(self.step, due.after)
 
 
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A context manager; a class, for every payload enters one. From `began_s` on it has `long_s` at most."""
+
+    turns: "Turns"
+    nbytes: int
+    rank: int
+    due: Due | None
+    long_s: float = 0.0
+    began_s: float = 0.0
+
+    async def __aenter__(self) -> None:
+        await self.turns.take(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.turns.give_back(self)
+
+
 class Turns:
     """Several payloads that share a port end all late, those that wait for their turn one by one; but one
     that its receiver takes slowly leaves the port free for the next. The lowest rank comes first, of equals
@@ -66,23 +83,25 @@ class Turns:
     def __repr__(self) -> str:
         return f"Turns({'taken' if self._holder is not None else 'free'}, {len(self._waiting)} waiting)"
 
-    @asynccontextmanager
-    async def turn(self, nbytes: int, rank: int = 0, due: Due | None = None) -> AsyncIterator[None]:
+    def turn(self, nbytes: int, rank: int = 0, due: Due | None = None) -> "Turn":
         """Inside, the port is ours, or whoever had it takes too long."""
-        loop = asyncio.get_running_loop()
+        return Turn(self, nbytes, rank, due)
+
+    async def take(self, turn: "Turn") -> None:
+        loop, due = asyncio.get_running_loop(), turn.due
         if self._holder is not None or not self._is_next(due):
-            await self._granted(nbytes, rank, due)
-        mine = self._holder = object()
+            await self._granted(turn.nbytes, turn.rank, due)
+        self._holder = turn
         self._begun(due)
-        long_s = self._long_s(nbytes)
-        self._timer = loop.call_later(long_s, self._next)
-        began_s = loop.time()
-        try:
-            yield
-        finally:
-            self._ended.append((min(long_s, loop.time() - began_s), nbytes))
-            if self._holder is mine:
-                self._next()
+        turn.long_s = self._long_s(turn.nbytes)
+        self._timer = loop.call_later(turn.long_s, self._next)
+        turn.began_s = loop.time()
+
+    def give_back(self, turn: "Turn") -> None:
+        took_s = asyncio.get_running_loop().time() - turn.began_s
+        self._ended.append((min(turn.long_s, took_s), turn.nbytes))
+        if self._holder is turn:
+            self._next()
 
     async def _granted(self, nbytes: int, rank: int, due: Due | None) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,11 +143,13 @@ class Turns:
     def _long_s(self, nbytes: int) -> float:
         """After so long the next may begin."""
         # Short ones tell little: buffers on the way take them at once.
-        like = [(seconds, moved) for seconds, moved in self._ended if 2 * moved >= nbytes]
-        if not like:
+        took_s, took_bytes = 0.0, 0
+        for seconds, moved in self._ended:
+            if 2 * moved >= nbytes:
+                took_s, took_bytes = took_s + seconds, took_bytes + moved
+        if not took_bytes:
             return min(_MOST_S, _LONG * nbytes / _FIRST_BYTES_S)
-        pace_s = sum(seconds for seconds, _ in like) / sum(moved for _, moved in like)
-        return min(_MOST_S, max(_LEAST_S, _LONG * pace_s * nbytes))
+        return min(_MOST_S, max(_LEAST_S, _LONG * took_s / took_bytes * nbytes))
 
     def _next(self) -> None:
         if self._timer is not None:

@@ -69,7 +69,7 @@ class WatchLink(CastProtocol):
         heard: Heard,
         steered: Steered | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, reads_ahead=True)
         self._request = WatchRequest(_ID, region, block_bytes)
         self._heard = heard
         self._steered = steered

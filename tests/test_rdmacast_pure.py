@@ -11,6 +11,7 @@ from rdmacast.choose import choose
 from rdmacast.due import Due
 from rdmacast.errors import ChecksumError, NoHolder, NoTransport, ProtocolError
 from rdmacast.framing import FrameAssembler
+from rdmacast.have_map import MAX_BLOCKS, HaveMap
 from rdmacast.intervals import IntervalSet
 from rdmacast.keepalive import Keepalive
 from rdmacast.pacer import Pacer
@@ -67,6 +68,35 @@ def test_frames_survive_the_wire_however_it_is_cut(sent: list[wire.Frame], cuts:
         wire.encode(frame) + (bytes(frame.length) if isinstance(frame, wire.Data) else b"") for frame in sent
     )
     assert _feed(FrameAssembler(), data, cuts) == sent
+
+
+def _feed_ahead(data: bytes, cuts: random.Random) -> list[wire.Frame]:
+    """Give an assembler that reads ahead `data` in random pieces, which hold parts of frames, or several."""
+    assembler = FrameAssembler(ahead=True)
+    out: list[wire.Frame] = []
+    rest = memoryview(data)
+    while rest:
+        buffer = assembler.buffer(1 << 20)
+        count = min(len(buffer), len(rest), cuts.choice((3, 20, 300, 5000)))
+        buffer[:count] = rest[:count]
+        frame = assembler.advance(count)
+        while frame is not None:
+            out.append(frame)
+            frame = assembler.advance(0)
+        rest = rest[count:]
+    return out
+
+
+@settings(deadline=None)
+@given(st.lists(frames), st.randoms())
+def test_frames_that_come_several_at_once_are_all_found(sent: list[wire.Frame], cuts: random.Random) -> None:
+    assert _feed_ahead(b"".join(map(wire.encode, sent)), cuts) == sent
+
+
+def test_frames_as_long_as_may_be_are_found_one_behind_the_other() -> None:
+    most = HaveMap(blocks=MAX_BLOCKS, epoch=1, held=1)
+    sent = [wire.Have(1, 2, most), wire.Ping(), wire.Have(3, 4, most)] * 3
+    assert _feed_ahead(b"".join(map(wire.encode, sent)), random.Random(0)) == sent
 
 
 @settings(max_examples=300, deadline=None)
