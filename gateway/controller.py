@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from math import inf
 
 from gateway.actions import Action, DropFrom, FetchVersion, GiveUp, StartOn, StopOn, UnkeepOn, WarmOn
 from gateway.admission import Admission
@@ -25,11 +26,13 @@ from registry.clock import Clock
 from registry.errors import ChannelClosed, RegistryError, RemoteError
 from registry.function import FunctionVersion
 from registry.instance import InstanceRecord, InstanceState, StartKind
+from registry.node import NodeState
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
 
 _RESERVE = "reserve"  # the first phase of a start, in which it takes its room in the arena
+_REACH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class Controller:
         self._work = work
         changes.subscribe(work.notify)
         self._epoch: int | None = None
+        self._led_from_s: float | None = None
         self._starts: set[str] = set()  # under way here
         self._stops: set[str] = set()  # of these, which were stopped meanwhile
 
@@ -105,8 +109,11 @@ class Controller:
             # Without the lease or the feed nothing may be decided; what runs goes on.
             self.desired = {}
             self._live.rest()
+            self._led_from_s = None
             return Plan()
         now = self._clock.monotonic_s()
+        if (until_s := self._reaching(now)) is not None:
+            return Plan(next_at=until_s)
         demand, more_at = self._rising.taken_up(self._demand(), now)
         plan = self._planner.plan(self._directory, demand, self._local.slots.in_flight, now)
         plan.again_at(more_at)
@@ -121,6 +128,20 @@ class Controller:
             if isinstance(action, StopOn):
                 self._directory.set_leaving(action.instance_id, True)
         return plan
+
+    def _reaching(self, now: float) -> float | None:
+        """Until when nothing is decided, since nodes are not reached yet by who has just begun to lead: what
+        runs there would be begun a second time elsewhere."""
+        if self._led_from_s is None:
+            self._led_from_s = now
+        until_s = self._led_from_s + _REACH_S
+        all_reached = all(
+            entry.reached or entry.record.state is not NodeState.READY for entry in self._directory.nodes()
+        )
+        if all_reached or now >= until_s:
+            self._led_from_s = -inf  # from now on who is not reached is away
+            return None
+        return until_s
 
     def _demand(self) -> dict[VersionKey, KeyDemand]:
         in_flight: dict[VersionKey, int] = defaultdict(int)

@@ -6,20 +6,22 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import pytest
-from control_fixture import MIB, ask, digest, make_call, make_version, open_cluster, open_gateway
+from control_fixture import MIB, AnyBlobs, ask, digest, make_call, make_version, open_cluster, open_gateway
 
 from gateway.contract import DispatchError, Stage
-from gateway.control import ControlSettings
+from gateway.control import ControlSettings, make_control
 from gateway.directory import VersionKey
+from gateway.fake_channel import FakeChannel
 from gateway.fake_node import tokens_after
 from gateway.policy import ConcurrencyTarget
 from registry.change import Change, Snapshot
+from registry.clock import FakeClock
 from registry.errors import StateUnavailable
 from registry.function import Scaling
 from registry.instance import InstanceState
 from registry.memory_state import MemoryState
 from registry.messages import Usage
-from registry.node import Tier
+from registry.node import NodeRecord, Tier
 
 QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
 FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
@@ -237,6 +239,39 @@ def test_a_held_call_is_served_after_a_takeover() -> None:
             await cluster.add_node("n0")
             assert (await held).ids == EXPECTED
             assert second.stats().controller_epoch == 2
+
+    asyncio.run(main())
+
+
+def test_who_begins_to_lead_decides_once_the_nodes_are_reached() -> None:
+    async def main() -> None:
+        async with open_cluster(2) as cluster:
+            version = await cluster.deploy()
+            assert version.image is not None
+            holders = lambda: cluster.control.directory.holders(version.image, Tier.HOST)  # noqa: E731
+            await cluster.control.changes.wait_for(lambda: len(holders()) == 1)
+            holder = holders()[0].id
+        reached = asyncio.Event()
+
+        async def dial(record: NodeRecord) -> FakeChannel:
+            if record.id == holder:
+                await reached.wait()
+            return await cluster.net.dial(record)
+
+        async with make_control(
+            state=cluster.state,
+            blobs=AnyBlobs(),  # type: ignore[arg-type]
+            dial=dial,
+            gateway_id="late",
+            clock=FakeClock(),
+        ) as late:
+            await late.changes.wait_for(lambda: len(list(late.directory.usable_nodes())) == 1)
+            await late.changes.wait_for(lambda: late.stats().controller_epoch == 2)
+            held = asyncio.create_task(ask(late, make_call(version)))
+            await late.changes.wait_for(lambda: late.stats().held == 1)
+            reached.set()
+            answer = await held
+            assert (answer.assigned.node, answer.assigned.start_kind) == (holder, "warm")
 
     asyncio.run(main())
 
