@@ -6,14 +6,14 @@ then comes without another question. What its planned source cannot give (lost, 
 from whoever can, the rarest block first. It never waits for a step of the others.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import reduce
 from operator import or_
 from types import MappingProxyType
 
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
-from rdmacast.pull_under_way import PullUnderWay
+from rdmacast.pull_under_way import PullsUnderWay, PullUnderWay
 from rdmacast.session_actions import Action, Drop, Publish, Pull
 from rdmacast.session_peers import Peers
 from rdmacast.session_plan import SessionPlan
@@ -68,7 +68,7 @@ class Session:
             max_failures=self._settings.max_failures,
             least_slow_s=self._settings.least_slow_s,
         )
-        self._under_way: dict[int, PullUnderWay] = {}
+        self._under_way = PullsUnderWay()
         self._shares = Shares()
         self._questions = Questions(timeout_s=self._settings.ask_timeout_s, max_asks=self._settings.max_asks)
         self._given_up: dict[int, str] = {}
@@ -94,7 +94,7 @@ class Session:
 
     @property
     def have_map(self) -> HaveMap:
-        return HaveMap(blocks=self._blocks, epoch=self._epoch, held=self._held, coming=self._coming)
+        return HaveMap(blocks=self._blocks, epoch=self._epoch, held=self._held, coming=self._under_way.coming)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -192,12 +192,12 @@ class Session:
         in_turn, self._plan, self._in_turn = self._in_turn, number, False
         self._peers.forget_pulls()
         self._planned.take(order, self._held)
-        moved = self._drop_waiting(
+        moved = self._under_way.drop_waiting(
             lambda pull: self._planned.source(pull.block) != pull.source,
             "its block is planned from another source",
         )
         if in_turn:  # who would have come before it at its source may never come
-            moved += self._drop(lambda pull: not pull.has_begun, "its turn was by the plan before")
+            moved += self._under_way.drop(lambda pull: not pull.has_begun, "its turn was by the plan before")
         return [*moved, *self._go_on(now_s)]
 
     def passed(self, now_s: float) -> list[Action]:
@@ -225,23 +225,7 @@ class Session:
         if self._state is SessionState.CANCELLED:
             return []
         self._state = SessionState.CANCELLED
-        return self._drop_all("the cast is cancelled")
-
-    @property
-    def _coming(self) -> int:
-        bits = 0
-        for pull in self._under_way.values():
-            if pull.held_s is not None and not pull.dropped:
-                bits |= 1 << pull.pull.block
-        return bits
-
-    @property
-    def _busy(self) -> int:
-        """Blocks that a read may write into."""
-        bits = 0
-        for pull in self._under_way.values():
-            bits |= 1 << pull.pull.block
-        return bits
+        return self._under_way.drop_all("the cast is cancelled")
 
     def _came_to(self, peer: int, now_s: float) -> list[Action]:
         """Pulls that waited there need not wait any more."""
@@ -296,18 +280,6 @@ class Session:
             actions += self._give_up(pull.source, "its source is lost")
         return actions
 
-    def _drop_waiting(self, which: Callable[[Pull], bool], reason: str) -> list[Action]:
-        """End pulls for blocks that are not known to be at their sources."""
-        return self._drop(lambda pull: pull.held_s is None and which(pull.pull), reason)
-
-    def _drop(self, which: Callable[[PullUnderWay], bool], reason: str) -> list[Action]:
-        dropped: list[Action] = []
-        for number, under_way in self._under_way.items():
-            if not under_way.dropped and which(under_way):
-                under_way.dropped = True
-                dropped.append(Drop(number, reason))
-        return dropped
-
     def _lose_patience(self, now_s: float) -> list[Action]:
         """Stop waiting for planned sources that do not get what they are to pass on; ask who has what."""
         self._in_turn = False
@@ -317,7 +289,7 @@ class Session:
                 self._peers.stuck(source)
         self._idle_since_s = now_s
         self._patience_s = min(2 * self._patience_s, self._settings.patience_s)
-        dropped = self._drop_waiting(lambda _: True, "its source does not get it")
+        dropped = self._under_way.drop_waiting(lambda _: True, "its source does not get it")
         return [*dropped, *self._ask(self._peers.alive, now_s)]
 
     def _ask(self, peers: Iterable[int], now_s: float) -> list[Action]:
@@ -335,12 +307,6 @@ class Session:
                 under_way.dropped = True
                 dropped.append(Drop(number, reason))
         return [*dropped, Publish()] if dropped else []
-
-    def _drop_all(self, reason: str) -> list[Action]:
-        left = [(number, pull) for number, pull in self._under_way.items() if not pull.dropped]
-        for _, pull in left:
-            pull.dropped = True
-        return [Drop(number, reason) for number, _ in left]
 
     def _ended_badly(self, number: int, now_s: float, *, whole_peer: bool) -> list[Action]:
         under_way = self._under_way.pop(number)
@@ -361,8 +327,8 @@ class Session:
         if self._held == self._all:
             self._state = SessionState.COMPLETE
             self._questions.clear()
-            return self._drop_all("the block is here")
-        open_ = self._all & ~self._held & ~self._busy
+            return self._under_way.drop_all("the block is here")
+        open_ = self._all & ~self._held & ~self._under_way.busy
         expected = self._planned.expected(open_, self._peers)
         others = open_ & ~expected
         lost = others & ~self._peers.gifts() if others else 0
@@ -374,7 +340,7 @@ class Session:
             if lost & ~reachable:
                 return [*actions, *self._fail(reachable)]
         started = self._pull_more(open_, expected, now_s)
-        if self._coming:
+        if self._under_way.coming:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
@@ -383,24 +349,20 @@ class Session:
     def _fail(self, reachable: int) -> list[Action]:
         """Some blocks nobody can give."""
         self._state = SessionState.FAILED
-        missing = self._all & ~self._held & ~self._coming
+        missing = self._all & ~self._held & ~self._under_way.coming
         self._unreachable = missing & ~reachable  # also what nobody will get now
         self._questions.clear()
-        return [*self._drop_all("the cast has failed"), Publish()]
+        return [*self._under_way.drop_all("the cast has failed"), Publish()]
 
     def _is_stale(self, now_s: float) -> bool:
         """Whether what is said to be coming to peers should have come long ago."""
-        if self._news_s is None or self._coming:
+        if self._news_s is None or self._under_way.coming:
             return False
         return now_s - self._news_s >= STALE * self._settings.pull_timeout_s
 
     def _pull_more(self, open_: int, expected: int, now_s: float) -> list[Action]:
         """Of the open blocks, some of which are expected from their planned sources."""
-        under_way = coming = 0
-        for one in self._under_way.values():
-            if not one.dropped:
-                under_way += 1
-                coming += one.held_s is not None
+        under_way, coming = self._under_way.counts()
         room = (1 if self._in_turn else self._settings.window) - under_way
         is_idle = not self._in_turn and coming < min(2, self._settings.window)
         if room <= 0 and not is_idle:

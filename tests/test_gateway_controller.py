@@ -6,7 +6,17 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import pytest
-from control_fixture import MIB, AnyBlobs, ask, digest, make_call, make_version, open_cluster, open_gateway
+from control_fixture import (
+    MIB,
+    AnyBlobs,
+    FakeCluster,
+    ask,
+    digest,
+    make_call,
+    make_version,
+    open_cluster,
+    open_gateway,
+)
 
 from gateway.contract import DispatchError, Stage
 from gateway.control import ControlSettings, make_control
@@ -17,7 +27,7 @@ from gateway.policy import ConcurrencyTarget
 from registry.change import Change, Snapshot
 from registry.clock import FakeClock
 from registry.errors import StateUnavailable
-from registry.function import Scaling
+from registry.function import FunctionVersion, Scaling
 from registry.instance import InstanceState
 from registry.memory_state import MemoryState
 from registry.messages import Usage
@@ -26,6 +36,14 @@ from registry.node import NodeRecord, Tier
 QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
 FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
 EXPECTED = tokens_after((1, 2, 3), 4)
+
+
+async def first_holder(cluster: FakeCluster, version: FunctionVersion) -> str:
+    """The node that keeps the copy in host memory, once there is one."""
+    directory, image = cluster.control.directory, version.image
+    assert image is not None
+    await cluster.control.changes.wait_for(lambda: len(directory.holders(image, Tier.HOST)) == 1)
+    return directory.holders(image, Tier.HOST)[0].id
 
 
 def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> None:
@@ -63,11 +81,9 @@ def test_every_deployed_image_gets_a_host_copy_and_gets_it_again_when_the_node_d
     async def main() -> None:
         async with open_cluster(3) as cluster:
             version = await cluster.deploy()
-            assert version.image is not None
-            holders = lambda: cluster.control.directory.holders(version.image, Tier.HOST)  # noqa: E731
-            await cluster.control.changes.wait_for(lambda: len(holders()) == 1)
+            dead = await first_holder(cluster, version)
             assert cluster.counts("warms") == 1
-            dead = holders()[0].id
+            holders = lambda: cluster.control.directory.holders(version.image or "", Tier.HOST)  # noqa: E731
             await cluster.nodes[dead].kill()
             await cluster.control.changes.wait_for(lambda: {n.id for n in holders()} - {dead} != set())
 
@@ -247,10 +263,7 @@ def test_who_begins_to_lead_decides_once_the_nodes_are_reached() -> None:
     async def main() -> None:
         async with open_cluster(2) as cluster:
             version = await cluster.deploy()
-            assert version.image is not None
-            holders = lambda: cluster.control.directory.holders(version.image, Tier.HOST)  # noqa: E731
-            await cluster.control.changes.wait_for(lambda: len(holders()) == 1)
-            holder = holders()[0].id
+            holder = await first_holder(cluster, version)
         reached = asyncio.Event()
 
         async def dial(record: NodeRecord) -> FakeChannel:
