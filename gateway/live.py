@@ -17,6 +17,7 @@ from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, To
 from gateway.live_open import OpenPipelines, PipelineFailed
 from gateway.live_outlook import Arriving, arriving, first_layer, outlook, start_costs
 from gateway.live_policy import LiveDecision, decide_live
+from gateway.lone_group import LoneGroup
 from gateway.model_layers import ModelLayers, NotLayered, layers_of
 from gateway.node_client import Links
 from gateway.plan import KeyDemand, Plan
@@ -49,7 +50,7 @@ class LiveServing:
         self._assets = assets
         self._board = board
         self._epoch: int | None = None
-        self._groups: dict[VersionKey, LiveGroup | ZigZagPairs] = {}
+        self._groups: dict[VersionKey, LiveGroup | LoneGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._places: dict[VersionKey, dict[str, float]] = {}  # where loads under way began, by instance
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
@@ -115,12 +116,19 @@ class LiveServing:
         if group is None and one.way is Live.ZIGZAG:
             group = self._groups[start.key] = ZigZagPairs(len(layers), start.max_concurrency, _pipeline_id)
             self._tell_sources(start.key)
+        elif group is None and one.lone:
+            group = self._groups[start.key] = LoneGroup(
+                len(layers),
+                start.max_concurrency,
+                _pipeline_id,
+                lambda: bool(self._directory.ready(start.key)),
+            )
         elif group is None:
             settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
             group = self._groups[start.key] = LiveGroup(layers, settings, _pipeline_id)
         self._carry_out(start.key, group.begin(start.node, start.instance_id, one.group))
-        pairs = isinstance(group, ZigZagPairs)
-        return replace(start, first_layer=0 if pairs else first_layer(one, layers))
+        in_parts = isinstance(group, LiveGroup)
+        return replace(start, first_layer=first_layer(one, layers) if in_parts else 0)
 
     def heard(self, start: StartOn, held: bytes) -> None:
         """The start tells which layers can run."""

@@ -2,51 +2,13 @@
 
 import asyncio
 
-from control_fixture import LAYERS, make_call
-from loading_fixture import HIGH, LOW, LiveCluster, loading_cluster
+from control_fixture import LAYERS
+from loading_fixture import HIGH, LOW, PROMPT, Asking, LiveCluster, loading_cluster
 
-from gateway.callrun import CallRun
-from gateway.contract import Assigned
 from gateway.fake_node import OUTPUT_US, FakeNode, tokens_after
 from gateway.fake_pipelines import kv_at
 from gateway.metrics import Metrics
 from registry.live import Live
-from registry.messages import Tokens
-
-PROMPT = (1, 2, 3)
-
-
-class Asking:
-    """A call under way in a task of its own."""
-
-    def __init__(self, cluster: LiveCluster, request_id: str, tokens: int, gateway: int = 0) -> None:
-        control = cluster.cluster.gateways[gateway]
-        call = make_call(cluster.version, request_id=request_id, prompt=PROMPT, tokens=tokens)
-        self.run = CallRun(control.dispatcher, call)
-        self.ids: list[int] = []
-        self.assigned: list[Assigned] = []
-        self._some = asyncio.Event()
-        self.task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async with self.run as events:
-            async for event in events:
-                if isinstance(event, Assigned):
-                    self.assigned.append(event)
-                if isinstance(event, Tokens):
-                    self.ids += event.ids
-                    self._some.set()
-
-    async def begun(self) -> None:
-        await self._some.wait()
-
-    async def ends(self) -> list[int]:
-        await self.task
-        return self.ids
-
-    def used(self) -> dict[tuple[str, str], tuple[int, bool]]:
-        """What it used by call id and node, and whether that is exact."""
-        return {(one.gpu.call_id, one.gpu.node): (one.gpu.gpu_us, one.exact) for one in self.run.used}
 
 
 async def asked_midway(

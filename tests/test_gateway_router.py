@@ -141,3 +141,10 @@ def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
         slots.take(pipeline.instance_id)
         slots.begun(pipeline.instance_id)
     assert slots.room(pipeline) == 2  # four of six places are taken
+
+
+def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:
+    slots = Slots()
+    stage = LiveStage(node="n", instance_id="i", first=0, last=8)
+    lone = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6))
+    assert slots.room(lone) == 6
