@@ -76,10 +76,10 @@ class Slots:
 
     def room(self, server: Server, *, owed: bool = False) -> int:
         """How many more calls it takes. A pipeline gets no more than keep it busy before these begin: others
-        may form, and nodes become whole, any moment. A node that loads alone begins none before that."""
+        may form, and nodes become whole, any moment."""
         slots = slots_of(server)
         room = slots + (spare_of(slots) if owed else 0) - self._in_flight[slots_key(server)]
-        if isinstance(server, PipelineServer) and not server.is_lone:
+        if isinstance(server, PipelineServer) and server.runs_in_turns:
             room = min(room, _AHEAD * len(server.pipeline.stages) - self._fresh[server.instance_id])
         return room
 

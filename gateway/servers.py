@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from registry.instance import StartKind
-from registry.live import LivePipeline, LiveStage
+from registry.live import Live, LivePipeline, LiveStage
 
 _SHARED = 0.5  # of a node's time, where it serves alone and runs a stage too
 
@@ -49,6 +49,12 @@ class PipelineServer:
     def others(self) -> tuple[LiveStage, ...]:
         """The members besides the head."""
         return tuple(stage for stage in self.pipeline.stages if stage is not self.head)
+
+    @property
+    def runs_in_turns(self) -> bool:
+        """Whether calls pass all stages token by token. A pair's source and a node that loads alone answer by
+        themselves: what waits there is what is being worked on."""
+        return not self.is_lone and self.pipeline.way is not Live.ZIGZAG
 
     @property
     def is_lone(self) -> bool:
