@@ -53,6 +53,7 @@ class LiveServing:
         self._groups: dict[VersionKey, LiveGroup | LoneGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._places: dict[VersionKey, dict[str, float]] = {}  # where loads under way began, by instance
+        self._held: dict[VersionKey, int] = {}  # calls that wait for a slot, of all gateways
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
         self._open = OpenPipelines(directory, links, board, self._opened, self._lost)
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
@@ -72,8 +73,11 @@ class LiveServing:
         if epoch != self._epoch:
             self._take_over(epoch)
         self._follow_adopted()
-        for key in list(self._groups):
+        self._held = {key: one.held for key, one in demand.items()}
+        for key, group in list(self._groups.items()):
             self._tell_sources(key)
+            if isinstance(group, LoneGroup):
+                self._carry_out(key, group.look())
         starts: dict[VersionKey, list[StartOn]] = {}
         for action in plan.actions:
             if isinstance(action, StartOn):
@@ -121,7 +125,7 @@ class LiveServing:
                 len(layers),
                 start.max_concurrency,
                 _pipeline_id,
-                lambda: bool(self._directory.ready(start.key)),
+                lambda: self._has_room(start.key),
             )
         elif group is None:
             settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
@@ -148,6 +152,10 @@ class LiveServing:
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
             self._tidy(start.key)
+
+    def _has_room(self, key: VersionKey) -> bool:
+        """Whether an instance is ready that takes more calls."""
+        return bool(self._directory.ready(key)) and not self._held.get(key)
 
     def _tell_sources(self, key: VersionKey) -> None:
         """Pairs need instances that are ready."""

@@ -72,6 +72,33 @@ def test_a_call_that_is_left_while_it_waits_gives_its_slot_to_another() -> None:
     asyncio.run(main())
 
 
+def test_where_an_instance_has_room_others_take_calls_late_and_else_at_once() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), lone_cluster(2) as live:
+            await live.finish("n0")
+            node = live.cluster.nodes["n0"]
+            node.token.close()
+            (first,) = await ask(live, ["r"])
+            await node.token.arrived()
+            live.hold(n1=LOW)
+            (ready,) = live.cluster.ready()
+            asked = await ask(live, [f"r{number}" for number in range(1, ready.max_concurrency)])
+            assert live.pipelines() == ()
+            last = Asking(live, "last", TOKENS)
+            (lone,) = await live.until_pipelines(1)
+            assert lone.stages[0].node == "n1"
+            await last.placed()
+            live.cluster.nodes["n1"].loading.open()
+            assert await last.ends() == tokens_after(PROMPT, TOKENS)
+            assert last.assigned[0].start_kind == "live" and last.assigned[0].node == "n1"
+            node.token.open()
+            assert [await one.ends() for one in (first, *asked)] == [tokens_after(PROMPT, TOKENS)] * len(
+                (first, *asked)
+            )
+
+    asyncio.run(main())
+
+
 def test_a_node_that_dies_loses_no_call() -> None:
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), lone_cluster(2) as live:

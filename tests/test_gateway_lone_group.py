@@ -8,12 +8,12 @@ from registry.live import LivePipeline, LiveStage
 
 
 class Scene:
-    """A group of a model with eight layers; `served` says whether an instance is ready."""
+    """A group of a model with eight layers; `room` says whether an instance that is ready has any."""
 
     def __init__(self) -> None:
         numbers = count()
-        self.served = False
-        self.group = LoneGroup(8, 6, lambda: f"p{next(numbers)}", lambda: self.served)
+        self.room = False
+        self.group = LoneGroup(8, 6, lambda: f"p{next(numbers)}", lambda: self.room)
 
     def holds(self, node: str, layers: int) -> tuple[object, ...]:
         return self.group.holds(node, f"i-{node}", (1 << layers) - 1)
@@ -49,12 +49,17 @@ def test_only_layers_from_the_first_one_on_count() -> None:
     assert scene.group.holds("a", "i-a", 0b11101111) != ()
 
 
-def test_where_others_serve_calls_come_late() -> None:
+def test_where_others_have_room_calls_come_late() -> None:
     scene = Scene()
-    scene.group.begin("a", "i-a", 0)
-    scene.served = True
-    assert scene.holds("a", 6) == ()
-    assert scene.holds("a", 7) != ()
+    scene.room = True
+    for node in ("a", "b"):
+        scene.group.begin(node, f"i-{node}", 0)
+        assert scene.holds(node, 6) == ()
+    assert len(scene.holds("a", 7)) == 1 and scene.group.look() == ()
+    scene.room = False
+    (opened,) = scene.group.look()
+    assert isinstance(opened, Open) and opened.pipeline == lone("p1", "b")
+    assert scene.group.look() == ()
 
 
 def test_one_that_was_lost_takes_none_before_it_is_ready() -> None:
