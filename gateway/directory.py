@@ -264,11 +264,13 @@ class Directory:
 
     def servers(self, key: VersionKey) -> "list[Server]":
         """All that calls may be sent to: ready instances, and pipelines of those that are loading. One that
-        is helped takes calls by its pair only."""
+        is helped takes calls by its pair only, and one that loaded alone takes them itself."""
         pipelines = self.live.servers(key.function, key.version, self._usable)
         sources = [server.pipeline.source for server in pipelines]
         helped = {source.instance_id for source in sources if source is not None}
-        return [*(one for one in self.ready(key) if one.instance_id not in helped), *pipelines]
+        ready = [one for one in self.ready(key) if one.instance_id not in helped]
+        whole = {one.instance_id for one in ready}
+        return [*ready, *(one for one in pipelines if not (one.is_lone and one.head.instance_id in whole))]
 
     def coming(self, key: VersionKey) -> list[InstanceRecord]:
         """The instances that are starting on usable nodes."""

@@ -14,7 +14,7 @@ from gateway.node_client import Links, NodeClient
 from gateway.placement import impossible
 from gateway.progress import StartProgress
 from gateway.router import Choice, Slots, slots_of
-from gateway.servers import PipelineServer, Server
+from gateway.servers import PipelineServer, Server, slots_key
 from gateway.serving import Outcome, Serving
 from gateway.wakeup import Wakeup
 from registry.change import InstanceChanged
@@ -114,7 +114,7 @@ class CallDispatcher:
         """Put a call back into its lane, in its place, and learn from what its instance said."""
         instance = ticket.instance
         assert instance is not None
-        self.slots.free(instance.instance_id, ticket.cost, begun=ticket.begun)
+        self.slots.free(slots_key(instance), ticket.cost, begun=ticket.begun)
         match outcome:
             case Outcome.MOVED | Outcome.STAGE_LOST | Outcome.GONE if isinstance(instance, PipelineServer):
                 if not ticket.goes_to:  # nobody here asked for it: the pipeline is over
@@ -143,7 +143,7 @@ class CallDispatcher:
         """The call had its first token where it is: a pipeline can take another one."""
         if ticket.instance is not None and not ticket.begun:
             ticket.begun = True
-            self.slots.begun(ticket.instance.instance_id)
+            self.slots.begun(slots_key(ticket.instance))
             if isinstance(ticket.instance, PipelineServer):
                 self._assign_held(self._admission.lane(ticket.key))
 
@@ -171,7 +171,7 @@ class CallDispatcher:
 
     def leave(self, ticket: Ticket) -> None:
         if ticket.instance is not None:
-            self.slots.free(ticket.instance.instance_id, ticket.cost, begun=ticket.begun)
+            self.slots.free(slots_key(ticket.instance), ticket.cost, begun=ticket.begun)
         self._admission.leave(ticket)
         self._demand.changed()
         lane = self._admission.find(ticket.key)
@@ -211,7 +211,7 @@ class CallDispatcher:
                 if choice.next_at is not None:
                     self._assign_at(lane.key, choice.next_at - now)
                 return
-            self.slots.take(choice.instance.instance_id, following.cost)
+            self.slots.take(slots_key(choice.instance), following.cost)
             self._admission.assign(following, choice.instance)
             following.goes_to = ""
 

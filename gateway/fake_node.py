@@ -344,6 +344,16 @@ class FakeNode:
         """Whether the instance can be a stage."""
         return self.instances.get(instance_id) is not None
 
+    def is_ready(self, instance_id: str) -> bool:
+        instance = self.instances.get(instance_id)
+        return instance is not None and instance.record.state is InstanceState.READY
+
+    async def until_settled(self, instance_id: str) -> None:
+        """Return once the instance is ready, or gone."""
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            await instance.settled.wait()
+
     def use(self, call_id: str) -> int:
         """Count an output of the call; what it used so far."""
         book = self.lost_us if call_id in self.lost_us else self.used_us

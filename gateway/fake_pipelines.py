@@ -1,6 +1,7 @@
 """Pipelines of fake nodes: the part of a FakeNode that serves while it loads.
 
-A token of a pipeline is the one that a whole node would make, and costs each member OUTPUT_US.
+A token of a pipeline is the one that a whole node would make, and costs each member OUTPUT_US. What is asked
+of a single node waits until its instance is ready, and goes on there though the pipeline ends.
 """
 
 import asyncio
@@ -33,6 +34,10 @@ class FakeMember(Protocol):
     pipelines: "FakePipelines"
 
     def runs(self, instance_id: str) -> bool: ...
+
+    def is_ready(self, instance_id: str) -> bool: ...
+
+    async def until_settled(self, instance_id: str) -> None: ...
 
     def use(self, call_id: str) -> int: ...
 
@@ -176,14 +181,15 @@ class FakePipelines:
 
     async def _turn(self, pipeline: _Pipeline, call_id: str) -> bool:
         """Wait for the next token's turn; False if the call is to go on elsewhere."""
-        turn = asyncio.ensure_future(self._node.token.through())
+        turn = asyncio.ensure_future(self._through(pipeline.stages))
         try:
             while True:
                 if pipeline.lost:
                     raise RemoteError("pipeline_lost", pipeline.lost)
-                if pipeline.over or call_id in pipeline.leaving:
+                if (pipeline.over or call_id in pipeline.leaving) and not self._is_whole(pipeline.stages):
                     return False
                 if turn.done():
+                    turn.result()
                     return True
                 news = asyncio.ensure_future(pipeline.news.wait())
                 try:
@@ -192,3 +198,13 @@ class FakePipelines:
                     news.cancel()
         finally:
             turn.cancel()
+
+    async def _through(self, stages: tuple[StageOf, ...]) -> None:
+        if len(stages) == 1:
+            await self._node.until_settled(stages[0].instance)
+            if not self._is_whole(stages):
+                raise RemoteError("pipeline_lost", f"{self._node.id}: its instance has ended")
+        await self._node.token.through()
+
+    def _is_whole(self, stages: tuple[StageOf, ...]) -> bool:
+        return len(stages) == 1 and self._node.is_ready(stages[0].instance)

@@ -17,6 +17,7 @@ from gateway.live_group import Close, GroupSettings, LiveGroup, Open, Switch, To
 from gateway.live_open import OpenPipelines, PipelineFailed
 from gateway.live_outlook import Arriving, arriving, first_layer, outlook, start_costs
 from gateway.live_policy import LiveDecision, decide_live
+from gateway.lone_group import LoneGroup
 from gateway.model_layers import ModelLayers, NotLayered, layers_of
 from gateway.node_client import Links
 from gateway.plan import KeyDemand, Plan
@@ -49,9 +50,10 @@ class LiveServing:
         self._assets = assets
         self._board = board
         self._epoch: int | None = None
-        self._groups: dict[VersionKey, LiveGroup | ZigZagPairs] = {}
+        self._groups: dict[VersionKey, LiveGroup | LoneGroup | ZigZagPairs] = {}
         self._arriving: dict[str, Arriving] = {}  # by instance, until its start is made
         self._places: dict[VersionKey, dict[str, float]] = {}  # where loads under way began, by instance
+        self._held: dict[VersionKey, int] = {}  # calls that wait for a slot, of all gateways
         self._begun: dict[str, None] = {}  # starts that this gateway made or joined, the oldest first
         self._open = OpenPipelines(directory, links, board, self._opened, self._lost)
         self._adopted: dict[str, tuple[VersionKey, LivePipeline]] = {}
@@ -71,8 +73,11 @@ class LiveServing:
         if epoch != self._epoch:
             self._take_over(epoch)
         self._follow_adopted()
-        for key in list(self._groups):
+        self._held = {key: one.held for key, one in demand.items()}
+        for key, group in list(self._groups.items()):
             self._tell_sources(key)
+            if isinstance(group, LoneGroup):
+                self._carry_out(key, group.look())
         starts: dict[VersionKey, list[StartOn]] = {}
         for action in plan.actions:
             if isinstance(action, StartOn):
@@ -115,12 +120,19 @@ class LiveServing:
         if group is None and one.way is Live.ZIGZAG:
             group = self._groups[start.key] = ZigZagPairs(len(layers), start.max_concurrency, _pipeline_id)
             self._tell_sources(start.key)
+        elif group is None and one.lone:
+            group = self._groups[start.key] = LoneGroup(
+                len(layers),
+                start.max_concurrency,
+                _pipeline_id,
+                lambda: self._has_room(start.key),
+            )
         elif group is None:
             settings = GroupSettings(head_first=head_first, max_concurrency=start.max_concurrency)
             group = self._groups[start.key] = LiveGroup(layers, settings, _pipeline_id)
         self._carry_out(start.key, group.begin(start.node, start.instance_id, one.group))
-        pairs = isinstance(group, ZigZagPairs)
-        return replace(start, first_layer=0 if pairs else first_layer(one, layers))
+        in_parts = isinstance(group, LiveGroup)
+        return replace(start, first_layer=first_layer(one, layers) if in_parts else 0)
 
     def heard(self, start: StartOn, held: bytes) -> None:
         """The start tells which layers can run."""
@@ -140,6 +152,10 @@ class LiveServing:
         if (group := self._groups.get(start.key)) is not None:
             self._carry_out(start.key, group.gone(start.node, start.instance_id, reason))
             self._tidy(start.key)
+
+    def _has_room(self, key: VersionKey) -> bool:
+        """Whether an instance is ready that takes more calls."""
+        return bool(self._directory.ready(key)) and not self._held.get(key)
 
     def _tell_sources(self, key: VersionKey) -> None:
         """Pairs need instances that are ready."""

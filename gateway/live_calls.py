@@ -62,9 +62,9 @@ class LiveCalls:
         return Leaving(pipeline=pipeline, call_ids=tuple(call.call_id for call in taken))
 
 
-def unfinished(call_id: str, work: Generate, made: int) -> Unfinished:
-    """A generation that has made so many tokens. About half of what it may still make is expected."""
-    begun = made > 0
+def unfinished(call_id: str, work: Generate, made: int, *, begun: bool) -> Unfinished:
+    """A generation that has made so many tokens, and has `begun` if it made some where it is. About half of
+    what it may still make is expected."""
     made += len(work.generated_ids)
     left = max(0, work.sampling.max_tokens - made)
     return Unfinished(

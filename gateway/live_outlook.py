@@ -6,7 +6,7 @@ counts as if it never had any.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median_low
 
@@ -34,13 +34,14 @@ _OWN = -1  # and below: of nodes that get the image in no sub-group's order
 class Arriving:
     """A start that is made: `group` names the block order in which the image comes. `place` is where in the
     model that begins, as a part of its cost (None: not known). One that loads from its own host's memory, in
-    an order that it can be told, is one of `warms`; of others that is 0. `way` is what it is to do
-    meanwhile."""
+    an order that it can be told, is one of `warms`; of others that is 0. `lone`: one host has the model, and
+    gives it to all others in one order of blocks. `way` is what it is to do meanwhile."""
 
     start: StartOn
     group: int
     warms: int = 0
     place: float | None = None
+    lone: bool = False
     way: Live = Live.PIPELINE
 
 
@@ -54,6 +55,8 @@ def arriving(
     holding = {node.host for start in starts for node in nodes.values() if _holds(node, start.version.image)}
     places = warm_places(len(warm), {*begun, *parts}, casts=max(1, len(holding)))
     own = dict(zip(warm, places, strict=True))
+    one_order = all(groups == 1 for _, groups in filter(None, cold.values()))
+    lone = len(holding) == 1 and len(warm) <= 1 and one_order
     found = []
     for number, start in enumerate(starts):
         of_cast = cold[start.instance_id]
@@ -64,7 +67,7 @@ def arriving(
             found.append(Arriving(start=start, group=_OWN - number, warms=len(warm), place=place))
         else:
             found.append(Arriving(start=start, group=_OWN - number))
-    return tuple(found)
+    return tuple(replace(one, lone=lone) for one in found)
 
 
 def first_layer(one: Arriving, layers: ModelLayers) -> int:

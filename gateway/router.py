@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.live_spread import Place, choose_place
-from gateway.servers import PipelineServer, Server, rates_of
+from gateway.servers import PipelineServer, Server, rates_of, slots_key
 
 _AHEAD = 2  # calls a stage of a pipeline that wait for their first token
 DEFAULT_CONCURRENCY = 8  # of a server that does not tell its limit
@@ -34,7 +34,7 @@ def spare_of(slots: int) -> int:
 
 
 class Slots:
-    """This gateway's calls in flight by server, and servers that said they have no room.
+    """This gateway's calls in flight, by `slots_key`, and servers that said they have no room.
 
     `work` is roughly what the calls on each take, in tokens.
     """
@@ -52,23 +52,23 @@ class Slots:
     def in_flight(self) -> Counter[str]:
         return self._in_flight
 
-    def take(self, instance_id: str, cost: int = 1) -> None:
-        self._in_flight[instance_id] += 1
-        self._work[instance_id] += cost
-        self._fresh[instance_id] += 1
+    def take(self, key: str, cost: int = 1) -> None:
+        self._in_flight[key] += 1
+        self._work[key] += cost
+        self._fresh[key] += 1
 
-    def begun(self, instance_id: str) -> None:
+    def begun(self, key: str) -> None:
         """One of its calls had its first token."""
-        self._fresh[instance_id] -= 1
+        self._fresh[key] -= 1
 
-    def free(self, instance_id: str, cost: int = 1, *, begun: bool = False) -> None:
+    def free(self, key: str, cost: int = 1, *, begun: bool = False) -> None:
         """A call has left, which had `begun` or not."""
-        assert self._in_flight[instance_id] > 0, instance_id
-        self._in_flight[instance_id] -= 1
-        self._work[instance_id] -= cost
-        self._fresh[instance_id] -= not begun
-        if not self._in_flight[instance_id]:
-            del self._in_flight[instance_id], self._work[instance_id], self._fresh[instance_id]
+        assert self._in_flight[key] > 0, key
+        self._in_flight[key] -= 1
+        self._work[key] -= cost
+        self._fresh[key] -= not begun
+        if not self._in_flight[key]:
+            del self._in_flight[key], self._work[key], self._fresh[key]
 
     def refuse_until(self, instance_id: str, until: float) -> None:
         """The server is full with other gateways' calls: leave it alone until then."""
@@ -78,8 +78,8 @@ class Slots:
         """How many more calls it takes. A pipeline gets no more than keep it busy before these begin: others
         may form, and nodes become whole, any moment."""
         slots = slots_of(server)
-        room = slots + (spare_of(slots) if owed else 0) - self._in_flight[server.instance_id]
-        if isinstance(server, PipelineServer):
+        room = slots + (spare_of(slots) if owed else 0) - self._in_flight[slots_key(server)]
+        if isinstance(server, PipelineServer) and server.runs_in_turns:
             room = min(room, _AHEAD * len(server.pipeline.stages) - self._fresh[server.instance_id])
         return room
 
@@ -106,7 +106,7 @@ class Slots:
         best: list[Server] = []
         best_load = math.inf
         for server in able:
-            load = self._in_flight[server.instance_id] / slots_of(server)
+            load = self._in_flight[slots_key(server)] / slots_of(server)
             if load < best_load:
                 best, best_load = [server], load
             elif load == best_load:
@@ -116,7 +116,7 @@ class Slots:
     def _soonest(self, able: Sequence[Server], cost: int) -> Server | None:
         by_id = {server.instance_id: server for server in able}
         places = [
-            Place(name=server.instance_id, rate=rate, work_tokens=self._work[server.instance_id])
+            Place(name=server.instance_id, rate=rate, work_tokens=self._work[slots_key(server)])
             for server, rate in zip(able, rates_of(able), strict=True)
         ]
         chosen = choose_place(places, cost)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from registry.instance import StartKind
-from registry.live import LivePipeline, LiveStage
+from registry.live import Live, LivePipeline, LiveStage
 
 _SHARED = 0.5  # of a node's time, where it serves alone and runs a stage too
 
@@ -50,6 +50,17 @@ class PipelineServer:
         """The members besides the head."""
         return tuple(stage for stage in self.pipeline.stages if stage is not self.head)
 
+    @property
+    def runs_in_turns(self) -> bool:
+        """Whether calls pass all stages token by token. A pair's source and a node that loads alone answer by
+        themselves: what waits there is what is being worked on."""
+        return not self.is_lone and self.pipeline.way is not Live.ZIGZAG
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether it is a node that loads alone: its calls stay there when its instance is ready."""
+        return len(self.pipeline.stages) == 1
+
 
 def server_of(pipeline: LivePipeline) -> PipelineServer:
     return PipelineServer(
@@ -58,6 +69,14 @@ def server_of(pipeline: LivePipeline) -> PipelineServer:
         node=pipeline.stages[pipeline.head].node,
         max_concurrency=pipeline.slots,
     )
+
+
+def slots_key(server: Server) -> str:
+    """What calls there are counted under: those of a node that loads alone under its instance's name, which
+    goes on with them when it is ready, and so has no room for as many more."""
+    if isinstance(server, PipelineServer) and server.is_lone:
+        return server.head.instance_id
+    return server.instance_id
 
 
 def rates_of(servers: Sequence[Server]) -> list[float]:

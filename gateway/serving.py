@@ -196,7 +196,7 @@ class Serving:
     def unfinished(self) -> Unfinished:
         work = self._call.work
         assert isinstance(work, Generate)
-        return unfinished(self.call_id, work, len(self._ids))
+        return unfinished(self.call_id, work, len(self._ids), begun=self._ticket.begun)
 
     def go_to(self, instance_id: str) -> None:
         self._ticket.goes_to = instance_id

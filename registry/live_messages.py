@@ -39,13 +39,16 @@ class OpenPipeline(Message, frozen=True, kw_only=True):
 
     One that is formed anew is another pipeline of the same name and a higher epoch; both may be open.
 
+    One of a single stage is a node that loads alone, and runs prompts by layers, as these land: so it has
+    little left to do when it is ready.
+
     With `zigzag` it is a pair: the first of two stages is on a node that loads, and runs as many of its
     layers as there are for prompts that wait at the second, a ready instance, which answers the calls.
     """
 
     pipeline: _Name
     epoch: _Count
-    stages: Annotated[tuple[StageOf, ...], msgspec.Meta(min_length=2, max_length=MAX_STAGES)]
+    stages: Annotated[tuple[StageOf, ...], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
     zigzag: bool = False
 
 

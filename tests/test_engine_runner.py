@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 
 import numpy as np
 import pytest
+import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
 from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continuation
-from invoker.engine.runner import EngineClosed, EngineRunner
+from invoker.engine.kv_slices import KvSlice
+from invoker.engine.runner import NOBODY, EngineClosed, EngineRunner
 from tests.engine_fixture import make_decoder, run_all, sequence
 from tests.patience import PATIENCE_S
 
@@ -48,6 +51,28 @@ def test_a_real_engine_behind_the_runner() -> None:
         runner = EngineRunner(make_decoder("llama"))
         found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
         assert found == [expected[request.request_id] for request in requests]
+        await runner.aclose()
+
+    _run(main())
+
+
+def test_k_and_v_that_came_along_are_let_go_of_once_the_engine_has_them() -> None:
+    class Taking(FakeEngine):
+        def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
+            assert kv
+            super().add(sequence)
+
+    async def main() -> None:
+        runner = EngineRunner(Taking())
+        data = torch.zeros(1, 2, 3, 4)
+        kept = weakref.ref(data)
+        slices = (KvSlice(first=0, last=1, data=data),)
+        async with aclosing(
+            runner.generate(sequence("r", [1, 2, 3], max_tokens=4), NOBODY, slices)
+        ) as outputs:
+            del data, slices
+            await anext(outputs)
+            assert kept() is None
         await runner.aclose()
 
     _run(main())

@@ -3,50 +3,14 @@
 import asyncio
 
 from control_fixture import LAYERS, make_call
-from loading_fixture import HIGH, LOW, LiveCluster, loading_cluster
+from loading_fixture import HIGH, LOW, PROMPT, Asking, LiveCluster, loading_cluster
 
-from gateway.callrun import CallRun
-from gateway.contract import Assigned
 from gateway.fake_node import OUTPUT_US, FakeNode, tokens_after
 from gateway.fake_pipelines import kv_at
 from gateway.metrics import Metrics
+from gateway.serving import Serving
 from registry.live import Live
 from registry.messages import Tokens
-
-PROMPT = (1, 2, 3)
-
-
-class Asking:
-    """A call under way in a task of its own."""
-
-    def __init__(self, cluster: LiveCluster, request_id: str, tokens: int, gateway: int = 0) -> None:
-        control = cluster.cluster.gateways[gateway]
-        call = make_call(cluster.version, request_id=request_id, prompt=PROMPT, tokens=tokens)
-        self.run = CallRun(control.dispatcher, call)
-        self.ids: list[int] = []
-        self.assigned: list[Assigned] = []
-        self._some = asyncio.Event()
-        self.task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async with self.run as events:
-            async for event in events:
-                if isinstance(event, Assigned):
-                    self.assigned.append(event)
-                if isinstance(event, Tokens):
-                    self.ids += event.ids
-                    self._some.set()
-
-    async def begun(self) -> None:
-        await self._some.wait()
-
-    async def ends(self) -> list[int]:
-        await self.task
-        return self.ids
-
-    def used(self) -> dict[tuple[str, str], tuple[int, bool]]:
-        """What it used by call id and node, and whether that is exact."""
-        return {(one.gpu.call_id, one.gpu.node): (one.gpu.gpu_us, one.exact) for one in self.run.used}
 
 
 async def asked_midway(
@@ -117,6 +81,44 @@ def test_members_that_are_whole_take_their_share_and_then_all() -> None:
                 begun = works.get(name.partition("+")[0]) if "+" in name else None
                 stages = head.pipelines.opened[0].stages
                 assert work.kv == (None if begun is None else kv_at(stages, begun))
+
+    asyncio.run(main())
+
+
+def test_a_call_that_moved_has_not_begun_where_it_is_before_its_next_token() -> None:
+    async def main() -> None:
+        async with loading_cluster(3) as cluster:
+            cluster.hold(n0=LOW, n1=HIGH)
+            await cluster.until_pipelines(1)
+            head = cluster.cluster.nodes["n1"]
+            call = make_call(cluster.version, prompt=PROMPT, tokens=30)
+            async with cluster.control.dispatcher.run(call) as serving:
+                assert isinstance(serving, Serving)
+                ids: list[int] = []
+                some = asyncio.Event()
+
+                async def read() -> None:
+                    async for event in serving:
+                        if isinstance(event, Tokens):
+                            ids.extend(event.ids)
+                            some.set()
+
+                reading = asyncio.create_task(read())
+                await some.wait()
+                head.token.close()
+                await head.token.arrived()
+                assert serving.unfinished.begun
+                await cluster.cluster.nodes["n0"].kill()
+                await cluster.until_pipelines(0)
+                head.token.close()
+                cluster.hold(n2=LOW)
+                await cluster.until_pipelines(1)
+                await head.token.arrived()
+                assert serving.unfinished.tokens == len(PROMPT) + len(ids) > len(PROMPT)
+                assert not serving.unfinished.begun
+                head.token.open()
+                await reading
+                assert ids == tokens_after(PROMPT, 30)
 
     asyncio.run(main())
 

@@ -83,6 +83,24 @@ def test_what_loads_already_is_sooner_by_what_it_has() -> None:
     assert found.wait_s == found.pipeline_s == 4.0
 
 
+def test_who_loads_in_the_one_order_of_one_holder_loads_alone() -> None:
+    one = cast("a", "b", sources=1)
+    two = cast("a", "b", sources=2)
+    held = {
+        name: replace(NODES[name], holdings=(make_holding("image-1", Tier.HOST),)) for name in ("s0", "s1")
+    }
+    for record, holders, lone in ((one, ("s0",), True), (one, ("s0", "s1"), False), (two, ("s0",), False)):
+        nodes = {**NODES, **{name: held[name] for name in holders}}
+        starts = [start("a", record), start("b", record)]
+        assert [found.lone for found in arriving(starts, nodes)] == [lone, lone]
+    # Where nobody holds it a node reads the store; and two that load from one host's memory begin apart.
+    assert not any(found.lone for found in arriving([start("a", one)], NODES))
+    beside = {**NODES, "s0": held["s0"], "c": replace(NODES["c"], host="host-s0")}
+    warm = [start("s0", holder="s0"), start("c", holder="s0")]
+    assert [found.lone for found in arriving([*warm, start("a", one)], beside)] == [False] * 3
+    assert all(found.lone for found in arriving([warm[0], start("a", one)], beside))
+
+
 def test_a_slow_link_of_a_cast_holds_all_up() -> None:
     record = cast("a", "b", sources=2)
     nodes = {**NODES, "b": make_node("b", link_rate_bytes_s=MIB // 2)}

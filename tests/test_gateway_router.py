@@ -13,7 +13,7 @@ from gateway.contract import DispatchError
 from gateway.directory import VersionKey
 from gateway.router import Slots
 from gateway.servers import server_of
-from registry.live import LivePipeline, LiveStage
+from registry.live import Live, LivePipeline, LiveStage
 
 KEY = VersionKey("f", 1)
 
@@ -141,3 +141,20 @@ def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
         slots.take(pipeline.instance_id)
         slots.begun(pipeline.instance_id)
     assert slots.room(pipeline) == 2  # four of six places are taken
+
+
+def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:
+    slots = Slots()
+    stage = LiveStage(node="n", instance_id="i", first=0, last=8)
+    lone = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6))
+    assert slots.room(lone) == 6
+
+
+def test_a_pair_takes_as_many_as_can_wait_there_for_its_target() -> None:
+    slots = Slots()
+    stages = tuple(
+        LiveStage(node=f"n{place}", instance_id=f"i{place}", first=place, last=place + 1)
+        for place in range(2)
+    )
+    pair = LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=2.0, slots=16, way=Live.ZIGZAG)
+    assert slots.room(server_of(pair)) == 16

@@ -96,12 +96,42 @@ def scale(four: Platform, instances: int, *nodes: str) -> None:
         assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
 
 
-def test_requests_are_served_while_two_nodes_load_and_notice_nothing(four: Platform) -> None:
-    expected = {prompt: ask(four, prompt).ids for prompt in PROMPTS}
+@pytest.fixture(scope="module")
+def expected(four: Platform) -> dict[str, tuple[int, ...]]:
+    """What a whole instance answers; then none runs it, and one host holds it."""
+    answers = {prompt: ask(four, prompt).ids for prompt in PROMPTS}
+    stop(four)
+    assert len(holders(four)) == 1
+    return answers
+
+
+def stop(four: Platform) -> None:
     four.run("scale", MODEL, "--instances", "0")
     four.until("none runs it", lambda: not four.instances(MODEL))
-    (first, *_) = holders(four)
-    second = next(node["id"] for node in four.nodes() if node["id"] != first)
+
+
+def test_requests_wait_at_a_node_that_loads_alone(
+    four: Platform, expected: dict[str, tuple[int, ...]]
+) -> None:
+    (first,) = holders(four)
+    cold = next(node["id"] for node in four.nodes() if node["id"] != first)
+    scale(four, 1, cold)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(lambda prompt: ask(four, prompt), PROMPTS))
+    assert {answer.prompt: answer.ids for answer in answers} == expected
+    assert {answer.start_kind for answer in answers} == {"live"}
+    for answer in answers:
+        (part,) = four.json("usage", "show", answer.request_id)["gpu"]
+        assert part["node"] == cold
+    stop(four)
+    four.run("usage", "check", "--wait", "60s")
+
+
+def test_requests_are_served_while_two_nodes_load_and_notice_nothing(
+    four: Platform, expected: dict[str, tuple[int, ...]]
+) -> None:
+    (first, *others) = holders(four)
+    second = others[0] if others else next(node["id"] for node in four.nodes() if node["id"] != first)
     four.run("warm", MODEL, "--on", second)
     four.until("two hold it", lambda: set(holders(four)) == {first, second})
     cold = [node["id"] for node in four.nodes() if node["id"] not in (first, second)]

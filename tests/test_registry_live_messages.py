@@ -83,7 +83,7 @@ def test_a_pipeline_has_one_name() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        msgspec.structs.replace(OPEN, stages=STAGES[:1]),
+        msgspec.structs.replace(OPEN, stages=()),
         msgspec.structs.replace(OPEN, stages=STAGES[:1] * (MAX_STAGES + 1)),
         msgspec.structs.replace(OPEN, pipeline=""),
         msgspec.structs.replace(OPEN, pipeline="p" * 129),

@@ -135,6 +135,7 @@ class EngineRunner:
         """
         self._check_open()
         stream = _Stream(sequence, call, kv)
+        del kv  # the engine lets go of it when it has run
         self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
         try:

@@ -19,6 +19,7 @@ from invoker.stages.door import Door
 from invoker.stages.driver import PipelineDriver
 from invoker.stages.engines import StageGear, opened_stage
 from invoker.stages.link import StageKey
+from invoker.stages.lone import LoneDriver
 from invoker.stages.member import Member
 from invoker.stages.metered import MeteredStage
 from invoker.stages.zigzag_engines import layer_maker
@@ -40,6 +41,8 @@ RETIRE_S = 2.0  # for all stages to put aside what calls that move leave there
 LINGER_S = 10.0  # for another gateway to take over from one that is gone
 _TELL_S = 0.25  # in which the node that is to blame shows, where its neighbours show first
 
+Driver = PipelineDriver | PairDriver | LoneDriver
+
 log = logging.getLogger("invoker.stages")
 
 
@@ -52,7 +55,7 @@ class Pipeline:
         self.request = request
         self.name = name_of_pipeline(request.pipeline, request.epoch)
         self.opened: asyncio.Future[PipelineOpened] = asyncio.get_running_loop().create_future()
-        self.driver: PipelineDriver | PairDriver | None = None
+        self.driver: Driver | None = None
         self.openers = 0
         self._place = _place_of(request, node)
         self._own = request.stages[self._place]
@@ -70,7 +73,7 @@ class Pipeline:
         self.task.add_done_callback(self._over)
 
     @property
-    def running(self) -> PipelineDriver | PairDriver:
+    def running(self) -> Driver:
         """Raises NoSuchPipeline while it is not open."""
         if self.driver is None:
             raise NoSuchPipeline(f"pipeline {self.name} is not open yet")
@@ -115,8 +118,7 @@ class Pipeline:
             before = stack.enter_context(self._door.awaiting(self._key(self._place)))
             for member in self._members:
                 stack.push_async_callback(member.aclose)
-            open_it = self._open_pair if self.request.zigzag else self._open_stages
-            driver, opened = await open_it(stack, before)
+            driver, opened = await self._open(stack, before)
             stack.push_async_callback(self._close, driver)
             self.driver = driver
             self.opened.set_result(opened)
@@ -124,6 +126,24 @@ class Pipeline:
             self._reason = await self._loss(driver)
             log.warning("pipeline %s is lost: %s", self.name, self._reason)
             raise self._reason
+
+    async def _open(
+        self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
+    ) -> tuple[Driver, PipelineOpened]:
+        if self.request.zigzag:
+            return await self._open_pair(stack, before)
+        return await (self._open_stages(stack, before) if self._members else self._open_lone(stack))
+
+    async def _open_lone(self, stack: AsyncExitStack) -> tuple[LoneDriver, PipelineOpened]:
+        """The instance here answers once it is ready, and runs prompts by layers until then."""
+        await self.instance.holds(0, 1)
+        maker = await stack.enter_async_context(layer_maker(self.instance, self._made_with, waits=True))
+        if (self._own.first, self._own.last) != (0, maker.layers):
+            raise BadWork(f"layers [{self._own.first}, {self._own.last}) of {maker.layers} are no pipeline")
+        first = await maker.make(0)
+        driver = LoneDriver(self.instance, maker, first, name=f"pipeline {self.name}")
+        context = 0 if self.instance.spec is None else self.instance.spec.context_length
+        return driver, PipelineOpened(context_length=context, cached_tokens=first.pages * PAGE_TOKENS)
 
     async def _open_stages(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
@@ -217,7 +237,7 @@ class Pipeline:
         await together(*linked)
         return await door.dial(first_link, host, self._key(ring[0].place))
 
-    async def _loss(self, driver: PipelineDriver | PairDriver) -> PipelineLost:
+    async def _loss(self, driver: Driver) -> PipelineLost:
         """Return once a stage is gone, with the node that is to blame."""
         closed = asyncio.create_task(driver.wait_closed())
         watches = [member.watch for member in self._members if member.watch is not None]
@@ -242,7 +262,7 @@ class Pipeline:
     def _blamed(self) -> Member | None:
         return next((member for member in self._members if member.is_cause), None)
 
-    async def _close(self, driver: PipelineDriver | PairDriver) -> None:
+    async def _close(self, driver: Driver) -> None:
         lost = self._reason
         if lost is not None:
             driver.end(lost)  # before they would be moved as of a pipeline that was closed

@@ -1,16 +1,23 @@
-"""Where a sequence that a pipeline let go of goes on: its K and V fetched from the stages, or run again."""
+"""Where a sequence that a pipeline let go of goes on: its K and V fetched from the stages, or run again.
+
+When a member switches many calls come at once. Side by side their transfers would share this node's link, all
+come late, and all be computed after all: so one comes after the other, as they would be computed.
+"""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from math import inf
+from typing import Protocol
 
 from invoker.engine.kv_cache import KvShape
 from invoker.engine.kv_slices import KvSlice, token_bytes
 from invoker.errors import InvokerError
-from invoker.stages.door import GIVE_KV_S, Door
+from invoker.stages.door import GIVE_KV_S, FetchedKv
 from invoker.stages.frames import LinkLost
 from invoker.stages.kv_choice import KvCosts, KvDecision, KvLinks, KvPolicy, KvWay, PrefillRate, decide_kv
+from invoker.stages.kv_shelf import KEEP_S
 from invoker.stages.link import StageKey
 from invoker.together import together
 from registry.live_messages import KvAt
@@ -22,13 +29,33 @@ LEAST_PATIENCE_S = 0.05
 log = logging.getLogger("invoker.stages")
 
 
-class KvMoves:
-    """Belongs to the event loop's thread."""
+class KvSource(Protocol):
+    """Where K and V come from: a Door is one."""
 
-    def __init__(self, door: Door, policy: KvPolicy) -> None:
+    @property
+    def url(self) -> str: ...
+
+    async def fetch_kv(
+        self,
+        url: str,
+        host: str,
+        key: StageKey,
+        shape: KvShape,
+        layers: tuple[int, int],
+        most_tokens: int,
+        within_s: float,
+    ) -> FetchedKv: ...
+
+
+class KvMoves:
+    """Belongs to the event loop's thread. Stages keep what calls leave there for `keep_s`."""
+
+    def __init__(self, door: KvSource, policy: KvPolicy, *, keep_s: float = KEEP_S) -> None:
         self._door = door
         self._policy = policy
+        self._keep_s = keep_s
         self._links = KvLinks()
+        self._link = asyncio.Lock()  # this node's: the first that comes has it first
         self.brought_tokens = 0
 
     def __repr__(self) -> str:
@@ -40,6 +67,33 @@ class KvMoves:
         """K and V in all layers of the first of so many tokens, by a model of `shape`; none where they are to
         be computed, since that is cheaper or they do not come in time."""
         decision = self._decide(tokens, at, shape, rate)
+        if decision.way is KvWay.RECOMPUTE:
+            log.info("call %s goes on: %s", call_id, decision.reason)
+            return ()
+        async with self._turn() as is_in_time:
+            if is_in_time:
+                return await self._fetched(call_id, tokens, at, shape, rate)
+        log.info("call %s goes on by computing its %d tokens: others came before it", call_id, tokens)
+        return ()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[bool]:
+        """Inside, no other call's K and V come; False where they are not kept any more by then."""
+        try:
+            async with asyncio.timeout(self._keep_s):
+                await self._link.acquire()
+        except TimeoutError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._link.release()
+
+    async def _fetched(
+        self, call_id: str, tokens: int, at: KvAt, shape: KvShape, rate: PrefillRate
+    ) -> Sequence[KvSlice]:
+        decision = self._decide(tokens, at, shape, rate)  # anew: those before it tell how fast the link is
         log.info("call %s goes on: %s", call_id, decision.reason)
         if decision.way is KvWay.RECOMPUTE:
             return ()
@@ -68,7 +122,7 @@ class KvMoves:
         if prefill is None:
             return _told(KvWay.RECOMPUTE, "nothing is known of prefill here")
         elsewhere = [stage for stage in at.stages if stage.link != self._door.url]
-        # They come side by side, but over one link of this node.
+        # Those of a call come side by side, but over one link of this node.
         link = min((self._links.bytes_per_s(stage.host) for stage in elsewhere), default=inf)
         costs = KvCosts(
             token_layer_bytes=token_bytes(shape),

@@ -1,0 +1,137 @@
+"""K and V of several calls that move at once: one call after the other, and as long as they are kept."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from invoker.engine.kv_cache import KvShape
+from invoker.engine.kv_slices import KvSlice, empty_slice
+from invoker.stages.door import FetchedKv
+from invoker.stages.frames import LinkLost
+from invoker.stages.kv_choice import KvPolicy, PrefillRate
+from invoker.stages.kv_moves import KvMoves
+from invoker.stages.link import StageKey
+from registry.live_messages import KvAt, KvStage
+from tests.patience import PATIENCE_S
+
+SHAPE = KvShape(layers=2, heads=1, head_dim=4, dtype=torch.float32)
+TOKENS = 3
+
+
+class Stages:
+    """Two stages, each with a layer, which give what the test lets them give; `asked` is by call."""
+
+    url = "here"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.given: dict[str, asyncio.Future[None]] = {}
+        self._news = asyncio.Condition()
+
+    async def fetch_kv(
+        self,
+        url: str,
+        host: str,
+        key: StageKey,
+        shape: KvShape,
+        layers: tuple[int, int],
+        most_tokens: int,
+        within_s: float,
+    ) -> FetchedKv:
+        name = key.sequence
+        if name not in self.given:
+            self.asked.append(name)
+            self.given[name] = asyncio.get_running_loop().create_future()
+        async with self._news:
+            self._news.notify_all()
+        await asyncio.shield(self.given[name])
+        return FetchedKv(kv=empty_slice(shape, *layers, most_tokens), link_s=0.0)
+
+    async def until(self, *asked: str) -> None:
+        async with self._news:
+            await self._news.wait_for(lambda: self.asked == list(asked))
+
+    def give(self, name: str) -> None:
+        self.given[name].set_result(None)
+
+    def fail(self, name: str) -> None:
+        self.given[name].set_exception(LinkLost("it is gone"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    stages: Stages
+    moves: KvMoves
+
+    def bring(self, name: str) -> "asyncio.Task[Sequence[KvSlice]]":
+        held = (KvStage(link="a", host="a", first=0, last=1), KvStage(link="b", host="b", first=1, last=2))
+        at = KvAt(pipeline="p", epoch=0, sequence=name, stages=held)
+        return asyncio.create_task(self.moves.bring(name, TOKENS, at, SHAPE, PrefillRate()))
+
+
+def run(main: Callable[[Scene], Awaitable[None]], **settings: float) -> None:
+    async def made() -> None:
+        stages = Stages()
+        await main(Scene(stages, KvMoves(stages, KvPolicy.ALWAYS, **settings)))
+
+    asyncio.run(asyncio.wait_for(made(), PATIENCE_S))
+
+
+def test_calls_take_turns_in_their_order() -> None:
+    async def main(scene: Scene) -> None:
+        brought = [scene.bring(name) for name in ("r0", "r1", "r2")]
+        for number, one in enumerate(brought):
+            await scene.stages.until(*(f"r{before}" for before in range(number + 1)))
+            scene.stages.give(f"r{number}")
+            assert sorted(found.first for found in await one) == [0, 1]
+        assert scene.moves.brought_tokens == 3 * TOKENS
+
+    run(main)
+
+
+def test_one_that_fails_or_leaves_lets_the_next_one_have_its_turn() -> None:
+    async def main(scene: Scene) -> None:
+        brought = [scene.bring(f"r{number}") for number in range(5)]
+        await scene.stages.until("r0")
+        scene.stages.fail("r0")
+        assert await brought[0] == ()
+        await scene.stages.until("r0", "r1")
+        brought[2].cancel()  # it waits
+        brought[1].cancel()  # it has its turn
+        await scene.stages.until("r0", "r1", "r3")
+        scene.stages.give("r3")
+        await scene.stages.until("r0", "r1", "r3", "r4")
+        scene.stages.give("r4")
+        assert all([await brought[3], await brought[4]])
+
+    run(main)
+
+
+def test_what_is_not_kept_any_more_is_computed() -> None:
+    async def main(scene: Scene) -> None:
+        first = scene.bring("r0")
+        await scene.stages.until("r0")
+        assert await scene.bring("r1") == ()
+        scene.stages.give("r0")
+        assert await first
+
+    run(main, keep_s=0.0)
+
+
+def test_what_is_to_be_computed_waits_for_nobody() -> None:
+    async def main(scene: Scene) -> None:
+        moves = KvMoves(scene.stages, KvPolicy.AUTO)
+        fast, unknown = PrefillRate(), PrefillRate()
+        fast.ran(1, SHAPE.layers, 1.0)  # a token a second: all that comes is sooner
+        at = KvAt(
+            pipeline="p", epoch=0, sequence="r0", stages=(KvStage(link="a", host="a", first=0, last=2),)
+        )
+        first = asyncio.create_task(moves.bring("r0", TOKENS, at, SHAPE, fast))
+        await scene.stages.until("r0")
+        assert await moves.bring("r1", TOKENS, at, SHAPE, unknown) == ()
+        scene.stages.give("r0")
+        assert await first
+
+    run(main)

@@ -1,0 +1,141 @@
+"""The driver of a node that loads alone, where what it works with fails it."""
+
+import asyncio
+
+import pytest
+
+from invoker.engine.contract import NewSequence, TokenOutput
+from invoker.engine.fake import FakeEngine, continuation
+from invoker.engine.fake_stage import FakeStage
+from invoker.engine.kv_slices import KvSlice
+from invoker.engine.runner import NOBODY, EngineRunner, NoMeter
+from invoker.engine.stage_contract import StageInput, StageOutput
+from invoker.errors import NoSuchPipeline, PipelineLost
+from invoker.instance import Instance
+from invoker.lifecycle import Lifecycle
+from invoker.meter_accounts import Account
+from invoker.stages.lone import PATIENCE_S, LoneDriver
+from invoker.stages.metered import StepCalls
+from registry.instance import InstanceState
+from registry.live_messages import MOVED
+from registry.messages import Sampling
+from tests import patience
+from tests.invoker_fixture import start_request
+
+LAYERS = 3
+PROMPT = (1, 2, 3, 4)
+TOKENS = 5
+
+
+class Layers:
+    """Those of a model, which land when the test says so."""
+
+    def __init__(self) -> None:
+        self.layers = LAYERS
+        self.landed = asyncio.Event()
+
+    def calls(self) -> StepCalls:
+        return StepCalls(NoMeter(), lambda _: NOBODY)
+
+    async def make(self, layer: int) -> FakeStage:
+        await self.landed.wait()
+        return FakeStage(layer, layer + 1, LAYERS)
+
+
+class NoRoom(FakeStage):
+    """A first layer that has no room to run anything, or none to copy what it has made."""
+
+    def __init__(self, *, runs: bool) -> None:
+        super().__init__(0, 1, LAYERS)
+        self.tried = asyncio.Event()
+        self._runs = runs
+        self._loop = asyncio.get_running_loop()
+
+    def run(self, given: StageInput) -> StageOutput:
+        self._loop.call_soon_threadsafe(self.tried.set)
+        if given.step.chunks and not self._runs:
+            raise MemoryError("none left")
+        return super().run(given)
+
+    def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
+        raise MemoryError("none left")
+
+
+class Scene:
+    """An instance that loads, and its driver."""
+
+    def __init__(self, first: FakeStage, patience_s: float) -> None:
+        self.layers = Layers()
+        life = Lifecycle(
+            instance_id="i",
+            function="f",
+            version=1,
+            node="n",
+            max_concurrency=4,
+            state=InstanceState.LOADING,
+            since=0.0,
+            phase="fetch",
+            phase_began_s=0.0,
+        )
+        account = Account(1, "i", "f", 1, "loading", starting=True, from_us=0, from_at=0.0)
+        self.instance = Instance(start_request("i", None), life, account, lambda _: None)
+        self.driver = LoneDriver(self.instance, self.layers, first, name="p", patience_s=patience_s)
+
+    async def ask(self) -> list[TokenOutput]:
+        request = NewSequence(
+            request_id="r", prompt_ids=PROMPT, generated_ids=(), sampling=Sampling(max_tokens=TOKENS)
+        )
+        return [output async for output in self.driver.generate(request, NOBODY)]
+
+    def is_whole(self) -> None:
+        self.layers.landed.set()
+        self.instance.life = self.instance.life.ready(0.0, 0.0)
+
+
+async def ended(scene: Scene) -> None:
+    await scene.driver.aclose()
+    assert scene.driver.streams == 0
+    with pytest.raises(NoSuchPipeline):
+        await scene.ask()
+
+
+def test_what_waits_for_too_long_is_moved() -> None:
+    async def main() -> None:
+        scene = Scene(FakeStage(0, 1, LAYERS), 0.0)
+        (moved,) = await scene.ask()
+        assert moved.finish_reason == MOVED and moved.token_id is None
+        await scene.driver.wait_closed()
+        assert str(scene.driver.failure) == "it is not ready after 0 s"
+        await ended(scene)
+
+    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
+
+
+def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
+    async def main() -> None:
+        scene = Scene(FakeStage(0, 1, LAYERS), PATIENCE_S)
+        asked = asyncio.create_task(scene.ask())
+        scene.is_whole()
+        with pytest.raises(PipelineLost, match="instance i has ended"):
+            await asked
+        await ended(scene)
+
+    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> None:
+    async def main() -> None:
+        first = NoRoom(runs=runs)
+        scene = Scene(first, PATIENCE_S)
+        scene.instance.runner = runner = EngineRunner(FakeEngine())
+        asked = asyncio.create_task(scene.ask())
+        await first.tried.wait()
+        scene.is_whole()
+        outputs = await asked
+        assert [one.token_id for one in outputs if one.token_id is not None] == continuation(PROMPT, TOKENS)
+        assert scene.driver.failure is None and scene.driver.helped == 0
+        await ended(scene)
+        await runner.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
