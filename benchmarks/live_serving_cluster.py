@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,18 @@ class Stage:
         found: dict[str, Any] = await self._get(f"/admin/functions/{function}")
         return found
 
-    async def last_cast(self, function: str) -> dict[str, float]:
-        """When each target of its latest cast had all blocks, in Unix seconds."""
-        cast = (await self._get(f"/admin/casts?function={function}"))["casts"][0]
-        return {one["node"]: one["updated_at"] for one in cast["nodes"] if one["state"] == "complete"}
+    async def last_cast(self, function: str, nodes: Collection[str]) -> dict[str, float]:
+        """When each of these nodes had all blocks of its latest cast, in Unix seconds. Raises NotThere."""
+        came: dict[str, float] = {}
+
+        async def told() -> bool:
+            cast = (await self._get(f"/admin/casts?function={function}"))["casts"][0]
+            parts = [one for one in cast["nodes"] if one["state"] == "complete"]
+            came.update({one["node"]: one["updated_at"] for one in parts})
+            return came.keys() >= set(nodes)
+
+        await until(f"the latest cast of {function} is complete on {', '.join(nodes)}", told)
+        return came
 
     async def pipelines(self, function: str) -> list[dict[str, Any]]:
         live = (await self.function(function))["live"]

@@ -79,7 +79,7 @@ async def measure(stage: Stage, caller: Caller, names: Sequence[str], work: Work
         say(f"no switch: {answer} {answer.failure}, {moved:g} moves")
         return None
     instances = (await stage.function(FUNCTION))["instances"]
-    came = await stage.last_cast(FUNCTION)
+    came = await stage.last_cast(FUNCTION, [one["node"] for one in instances])
     after_ms = tuple(sorted((one["since"] - came[one["node"]]) * 1e3 for one in instances))
     at, gap_s = longest_gap(answer)
     known = (*work.prompt, *answer.ids[:at])

@@ -48,7 +48,7 @@ from benchmarks.scaleout_cluster import Came, Scaleout, ScaleoutError, Scene
 from benchmarks.scaleout_gloo import broadcast_s
 from benchmarks.scaleout_modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout_plot import plot
-from benchmarks.scaleout_predicted import Burst, stairs
+from benchmarks.scaleout_predicted import stairs
 from benchmarks.scaleout_records import Run, arrivals, compare, record_of, requests_of, show
 from benchmarks.scaleout_scenes import TIMEOUT_S, link_bytes_s, scenes, somebody_starts, transfer_s
 from benchmarks.testbed import Testbed, TestbedError
@@ -95,7 +95,8 @@ def take_turns(
         for name in args.modes:
             began_s = time.monotonic()
             say(f"turn {turn + 1} of {args.repeat}: {name}")
-            runs[name].append(run_of(args, run_mode(testbed, MODES[name], scene, folder, args.keep_logs)))
+            came = run_mode(testbed, MODES[name], scene, folder, args.keep_logs)
+            runs[name].append(run_of(args, scene, came))
             say(f"  {name} took {time.monotonic() - began_s:.0f} s")
 
 
@@ -110,13 +111,12 @@ def run_mode(testbed: Testbed, mode: Mode, scene: Scene, parent: Path, keep_logs
         return stack.enter_context(Scaleout(testbed, folder / "data", mode, scene, wait_s)).burst()
 
 
-def run_of(args: argparse.Namespace, came: Came) -> Run:
+def run_of(args: argparse.Namespace, scene: Scene, came: Came) -> Run:
     """What came, in the model's time. Raises ValueError for a request that failed."""
     requests = requests_of(came.answers, args.slower)
     if args.real:
         return Run(requests=requests, seen=came.seen)
-    burst = Burst(requests=args.requests, prompt_tokens=args.prompt_tokens, output_tokens=args.output_tokens)
-    found = stairs(args.profile, burst, came.seen, arrivals(requests))
+    found = stairs(args.profile, scene.burst, came.seen, arrivals(requests))
     return Run(requests=requests, seen=came.seen, stairs=found)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
+from benchmarks.scaleout_client import Burst
 from benchmarks.scaleout_watch import Server, Serving
 from invoker.emulated.engine import limits_of, step_s
 from invoker.emulated.profiles import Profile
@@ -25,15 +26,6 @@ from registry.messages import Sampling
 SHORTEST_S = 0.05  # of a stair: in less there are too few tokens to tell a rate
 _TOKEN = 5  # any
 _SEQUENCES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """So many calls at once at 0 s."""
-
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -181,7 +173,7 @@ class _Platform:
 def predicted(
     profile: Profile, burst: Burst, seen: Sequence[Serving], until_s: float
 ) -> list[tuple[float, int]]:
-    """Moments before `until_s`, and how many tokens came at each."""
+    """Moments before `until_s`, and how many tokens came at each; the burst is at 0."""
     platform = _Platform(profile, burst)
     for serving in seen:
         if serving.at_s >= until_s:

@@ -38,7 +38,8 @@ class Serving:
 
 
 class ServingWatch:
-    """Follows the feed in a thread of its own while it is entered; moments are the monotonic clock's."""
+    """Follows the feed in a thread of its own while it is entered; moments are the monotonic clock's. Raises
+    what kept it from following to the end: what it has `seen` is not all then."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis_url = redis_url
@@ -47,14 +48,23 @@ class ServingWatch:
         self._ready: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         self._following = threading.Event()
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="serving watch")
 
     def __enter__(self) -> "ServingWatch":
         self._thread.start()
         self._following.wait()
+        if self.failure is not None:
+            self._end()
+            raise self.failure
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end()
+        if self.failure is not None and kind is None:
+            raise self.failure
+
+    def _end(self) -> None:
         with suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
@@ -64,6 +74,8 @@ class ServingWatch:
         try:
             with suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._task)
+        except Exception as error:  # whatever it is: who measures by this is told
+            self.failure = error
         finally:
             self._following.set()
             self._loop.close()

@@ -73,7 +73,7 @@ async def load(cluster: Cluster, burst: Burst, seen: Seen) -> AsyncIterator[http
     async def go_on(client: httpx2.AsyncClient) -> None:
         while True:
             answer = Answer()
-            await ask(client, burst, next(numbers), time.perf_counter(), answer)
+            await ask(client, burst, next(numbers), time.monotonic(), answer)
             seen.ends_s.append(time.perf_counter())
             seen.kinds.append(answer.start_kind)
             if answer.failure:

@@ -14,7 +14,7 @@ from gateway.planner import Planner
 from gateway.wakeup import Wakeup
 from registry.change import ScaleTarget, Snapshot
 from registry.clock import Clock
-from registry.errors import ChannelError, NotFound, RegistryError, RemoteError
+from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError
 from registry.function import FunctionVersion
 from registry.messages import Holder
 from registry.node import NodeRecord, Tier
@@ -292,15 +292,15 @@ class ClusterControl:
         images = {v.image for v in self._directory.versions() if v.function == function and v.image}
         nodes = self._nodes(on)
         # Once on a host: its nodes share a copy, and another one may be on its way there after the first.
-        copies = {
-            (node.host if wanted is Tier.HOST else node.id, holding.image): node.id
-            for node in nodes
-            for holding in node.holdings
-            if holding.image in images and wanted in holding.tiers
-        }
+        copies: dict[tuple[str, str], list[str]] = {}
+        for node in nodes:
+            for holding in node.holdings:
+                if holding.image in images and wanted in holding.tiers:
+                    place = node.host if wanted is Tier.HOST else node.id
+                    copies.setdefault((place, holding.image), []).append(node.id)
         try:
-            for (_, image), name in copies.items():
-                await self._calls.drop(image, name, tier)
+            for (_, image), sharers in copies.items():
+                await self._drop_by_one(image, sharers, tier)
             for node in nodes:
                 await self._calls.refresh(node.id)
         except ChannelError as error:
@@ -309,6 +309,17 @@ class ClusterControl:
             ) from error
         finally:
             self._changes.notify_soon()
+
+    async def _drop_by_one(self, image: str, nodes: Sequence[str], tier: str) -> None:
+        """Have it dropped by one of these, the first that does not go away meanwhile."""
+        for name in nodes:
+            try:
+                await self._calls.drop(image, name, tier)
+            except ChannelClosed:
+                if name == nodes[-1]:
+                    raise
+            else:
+                return
 
     # --- logs
 

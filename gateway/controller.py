@@ -109,6 +109,7 @@ class Controller:
             # Without the lease or the feed nothing may be decided; what runs goes on.
             self.desired = {}
             self._live.rest()
+            self._rising.rest()
             self._led_from_s = None
             return Plan()
         now = self._clock.monotonic_s()

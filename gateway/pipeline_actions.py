@@ -101,10 +101,9 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dissolve:
-    """The pipeline ends: its unfinished requests go to whoever serves, first to `heirs`, of its members."""
+    """The pipeline ends: its unfinished requests go to whoever serves."""
 
     pipeline: Pipeline
-    heirs: tuple[str, ...]
     reason: str
 
 

@@ -143,14 +143,14 @@ class Pipelines:
         """A pipeline that lost members goes on with those that are left, or ends."""
         before = self._pipelines[number]
         members = self._members(before)
-        heirs = tuple(node.name for node in members if node.whole)
-        if heirs:  # they hold everything: sooner there than by stages that must be filled again
-            yield self._dissolve(before, heirs, f"{reason}; {_named(heirs)} serve on alone")
+        whole = tuple(node.name for node in members if node.whole)
+        if whole:  # they hold everything: sooner there than by stages that must be filled again
+            yield self._dissolve(before, f"{reason}; {_named(whole)} serve on alone")
             return
         pool = [*members, *self._free()]
         covers = self._best(pool)
         if not covers:
-            yield self._dissolve(before, (), f"{reason}; {self._lacking(pool)}")
+            yield self._dissolve(before, f"{reason}; {self._lacking(pool)}")
             return
         yield from self._replace(before, covers, f"{reason}; {_named(covers[0].nodes)} serve on")
 
@@ -175,7 +175,7 @@ class Pipelines:
         """A pipeline of nodes that all serve alone has done its part."""
         for pipeline in self.pipelines:
             if all(node.whole for node in self._members(pipeline)):
-                yield self._dissolve(pipeline, pipeline.nodes, "all its nodes hold all layers")
+                yield self._dissolve(pipeline, "all its nodes hold all layers")
 
     def _form_free(self) -> Iterator[Action]:
         while True:
@@ -234,12 +234,12 @@ class Pipelines:
         for cover in covers[1:]:
             yield self._form(cover, reason)
 
-    def _dissolve(self, pipeline: Pipeline, heirs: tuple[str, ...], reason: str) -> Dissolve:
+    def _dissolve(self, pipeline: Pipeline, reason: str) -> Dissolve:
         self._release(pipeline)
         del self._pipelines[pipeline.number]
         self._looked.pop(pipeline.number, None)
         self._opening.discard(pipeline.number)
-        return Dissolve(pipeline=pipeline, heirs=heirs, reason=reason)
+        return Dissolve(pipeline=pipeline, reason=reason)
 
     def _assign(self, pipeline: Pipeline) -> None:
         self._pipelines[pipeline.number] = pipeline

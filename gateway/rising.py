@@ -22,20 +22,28 @@ def settle_s(image_bytes: int, link_bytes_s: float) -> float:
 
 class Rising:
     """What is more than before counts `settle_s` after it began to rise, what is less at once; where nothing
-    was asked for, one call counts at once, so that who is alone does not wait."""
+    was asked for, one call counts at once, so that who is alone does not wait. Whoever begins to lead counts
+    what it finds."""
 
     def __init__(self, settle_s: Callable[[VersionKey], float]) -> None:
         self._settle_s = settle_s
-        self._known: dict[VersionKey, tuple[KeyDemand, float | None]] = {}  # what counts; rising since
+        # What counts, and since when it rises; None while this one does not lead.
+        self._known: dict[VersionKey, tuple[KeyDemand, float | None]] | None = None
 
     def __repr__(self) -> str:
         return f"<Rising {self._known}>"
+
+    def rest(self) -> None:
+        """Another one leads: what counted here is no more."""
+        self._known = None
 
     def taken_up(
         self, demand: Mapping[VersionKey, KeyDemand], now: float
     ) -> tuple[dict[VersionKey, KeyDemand], float | None]:
         """What counts now, and when to ask again, if something is put off."""
         before, self._known = self._known, {}
+        if before is None:
+            before = {key: (asked, None) for key, asked in demand.items()}
         next_at: float | None = None
         for key, asked in demand.items():
             known, since = before.get(key, (KeyDemand(), None))

@@ -301,11 +301,7 @@ class Session:
         self._peers.lost(peer)
         self._given_up[peer], self._in_turn = reason, False
         self._questions.clear()  # all are asked anew, by those who call this
-        dropped: list[Action] = []
-        for number, under_way in self._under_way.items():
-            if under_way.pull.source == peer and not under_way.dropped:
-                under_way.dropped = True
-                dropped.append(Drop(number, reason))
+        dropped = self._under_way.drop(lambda one: one.pull.source == peer, reason)
         return [*dropped, Publish()] if dropped else []
 
     def _ended_badly(self, number: int, now_s: float, *, whole_peer: bool) -> list[Action]:

@@ -76,10 +76,9 @@ class Cluster:
                 self._move((request.request_id for request in share), source, action.node)
         elif isinstance(action, Dissolve):
             gone = self.pipelines.pop(action.pipeline.number)
-            assert gone.nodes == action.pipeline.nodes and set(action.heirs) <= set(self.whole)
+            assert gone.nodes == action.pipeline.nodes
             source = _name(gone)
-            able = action.heirs or tuple(self.whole)
-            places = [Place(name=n, rate=1.0, work_tokens=self._work(n)) for n in able]
+            places = [Place(name=n, rate=1.0, work_tokens=self._work(n)) for n in self.whole]
             for move in spread(self._at(source), places):
                 self._move([move.request_id], source, move.place)
             assert not self.places.pop(source)

@@ -1,13 +1,25 @@
 """What pipelines would serve by the profile alone, and how measurements are held against it."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
-from benchmarks.scaleout_predicted import Burst, predicted, stairs
+from benchmarks.scaleout_client import Burst
+from benchmarks.scaleout_predicted import predicted, stairs
 from benchmarks.scaleout_watch import Server, Serving
 from invoker.emulated.profiles import Batch, find_profile
 
 PROFILE = find_profile("h800-llama2-13b/1000")
-BURST = Burst(requests=8, prompt_tokens=512, output_tokens=64)
+BURST = Burst(
+    model="f",
+    emulated="",
+    vocabulary=PROFILE.model.vocabulary,
+    requests=8,
+    prompt_tokens=512,
+    output_tokens=64,
+    timeout_s=1.0,
+)
 LAYERS = PROFILE.model.layers
 
 
@@ -26,7 +38,7 @@ def tokens(moments: list[tuple[float, int]]) -> int:
 
 
 def test_an_instance_serves_as_the_profile_says() -> None:
-    one = Burst(requests=1, prompt_tokens=512, output_tokens=2)
+    one = replace(BURST, requests=1, output_tokens=2)
     told = predicted(PROFILE, one, [serving(0.0, ready=("n0",))], 10.0)
     first_s = PROFILE.step_s(Batch(tokens=512, sequences=1))
     assert told[0][0] == pytest.approx(first_s)
@@ -65,14 +77,24 @@ def test_stairs_hold_what_came_against_it() -> None:
     assert stairs(PROFILE, BURST, seen, late)[0]["of_predicted"] < 0.8
 
 
-def test_a_member_that_is_whole_takes_its_share_and_has_less_time_for_its_stage() -> None:
-    two = pipeline("a.0", "n0", "n1")
-    ready = ("n0",)
-    switched = [serving(0.0, two), serving(0.2, two, ready=ready), serving(3.0, ready=ready)]
+def test_a_member_that_is_whole_takes_its_share() -> None:
+    two, ready = pipeline("a.0", "n0", "n1"), ("n0",)
+    switched = [serving(0.0, two), serving(0.2, two, ready=ready), serving(0.4, ready=ready)]
     told = predicted(PROFILE, BURST, switched, 60.0)
     assert tokens(told) == BURST.requests * BURST.output_tokens
+    after = [0.4, *(at_s for at_s, _ in told if at_s > 0.4)]
+    # Half of the calls are there already, and go on while the prompts of the others are run.
+    assert max(b - a for a, b in pairwise(after)) < 1.2 * PROFILE.step_s(Batch(tokens=512, sequences=1))
     found = stairs(PROFILE, BURST, switched, told)
     assert [(stair["pipelines"], stair["instances"]) for stair in found] == [(1, 0), (1, 1)]
+
+
+def test_a_member_that_is_whole_has_less_time_for_its_stage() -> None:
+    two = pipeline("a.0", "n0", "n1")
+    member_s, other_s = (
+        predicted(PROFILE, BURST, [serving(0.0, two, ready=(node,))], 60.0)[-1][0] for node in ("n0", "n2")
+    )
+    assert member_s > other_s
 
 
 def test_without_pipelines_there_are_no_stairs() -> None:

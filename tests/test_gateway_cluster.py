@@ -161,6 +161,19 @@ def test_a_copy_that_nodes_of_a_host_share_is_dropped_once() -> None:
     asyncio.run(main())
 
 
+def test_a_shared_copy_is_dropped_by_whoever_is_left_of_its_host() -> None:
+    async def main() -> None:
+        async with open_cluster(3, host="one") as cluster:
+            await cluster.deploy()
+            await cluster.control.cluster.scale("f", 3, (), wait=True)
+            for name in ("n0", "n2"):
+                await cluster.nodes[name].kill()  # of which the gateway does not know yet
+            await cluster.control.cluster.drop("f", "host", ())
+            assert cluster.nodes["n1"].counts["drops"] == 1
+
+    asyncio.run(main())
+
+
 def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() -> None:
     async def main() -> None:
         async with open_cluster(2) as cluster:

@@ -259,6 +259,33 @@ def test_a_held_call_is_served_after_a_takeover() -> None:
     asyncio.run(main())
 
 
+def test_who_begins_to_lead_stops_nothing_that_is_asked_for() -> None:
+    settings = replace(FAST, link_bytes_s=1e6)  # by which a growing demand waits for a moment
+
+    async def main() -> None:
+        async with open_cluster(3, gateways=0) as cluster, AsyncExitStack() as stack:
+            async with open_gateway(cluster, "first", settings) as first:
+                await first.changes.wait_for(lambda: first.stats().controller_epoch is not None)
+                second = await stack.enter_async_context(open_gateway(cluster, "second", settings))
+                cluster.gateways.append(second)
+                version = await cluster.deploy(Scaling(keep_alive_s=0.0, target_concurrency=1))
+                for node in cluster.nodes.values():
+                    node.token.close()
+                asked = [
+                    asyncio.create_task(ask(second, make_call(version, request_id=f"c{number}")))
+                    for number in range(3)
+                ]
+                await cluster.until_ready(3)
+                await second.changes.wait_for(lambda: second.stats().in_flight == 3)
+            await second.changes.wait_for(lambda: list(second.stats().desired.values()) == [3])
+            assert len(second.directory.ready(VersionKey("f", 1))) == 3
+            for node in cluster.nodes.values():
+                node.token.open()
+            assert [answer.ids for answer in await asyncio.gather(*asked)] == [EXPECTED] * 3
+
+    asyncio.run(main())
+
+
 def test_who_begins_to_lead_decides_once_the_nodes_are_reached() -> None:
     async def main() -> None:
         async with open_cluster(2) as cluster:

@@ -1,36 +1,20 @@
 """What the controller tells of live serving: when, for how long, and what it forgets."""
 
 import asyncio
+import itertools
 
 from control_fixture import make_version
+from telling_state_fixture import TellingState
 from virtual_time_fixture import run_in_virtual_time
 
 from gateway.directory import Directory, VersionKey
-from gateway.live_board import TTL_S, LiveBoard
+from gateway.live_board import LiveBoard
 from gateway.live_policy import LiveDecision
 from gateway.wakeup import Wakeup
 from registry.change import FunctionChanged
 from registry.clock import FakeClock
 from registry.function import Function
-from registry.live import Live, LivePipeline, LiveRecord, LiveStage
-from registry.memory_state import MemoryState
-
-
-class TellingState(MemoryState):
-    """Keeps what it was told, and takes it once `gate` is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.asked = asyncio.Event()
-        self.told: list[LiveRecord] = []
-
-    async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
-        self.asked.set()
-        await self.gate.wait()
-        self.told.append(record)
-        await super().put_live(record, ttl_s)
+from registry.live import Live, LivePipeline, LiveStage
 
 
 def pipeline(id_: str) -> LivePipeline:
@@ -57,9 +41,12 @@ def test_the_end_of_a_deleted_functions_last_pipelines_is_told() -> None:
         board.drop(key, "p")
         board.drop(key, "q")
         state.gate.set()
-        await asyncio.sleep(TTL_S)
+        await state.until(lambda: len(state.told) == 2)
         assert [len(record.pipelines) for record in state.told] == [2, 0]
-        assert not publishing.done() and repr(board) == "<LiveBoard []>"
+        board.put(VersionKey("other", 1), pipeline("r"))
+        await state.renewed("other")
+        assert state.times("deleted") == 2
+        assert not publishing.done() and "deleted" not in repr(board)
         publishing.cancel()
 
     run_in_virtual_time(main())
@@ -71,10 +58,15 @@ def test_a_pipeline_is_renewed_however_much_others_change() -> None:
         board = LiveBoard(state, Directory(), Wakeup(), FakeClock(), lambda: 1)
         publishing = asyncio.create_task(board.run())
         board.put(quiet, pipeline("p"))
-        for second in range(int(3 * TTL_S)):
-            board.decided(busy, decision(f"the {second}th"))
-            await asyncio.sleep(1)
-        assert sum(record.function == "quiet" for record in state.told) > 2 * 3
+        loop, seconds = asyncio.get_running_loop(), itertools.count()
+
+        def change() -> None:  # sooner than what is quiet is renewed
+            board.decided(busy, decision(f"the {next(seconds)}th"))
+            loop.call_later(1.0, change)
+
+        change()
+        for _ in range(3):
+            await state.renewed("quiet")
         publishing.cancel()
 
     run_in_virtual_time(main())
@@ -85,15 +77,17 @@ def test_decisions_on_versions_that_are_current_no_more_are_forgotten() -> None:
         directory = Directory()
         function = Function(name="f", current=2, versions=(1, 2), created_at=0.0)
         directory.apply(FunctionChanged(function=function, version=make_version(version=2)), 0.0)
-        board = LiveBoard(TellingState(), directory, Wakeup(), FakeClock(), lambda: 1)
+        state = TellingState()
+        board = LiveBoard(state, directory, Wakeup(), FakeClock(), lambda: 1)
         publishing = asyncio.create_task(board.run())
         board.put(VersionKey("f", 1), pipeline("p"))
         board.decided(VersionKey("f", 2), decision("the new one"))
-        await asyncio.sleep(TTL_S)
+        board.put(VersionKey("other", 1), pipeline("r"))
+        await state.renewed("other")
         assert "f:1" in repr(board) and "f:2" in repr(board)  # one serves by pipelines still
         board.drop(VersionKey("f", 1), "p")
-        await asyncio.sleep(TTL_S)
-        assert repr(board) == "<LiveBoard [('f:2', [])]>"
+        await state.renewed("other")
+        assert "f:1" not in repr(board) and "('f:2', [])" in repr(board)
         publishing.cancel()
 
     run_in_virtual_time(main())

@@ -1,5 +1,7 @@
 """Growing demand that is taken up step by step."""
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,12 +12,19 @@ from gateway.rising import Rising, settle_s
 KEY, OTHER = VersionKey("f", 1), VersionKey("g", 1)
 
 
+def leading(settle: Callable[[VersionKey], float] = lambda key: 0.1) -> Rising:
+    """Of one who led before anything was asked for."""
+    rising = Rising(settle)
+    assert rising.taken_up({}, 0.0) == ({}, None)
+    return rising
+
+
 def calls(held: int, in_flight: int = 0) -> KeyDemand:
     return KeyDemand(held=held, in_flight=in_flight)
 
 
 def test_a_burst_counts_as_one_after_its_first_call() -> None:
-    rising = Rising(lambda key: 0.1)
+    rising = leading()
     assert rising.taken_up({KEY: calls(3)}, 1.0) == ({KEY: calls(1)}, 1.1)
     assert rising.taken_up({KEY: calls(20)}, 1.05) == ({KEY: calls(1)}, 1.1)
     assert rising.taken_up({KEY: calls(50)}, 1.1) == ({KEY: calls(50)}, None)
@@ -24,8 +33,16 @@ def test_a_burst_counts_as_one_after_its_first_call() -> None:
     assert rising.taken_up({KEY: calls(2, 55)}, 1.3) == ({KEY: calls(2, 55)}, None)
 
 
-def test_what_is_less_counts_at_once() -> None:
+def test_who_begins_to_lead_counts_what_it_finds() -> None:
     rising = Rising(lambda key: 0.1)
+    assert rising.taken_up({KEY: calls(3, 20)}, 1.0) == ({KEY: calls(3, 20)}, None)
+    assert rising.taken_up({KEY: calls(9, 20)}, 2.0) == ({KEY: calls(3, 20)}, 2.1)
+    rising.rest()
+    assert rising.taken_up({KEY: calls(9, 20)}, 2.05) == ({KEY: calls(9, 20)}, None)
+
+
+def test_what_is_less_counts_at_once() -> None:
+    rising = leading()
     rising.taken_up({KEY: calls(9)}, 0.0)
     assert rising.taken_up({KEY: calls(9)}, 0.1)[0] == {KEY: calls(9)}
     assert rising.taken_up({KEY: calls(0, 4)}, 0.2) == ({KEY: calls(0, 4)}, None)
@@ -37,7 +54,7 @@ def test_what_is_less_counts_at_once() -> None:
 
 
 def test_each_version_has_its_own_time() -> None:
-    rising = Rising(lambda key: 0.1 if key == KEY else 0.0)
+    rising = leading(lambda key: 0.1 if key == KEY else 0.0)
     assert rising.taken_up({KEY: calls(2), OTHER: calls(2)}, 0.0) == ({KEY: calls(1), OTHER: calls(2)}, 0.1)
 
 
@@ -49,7 +66,7 @@ def test_a_small_part_of_what_a_copy_takes() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.2), st.integers(0, 60)), max_size=30))
 def test_nothing_is_put_off_for_longer_than_its_time(steps: list[tuple[float, int]]) -> None:
-    rising, now = Rising(lambda key: 0.1), 0.0
+    rising, now = leading(), 0.0
     more_since: float | None = None
     for pause_s, held in steps:
         now += pause_s

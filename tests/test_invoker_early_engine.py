@@ -57,7 +57,7 @@ def test_an_engine_that_was_made_for_nothing_is_closed(tmp_path: Path) -> None:
             for number in range(3):
                 with pytest.raises(RemoteError, match="cannot be loaded"):
                     await node.ask(start_request(f"i{number}", image))
-            assert all(engine.closed for engine in engines.made)
+            assert engines.made and all(engine.closed for engine in engines.made)
             record = await node.record()
             assert record.gpu_free_bytes == record.gpu_bytes
 

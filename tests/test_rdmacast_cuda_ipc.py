@@ -21,8 +21,8 @@ from rdmacast.region_server import RegionServer
 from rdmacast.shm import ShmTransport
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress, Transport
+from tests.patience import until
 from tests.transport_fixture import CONTENT, NBYTES, SECRET, GpuRegion
-from tests.verbs_fixture import until
 
 BEFORE = 4096  # of the allocation, in front of the region
 CUTS = range(0, NBYTES + 1, 500_000)

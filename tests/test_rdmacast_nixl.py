@@ -19,8 +19,8 @@ from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link
+from tests.patience import until
 from tests.transport_fixture import CONTENT, SECRET
-from tests.verbs_fixture import until
 
 
 @dataclass

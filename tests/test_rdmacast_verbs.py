@@ -28,8 +28,9 @@ from rdmacast.verbs_gpu import exported
 from rdmacast.verbs_memory import PIECE_BYTES, RegisteredMemory, address_of
 from rdmacast.verbs_node import VerbsNode
 from rdmacast.verbs_reads import ReadQueue
+from tests.patience import until
 from tests.transport_fixture import CONTENT, NBYTES, SECRET, GpuRegion
-from tests.verbs_fixture import until, why_no_rdma
+from tests.verbs_fixture import why_no_rdma
 
 
 @dataclass

@@ -12,6 +12,7 @@ from invoker.stages.kv_choice import (
     PrefillRate,
     decide_kv,
 )
+from registry.clock import FakeClock
 
 # Llama-2 13B in 16 bits: two vectors of 5,120 numbers a token and layer.
 LLAMA_13B = KvCosts(token_layer_bytes=20_480, link_bytes_per_s=50e9, prefill_tokens_per_s=19_000.0)
@@ -75,3 +76,15 @@ def test_a_link_is_judged_by_what_came_over_it() -> None:
     links.came("a", 1 << 20, 0.25)
     assert links.bytes_per_s("a") == 3 << 20
     assert links.bytes_per_s("b") == LINK_BYTES_PER_S
+
+
+def test_a_link_that_seemed_slow_is_tried_again() -> None:
+    clock = FakeClock()
+    links = KvLinks(clock.monotonic_s)
+    links.came("a", 1 << 20, 10.0)  # it was congested
+    clock.advance(59.0)
+    assert links.bytes_per_s("a") < 1 << 20
+    clock.advance(1.0)
+    assert links.bytes_per_s("a") == LINK_BYTES_PER_S
+    links.came("a", 1 << 20, 0.5)
+    assert links.bytes_per_s("a") == 2 << 20  # whatever it was before

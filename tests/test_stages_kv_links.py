@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 
@@ -15,9 +16,11 @@ from invoker.stages.door import Door, FetchedKv
 from invoker.stages.frames import LinkLost
 from invoker.stages.kv_link import receive_kv, send_kv
 from invoker.stages.kv_shelf import KvShelf
-from invoker.stages.link import StageKey
+from invoker.stages.link import SERVICE, StageKey
+from rdmacast.address import parse_url
+from rdmacast.handshake import ClientHandshake
 from rdmacast.tls import NodeTls
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 SHAPE = KvShape(layers=6, heads=2, head_dim=8, dtype=torch.bfloat16)
 SECRET = b"a secret of the tests, long enough"
@@ -157,5 +160,32 @@ def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
             assert await fetch("9", here.url, here.host) == FetchedKv(kv=own, link_s=0.0)
             with pytest.raises(LinkLost):
                 await fetch("7", "tcp://127.0.0.1:1", "c")
+
+    asyncio.run(main())
+
+
+def knock(url: str, wanted: StageKey) -> socket.socket:
+    """A link of somebody who asks for K and V, and has not been answered yet."""
+    endpoint, handshake = parse_url(url), ClientHandshake(SECRET, SERVICE)
+    link = socket.create_connection((endpoint.host, endpoint.port), PATIENCE_S)
+    link.sendall(handshake.opening)
+    while needed := handshake.needed:
+        link.sendall(handshake.receive(link.recv(needed, socket.MSG_WAITALL)))
+    said = msgspec.msgpack.encode(wanted)
+    link.sendall(len(said).to_bytes(2, "little") + said)
+    return link
+
+
+def test_who_hangs_up_is_in_nobodys_way() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S), door("a") as here, door("b") as there:
+            link = await asyncio.to_thread(knock, there.url, key())
+            await until(lambda: "1 awaited" in repr(there.shelf))
+            link.close()
+            await until(lambda: "0 awaited" in repr(there.shelf))
+            one = some_kv()
+            there.shelf.put(key(), one)
+            found = await here.fetch_kv(there.url, there.host, key(), SHAPE, (2, 5), 40, PATIENCE_S)
+            assert same(found.kv, one)
 
     asyncio.run(main())

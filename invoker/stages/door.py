@@ -210,7 +210,7 @@ class Door:
 
     async def _give_kv(self, link: socket.socket, key: StageKey) -> None:
         try:
-            one = await self.shelf.take(key, GIVE_KV_S)
+            one = await self._asked_for(link, key)
         except asyncio.CancelledError:
             link.close()
             raise
@@ -222,6 +222,18 @@ class Door:
                     send_kv(link, one, GIVE_KV_S)
 
         await in_own_thread(give)
+
+    async def _asked_for(self, link: socket.socket, key: StageKey) -> KvSlice | None:
+        """What the shelf has of it, or comes to have before whoever asks hangs up."""
+        loop = asyncio.get_running_loop()
+        taking = asyncio.create_task(self.shelf.take(key, GIVE_KV_S), name=f"K and V of {key}")
+        loop.add_reader(link.fileno(), taking.cancel)  # they have nothing more to say
+        try:
+            await asyncio.wait([taking])
+        finally:
+            loop.remove_reader(link.fileno())
+            taking.cancel()
+        return None if taking.cancelled() else taking.result()
 
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -1,5 +1,7 @@
 """Whether a sequence's keys and values are computed anew where it goes on, or sent there (pure)."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -7,6 +9,7 @@ from math import inf
 LINK_BYTES_PER_S = 1.25e9  # of a link by which nothing was sent yet: 10 Gbit/s
 _MEASURED_BYTES = 256 << 10  # with less, what is measured is latency
 _WEIGHT = 0.5  # of the latest transfer, against all before it
+_BELIEVED_S = 60.0
 
 
 class KvPolicy(StrEnum):
@@ -78,21 +81,28 @@ class PrefillRate:
 
 
 class KvLinks:
-    """What links gave when K and V came over them, by the host at their other end."""
+    """What links gave when K and V came over them, by the host at their other end. It is believed for a
+    minute: nothing is sent over a link that seems slow, so nothing would show that it is not any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self._bytes_per_s: dict[str, float] = {}
+        self._until_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<KvLinks {self._bytes_per_s}>"
 
     def came(self, host: str, nbytes: int, seconds: float) -> None:
         if nbytes >= _MEASURED_BYTES and seconds > 0:
-            before = self._bytes_per_s.get(host, nbytes / seconds)
+            before = self._bytes_per_s[host] if self._is_known(host) else nbytes / seconds
             self._bytes_per_s[host] = (1 - _WEIGHT) * before + _WEIGHT * nbytes / seconds
+            self._until_s[host] = self._now_s() + _BELIEVED_S
 
     def bytes_per_s(self, host: str) -> float:
-        return self._bytes_per_s.get(host, LINK_BYTES_PER_S)
+        return self._bytes_per_s[host] if self._is_known(host) else LINK_BYTES_PER_S
+
+    def _is_known(self, host: str) -> bool:
+        return self._now_s() < self._until_s.get(host, -inf)
 
 
 def _seconds(seconds: float) -> str:

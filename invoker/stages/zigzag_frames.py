@@ -66,7 +66,7 @@ Said = Offer | Drop | Take | Given
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFrame:
-    """What came; the next frame overwrites `data`."""
+    """What came; `data` is the frame's own."""
 
     said: Said
     data: memoryview
@@ -90,11 +90,11 @@ def data_bytes(said: Said) -> int:
 
 
 class PairReader:
-    """Puts frames together, as FrameReader does; its buffers grow to what the largest frame needs."""
+    """Puts frames together, as FrameReader does, but keeps nothing of them: all K and V of a prompt may be in
+    one."""
 
     def __init__(self) -> None:
         self._head = bytearray(HEADER_BYTES)
-        self._data = bytearray()
         self._said: Said | None = None
         self._part = memoryview(self._head)  # what is being filled, from `_filled` on
         self._filled = 0
@@ -121,13 +121,10 @@ class PairReader:
             return None
         if self._said is None:
             self._said = self._read_said()
-            wanted = data_bytes(self._said)
-            if wanted:
-                if len(self._data) < wanted:
-                    self._data = bytearray(wanted)
-                self._next(memoryview(self._data)[:wanted])
+            self._next(memoryview(bytearray(data_bytes(self._said))))
+            if len(self._part):
                 return None
-        frame = PairFrame(said=self._said, data=memoryview(self._data)[: data_bytes(self._said)])
+        frame = PairFrame(said=self._said, data=self._part)
         self._said, self._in_head = None, True
         self._next(memoryview(self._head))
         return frame

@@ -223,10 +223,9 @@ class PairDriver(WireThread[PairFrame]):
             return
         if said.layers >= len(self._chain) or said.hidden_bytes != len(prompt.tokens) * self._facts.row_bytes:
             raise LinkLost(f"the target gives {said} of {len(prompt.tokens)} tokens")
-        data = memoryview(bytearray(frame.data))  # the next frame overwrites the buffer
-        hidden = rows_of_bytes(data[: said.hidden_bytes], self._facts.row_dtype, self._facts.row_items)
+        hidden = rows_of_bytes(frame.data[: said.hidden_bytes], self._facts.row_dtype, self._facts.row_items)
         self._calls.enter(prompt.name, prompt.sequence.request_id)
-        self._job = _Job(prompt, said.layers, hidden, data[said.hidden_bytes :])
+        self._job = _Job(prompt, said.layers, hidden, frame.data[said.hidden_bytes :])
         self.helped += 1
         self.layers_saved += said.layers
 

@@ -62,7 +62,7 @@ class TargetWorker(WireThread[PairFrame]):
                 if name in self._rows:
                     raise LinkLost(f"prompt {name} is offered twice")
                 self._calls.enter(name, call)
-                self._rows[name] = torch.frombuffer(frame.data, dtype=torch.int64).clone()
+                self._rows[name] = torch.frombuffer(frame.data, dtype=torch.int64)
                 self._queue.add(Batch(name=name, tokens=tokens))
             case Drop(name=name):
                 self._queue.drop(name)

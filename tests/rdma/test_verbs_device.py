@@ -19,9 +19,9 @@ from rdmacast.verbs_address import RemoteMemory
 from rdmacast.verbs_device import LocalMemory
 from rdmacast.verbs_node import VerbsNode, open_node
 from rdmacast.verbs_reads import ReadQueue
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.rdma.cast_nodes import CONTENT, NBYTES, SECRET, DamagingRegion, start
-from tests.verbs_fixture import until, why_no_rdma
+from tests.verbs_fixture import why_no_rdma
 
 NO_RDMA = why_no_rdma()
 pytestmark = pytest.mark.skipif(bool(NO_RDMA), reason=f"make test-rdma: {NO_RDMA}")

@@ -1,0 +1,77 @@
+"""Who serves during a burst, as it is followed on the change feed."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from redis_fixture import RedisServer
+from registry_records import instance, node
+
+from benchmarks.scaleout_watch import Server, Serving, ServingWatch, told_of
+from registry.errors import StateUnavailable
+from registry.instance import InstanceState
+from registry.live import Live, LivePipeline, LiveRecord, LiveStage
+from registry.redis_state import RedisState
+from tests.patience import PATIENCE_S, until
+
+STAGES = (("n1", 0, 5), ("n2", 5, 6))
+
+
+def record(*pipelines: LivePipeline, serial: int = 1) -> LiveRecord:
+    return LiveRecord(
+        function="tiny",
+        version=1,
+        controller_epoch=1,
+        serial=serial,
+        way=Live.PIPELINE,
+        reason="told",
+        at=0.0,
+        pipelines=pipelines,
+    )
+
+
+def pipeline(id_: str, way: Live = Live.PIPELINE) -> LivePipeline:
+    stages = tuple(LiveStage(node=name, instance_id=name, first=a, last=b) for name, a, b in STAGES)
+    return LivePipeline(pipeline_id=id_, epoch=0, stages=stages, head=1, rate=1.5, slots=8, way=way)
+
+
+def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) -> None:
+    async def main() -> list[Serving]:
+        async with asyncio.timeout(PATIENCE_S), RedisState.connect(redis_url) as state:
+            epoch = await state.next_node_epoch("n0")
+            await state.put_node(node("n0", epoch), 60.0)
+            await state.put_instance(instance("i0", state=InstanceState.READY), epoch)
+            with ServingWatch(redis_url) as watch:
+                await state.put_live(record(pipeline("p"), pipeline("pair", Live.ZIGZAG)), 60.0)
+                await until(lambda: len(watch.seen) == 2)
+                await state.put_instance(instance("i0", state=InstanceState.STOPPED), epoch)
+                await until(lambda: len(watch.seen) == 3)
+                await state.put_live(record(serial=2), 60.0)
+                await until(lambda: len(watch.seen) == 4)
+            return watch.seen
+
+    began_s = time.monotonic()
+    seen = asyncio.run(main())
+    server = Server(name="p.0", rate=1.5, stages=STAGES)  # a pair is an instance, helped
+    served = [(one.pipelines, one.ready) for one in seen]
+    assert served == [((), ("n0",)), ((server,), ("n0",)), ((server,), ()), ((), ())]
+    moments = [one.since(began_s, 2).at_s for one in seen]
+    assert moments == sorted(moments) and 0 < moments[-1] <= (time.monotonic() - began_s) / 2
+    assert seen[0].since(seen[1].at_s, 2).at_s == 0.0  # before the burst
+    assert told_of(seen[1])["pipelines"] == [{"name": "p.0", "rate": 1.5, "stages": STAGES}]
+
+
+def test_who_cannot_follow_to_the_end_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), RedisServer(tmp_path) as server:
+            watch = ServingWatch(server.url)
+            with pytest.raises(StateUnavailable):
+                with watch:
+                    await server.kill()
+                    await until(lambda: watch.failure is not None)
+            nobody = ServingWatch(server.url)
+            with pytest.raises(StateUnavailable), nobody:
+                raise AssertionError("it follows nobody")
+
+    asyncio.run(main())
