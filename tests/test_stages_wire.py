@@ -152,6 +152,19 @@ def test_rows_larger_than_the_sockets_buffers_come_whole_and_in_order() -> None:
         assert repr(first) == "<Wire with 0 bytes to send>"
 
 
+def test_frames_that_come_together_are_taken_one_by_one() -> None:
+    with wires() as (first, second):
+        sent = [a_step(number, [1] * number) for number in range(1, 4)]
+        for step in sent:
+            rows = torch.full((step.number, 1), float(step.number), dtype=torch.float64)
+            parts = (memoryview(pack_step(step, rows.nbytes)), rows_as_bytes(rows))
+            first.push(*parts)
+        for step in sent:
+            said, data = received(second, first)
+            assert said == step and data.tolist() == [[step.number]] * step.number
+        assert second.receive() is None
+
+
 def test_a_neighbour_that_leaves_is_noticed_on_both_sides() -> None:
     with wires() as (first, second):
         first.close()
