@@ -20,7 +20,7 @@ from rdmacast.watching import Watcher
 from registry.cast import CastProgress, CastState
 from registry.clock import Clock
 from registry.errors import RegistryError
-from registry.images.manifest import UNIT_BYTES
+from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
 from registry.images.verify import check_units
 from registry.messages import CastRef
 
@@ -58,7 +58,13 @@ def is_sound(ref: CastRef, nbytes: int) -> bool:
     return ref.block_bytes % UNIT_BYTES == 0
 
 
-def cast_spec(ref: CastRef, region: str, nbytes: int) -> CastSpec:
+def cast_of(ref: CastRef, manifest: Manifest) -> CastSpec:
+    """Whose layers come whole early: all nodes have the manifest. Raises ValueError, CastError."""
+    borders = layer_borders(manifest, ref.block_bytes)
+    return cast_spec(ref, manifest.sha256, manifest.nbytes, borders)
+
+
+def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] = ()) -> CastSpec:
     """Raises ValueError, CastError."""
     return CastSpec(
         cast=ref.cast_id,
@@ -74,6 +80,7 @@ def cast_spec(ref: CastRef, region: str, nbytes: int) -> CastSpec:
         edge=ref.edge,
         in_turn=ref.in_turn,
         planner=ref.planner,
+        borders=borders,
         epoch=ref.epoch,
     )
 
@@ -132,7 +139,7 @@ class _Part:
         self._told_s = 0.0
         # What is told later must not seem earlier when somebody sets the clock.
         self._wall_less_monotonic_s = gear.clock.wall_s() - gear.clock.monotonic_s()
-        self._spec = cast_spec(ref, manifest.sha256, manifest.nbytes)
+        self._spec = cast_of(ref, manifest)
         self._cast = Cast(
             self._spec,
             gear.node,

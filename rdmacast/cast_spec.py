@@ -30,6 +30,7 @@ class CastSpec:
     `planned` on joined later and have no part in the plan: they take blocks from whoever has them. Those of
     the `edge` are slow, and get what the others have. With `in_turn` blocks leave and come in
     the order of the plan's steps, one at a time: for blocks that take long beside what asking for one takes.
+    `borders` are those of the plan (see CastShape), of which all members know the same.
     `epoch` is above that of any earlier life of the node.
     """
 
@@ -42,6 +43,7 @@ class CastSpec:
     planned: int | None = None
     edge: tuple[int, ...] = ()
     planner: str = "binomial"
+    borders: tuple[int, ...] = ()
     in_turn: bool = False
     epoch: int = 0
 
@@ -69,7 +71,7 @@ class CastSpec:
     @property
     def shape(self) -> CastShape:
         """Of the plan."""
-        return CastShape(nodes=self._planned, sources=self.sources, blocks=self.blocks)
+        return CastShape(nodes=self._planned, sources=self.sources, blocks=self.blocks, borders=self.borders)
 
     @property
     def _planned(self) -> int:

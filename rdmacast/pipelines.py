@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdmacast.plan import TransferPlan
-from rdmacast.planners.subgroups import balanced
+from rdmacast.planners.subgroups import chunks
 from rdmacast.transfers import Ints
 
 
@@ -30,7 +30,7 @@ class ExecutionPipeline:
 def pipelines(plan: TransferPlan) -> tuple[ExecutionPipeline, ...]:
     """Pipelines that together hold each target once, the earliest first."""
     arrived = plan.arrivals()
-    formed = (_assigned(nodes, arrived) for nodes in _memberships(plan, arrived))
+    formed = (_assigned(nodes, arrived, plan.shape.borders) for nodes in _memberships(plan, arrived))
     return tuple(sorted(formed, key=lambda pipeline: pipeline.ready_step))
 
 
@@ -41,7 +41,8 @@ def _memberships(plan: TransferPlan, arrived: Ints) -> Iterator[tuple[int, ...]]
     queues = [queue for queue in queues if queue]
     if not queues:
         return
-    for queue, (first, last) in zip(queues, balanced(plan.shape.blocks, len(queues)), strict=True):
+    parts = chunks(len(queues), plan.shape.blocks, plan.shape.borders)
+    for queue, (first, last) in zip(queues, parts, strict=True):
         # By when they have the chunk with which their sub-group begins.
         queue.sort(key=lambda node: int(arrived[node, first : max(last, first + 1)].max()))
     while len(queues) > 1:
@@ -64,9 +65,9 @@ def _parted(nodes: Sequence[int], arrived: Ints) -> Iterator[tuple[int, ...]]:
         yield tuple(rest)
 
 
-def _assigned(nodes: Sequence[int], arrived: Ints) -> ExecutionPipeline:
-    """Balanced ranges of blocks: in the nodes' order, as their sub-groups begin, or a better way around."""
-    ranges = balanced(arrived.shape[1], len(nodes))
+def _assigned(nodes: Sequence[int], arrived: Ints, borders: Sequence[int]) -> ExecutionPipeline:
+    """Ranges as sub-groups would begin with: in the nodes' order, as theirs do, or a better way around."""
+    ranges = chunks(len(nodes), arrived.shape[1], borders)
     first = np.array([start for start, _ in ranges])
     ready = np.maximum.reduceat(arrived[list(nodes)], first, axis=1)  # [node, range]
     parts = np.arange(len(nodes))

@@ -5,6 +5,7 @@ A step is an order, not a barrier: who carries a plan out pulls each block as so
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,16 @@ MAX_TRANSFERS = 1 << 25  # half a GiB of arrays: a plan above this is a mistake
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastShape:
-    """What is to be planned: `nodes` nodes numbered from 0, those that hold the model, and its blocks."""
+    """What is to be planned: `nodes` nodes numbered from 0, those that hold the model, and its blocks.
+
+    Where several sources make several block orders, these begin at some of the `borders`, if any are given:
+    ascending blocks in each of which something begins that is of use only as a whole, such as a layer.
+    """
 
     nodes: int
     sources: tuple[int, ...]
     blocks: int
+    borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -36,6 +42,8 @@ class CastShape:
             raise ValueError("a node can be named as a source only once")
         if not all(0 <= source < self.nodes for source in self.sources):
             raise ValueError(f"the sources must be among the nodes 0 to {self.nodes - 1}")
+        if any(b <= a for a, b in pairwise((-1, *self.borders, self.blocks))):
+            raise ValueError(f"borders are ascending blocks below {self.blocks}, each named once")
         if self.transfers > MAX_TRANSFERS:
             raise ValueError(
                 f"{self.nodes} nodes and {self.blocks} blocks make {self.transfers} transfers, "

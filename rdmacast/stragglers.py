@@ -7,7 +7,7 @@ two nodes is slow by itself. Which one, the other pulls of both tell.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdmacast.plan import CastShape
@@ -83,7 +83,7 @@ def order_around(planner: str, shape: CastShape, slow: Collection[int], node: in
     if node in slow:
         turn = sorted(slow).index(node)
         return tuple((fast[(block + turn) % len(fast)], block) for block in range(shape.blocks))
-    inner = CastShape(nodes=len(fast), sources=sources, blocks=shape.blocks)
+    inner = replace(shape, nodes=len(fast), sources=sources)
     return tuple((fast[source], block) for source, block in own_part(planner, inner, fast.index(node)))
 
 

@@ -73,12 +73,12 @@ def step_frame(step: StageStep) -> bytes:
 
 async def next_of(link: socket.socket, reader: FrameReader | PairReader) -> Frame | PairFrame:
     loop = asyncio.get_running_loop()
-    while True:
+    frame: Frame | PairFrame | None = reader.advance(0)
+    while frame is None:
         count = await loop.sock_recv_into(link, reader.buffer())
         assert count, "the thread has closed its link"
         frame = reader.advance(count)
-        if frame is not None:
-            return frame
+    return frame
 
 
 def test_rows_leave_while_the_next_step_is_run() -> None:

@@ -63,8 +63,9 @@ def read(reader: FrameReader, data: bytes, cuts: random.Random) -> Iterator[tupl
         into[:count] = data[:count]
         data = data[count:]
         frame = reader.advance(count)
-        if frame is not None:
+        while frame is not None:
             yield frame.said, bytes(frame.rows)
+            frame = reader.advance(0)
 
 
 @given(st.lists(st.one_of(steps, st.integers(0, 99)), max_size=5), st.randoms())
@@ -128,7 +129,7 @@ def wires() -> Iterator[tuple[Wire[Frame], Wire[Frame]]]:
         second.close()
 
 
-def received(wire: Wire[Frame], sender: Wire[Frame]) -> object:
+def received(wire: Wire[Frame], sender: Wire[Frame]) -> tuple[object, torch.Tensor]:
     """The next frame; whoever sends it has more to send than the socket takes."""
     while (frame := wire.receive()) is None:
         sender.wake()
@@ -146,9 +147,22 @@ def test_rows_larger_than_the_sockets_buffers_come_whole_and_in_order() -> None:
             first.push(memoryview(pack_step(step, len(sent_rows))), sent_rows)
             sent.append((step, rows))
         for step, rows in sent:
-            said, data = received(second, first)  # type: ignore[misc]
+            said, data = received(second, first)
             assert said == step and torch.equal(data, rows)
         assert repr(first) == "<Wire with 0 bytes to send>"
+
+
+def test_frames_that_come_together_are_taken_one_by_one() -> None:
+    with wires() as (first, second):
+        sent = [a_step(number, [1] * number) for number in range(1, 4)]
+        for step in sent:
+            rows = torch.full((step.number, 1), float(step.number), dtype=torch.float64)
+            parts = (memoryview(pack_step(step, rows.nbytes)), rows_as_bytes(rows))
+            first.push(*parts)
+        for step in sent:
+            said, data = received(second, first)
+            assert said == step and data.tolist() == [[step.number]] * step.number
+        assert second.receive() is None
 
 
 def test_a_neighbour_that_leaves_is_noticed_on_both_sides() -> None:

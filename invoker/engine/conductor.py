@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
 import torch
 
 from invoker.engine.contract import NewSequence, TokenOutput
@@ -177,22 +178,21 @@ class Conductor:
 
     def _step(self, plan: StepPlan) -> StageInput:
         chunks = batch_order(plan.chunks)
-        opened = tuple(
-            self._opening(chunk.request_id) for chunk in chunks if chunk.request_id not in self._open
-        )
-        self._open.update(opening.sequence for opening in opened)
+        names = [chunk.request_id for chunk in chunks]
+        opened = tuple([self._opening(name) for name in names if name not in self._open])
+        self._open.update(names)
         step = StageStep(
             number=next(self._numbers),
             closed=tuple(self._closing),
             opened=opened,
             chunks=tuple(
-                StageChunk(sequence=c.request_id, start=c.start, count=c.count, last=c.last) for c in chunks
+                [StageChunk(sequence=c.request_id, start=c.start, count=c.count, last=c.last) for c in chunks]
             ),
             kept=tuple(self._keeping),
         )
         self._closing, self._keeping = [], []
         self._under_way[step.number] = step
-        return StageInput(step=step, data=torch.tensor(self._ids(chunks), dtype=torch.int64))
+        return StageInput(step=step, data=self._ids(chunks))
 
     def _opening(self, name: str) -> Opening:
         request_id = self._requests[name]
@@ -200,13 +200,12 @@ class Conductor:
         most = self._book.most_tokens(request_id)
         return Opening(sequence=name, most=most, sampling=sampling, call=request_id)
 
-    def _ids(self, chunks: Sequence[Chunk]) -> list[int]:
-        tokens = [self._book[self._requests[chunk.request_id]].tokens for chunk in chunks]
-        return [
-            token
-            for known, chunk in zip(tokens, chunks, strict=True)
-            for token in known[chunk.start : chunk.start + chunk.count]
-        ]
+    def _ids(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        ids: list[int] = []
+        for chunk in chunks:
+            known = self._book[self._requests[chunk.request_id]].tokens
+            ids += known[chunk.start : chunk.start + chunk.count]
+        return torch.from_numpy(np.array(ids, dtype=np.int64))
 
     def _advance(self, request_id: str, chunk: StageChunk, choice: Choice | None) -> TokenOutput:
         """What a chunk gave its sequence."""

@@ -28,7 +28,7 @@ class Flow:
     @property
     def prompts(self) -> "deque[Scheduled]":
         """What it has to prefill, in order."""
-        return deque((*(one for one in self.running if one.missing > 1), *self.waiting))
+        return deque([*[one for one in self.running if one.missing > 1], *self.waiting])
 
 
 @dataclass(slots=True, eq=False)

@@ -185,16 +185,17 @@ class Scheduler:
     def _launch(self, decoding: set[str], prefill: Counter[str]) -> tuple[Chunk, ...]:
         """The chunks of a plan, which is under way from now on."""
         self._turns += 1
-        chunks = []
+        chunks, run = [], []
         for sequence in self._running:
             count = 1 if sequence.request_id in decoding else prefill[sequence.request_id]
             if count:
                 chunks.append(_chunk(sequence, count))
+                run.append(sequence)
                 sequence.cached += count
                 sequence.under_way += 1
                 sequence.turn = self._turns
         if chunks:
-            self._under_way.append(tuple(self._sequences[chunk.request_id] for chunk in chunks))
+            self._under_way.append(tuple(run))
         return tuple(chunks)
 
     # Pages.
@@ -204,6 +205,8 @@ class Scheduler:
         need be; if there is none it gives way itself. Nothing if it is to wait for what is under way."""
         sequence = self._running[index]
         needed = pages_for(sequence.length) - len(sequence.pages)
+        if not needed:
+            return ()
         while needed > self._allocator.free:
             victim = self._youngest_from(index)
             if victim.under_way:

@@ -10,12 +10,16 @@ them in the same order, so that what a step says of a sequence holds for all beh
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+import numpy as np
 import torch
 
 from invoker.engine.contract import EngineError
 from invoker.engine.kv_slices import KvSlice
 from invoker.engine.sampling import Choice
 from registry.messages import Sampling
+
+_NUMPY_HAS = frozenset({torch.float32, torch.float16, torch.int64})  # of what rows may be
 
 
 class OutOfStep(EngineError):
@@ -26,8 +30,7 @@ class StageFailed(EngineError):
     """A stage could not compute a step; what it holds of the step's sequences is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that a stage has not seen, or was told to forget. `sequence` is unique in its pipeline; it
     may grow to `most` tokens; where the head is its tokens are drawn by `sampling`. It is run for `call`."""
 
@@ -37,8 +40,7 @@ class Opening:
     call: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageChunk:
+class StageChunk(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens at the positions `[start, start + count)` of a sequence, which follow those that it ran
     before. With `last` a token is wanted, for the position `start + count`."""
 
@@ -48,8 +50,7 @@ class StageChunk:
     last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageStep:
+class StageStep(msgspec.Struct, frozen=True, kw_only=True):
     """What one step does, the same for all stages: forget `closed`, expect `opened`, run `chunks`.
 
     Of `kept`, which are closed too, K and V are wanted elsewhere: what the stage has of them is put aside.
@@ -66,12 +67,12 @@ class StageStep:
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return sum([chunk.count for chunk in self.chunks])
 
     @property
     def wanting(self) -> tuple[StageChunk, ...]:
         """The chunks behind which a token is wanted."""
-        return tuple(chunk for chunk in self.chunks if chunk.last)
+        return tuple([chunk for chunk in self.chunks if chunk.last])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,11 @@ class Stage(Protocol):
 
 def rows_as_bytes(rows: torch.Tensor) -> memoryview:
     """Rows as the bytes that they are, for a socket to send: a view, unless they are on an accelerator."""
-    return rows.cpu().view(torch.uint8).numpy().reshape(-1).data
+    if not rows.is_cpu:
+        rows = rows.cpu()
+    if rows.dtype not in _NUMPY_HAS:
+        rows = rows.view(torch.uint8)
+    return rows.numpy().reshape(-1).view(np.uint8).data
 
 
 def rows_of_bytes(received: memoryview, dtype: torch.dtype, width: int) -> torch.Tensor:

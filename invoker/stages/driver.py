@@ -136,19 +136,22 @@ class PipelineDriver(StageThread):
 
     def _on_frame(self, frame: Frame) -> None:
         """A step comes back from the others."""
+        outputs = self._came_back(frame)
+        if not self._begins:  # else what has come, and the streams, would keep the first stage waiting
+            self._on_idle()
+        self._tell(outputs)
+
+    def _came_back(self, frame: Frame) -> list[TokenOutput]:
+        """What is to be told of a step."""
         said = frame.said
         if isinstance(said, FailedStep):
-            self._tell(self._conductor.fail(said.number, said.reason))
-            return
+            return self._conductor.fail(said.number, said.reason)
         given = self._rows.given(said, frame.rows)
         try:
             output = self._stage.finish(given) if self._begins else self._stage.run(given)
         except EngineError as error:
-            self._tell(self._conductor.fail(said.number, str(error)))
-        else:
-            self._tell(self._conductor.take(output))
-        if not self._begins:  # or what else has come would keep the first stage waiting
-            self._on_idle()
+            return self._conductor.fail(said.number, str(error))
+        return self._conductor.take(output)
 
     def _tell(self, outputs: list[TokenOutput]) -> None:
         told: list[tuple[OutputStream, TokenOutput | Exception]] = []

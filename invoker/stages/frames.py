@@ -76,84 +76,98 @@ def pack_failed(number: int, reason: str) -> bytes:
 class FrameReader:
     """Puts frames together from bytes as they come: read into `buffer`, then tell `advance` how many came.
 
-    `rows_bytes_of` says how many bytes of rows belong to a step here. The buffers are used again for each
-    frame, and grow to what the largest needs.
+    `rows_bytes_of` says how many bytes of rows belong to a step here. A small frame takes one read, which may
+    bring more that follows; of a large one's rows most are read to where they stay. The buffers are used
+    again for each frame, and grow to what the largest needs.
     """
 
     def __init__(self, rows_bytes_of: Callable[[StageStep], int]) -> None:
         self._rows_bytes_of = rows_bytes_of
-        self._head = bytearray(HEADER_BYTES)
-        self._said = bytearray(_FIRST_BYTES)
-        self._rows = bytearray(_FIRST_BYTES)
-        self._part = memoryview(self._head)  # what is being filled, from `_filled` on
+        self._came = memoryview(bytearray(_FIRST_BYTES))
+        self._begin, self._end = 0, 0  # of what lies there that no frame was made of yet
+        self._rows = memoryview(bytearray(_FIRST_BYTES))
+        self._wanted = self._rows[:0]  # the rows of `_said`, which have come up to `_filled`
         self._filled = 0
-        self._kind = FrameKind.STEP
-        self._rows_bytes = 0
-        self._step: StageStep | FailedStep | None = None
-        self._in_head = True
+        self._said: StageStep | FailedStep | None = None
 
     def __repr__(self) -> str:
-        return f"<FrameReader {self._filled} of {len(self._part)} bytes>"
+        return f"<FrameReader {self._end - self._begin + self._filled} bytes of a frame>"
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong; never empty."""
-        return self._part[self._filled :]
+        if self._said is not None:
+            return self._wanted[self._filled :]
+        return self._came[self._end :]
 
     def advance(self, count: int) -> Frame | None:
-        """So many bytes have come. Raises LinkLost for what is no frame."""
-        self._filled += count
-        if self._filled < len(self._part):
+        """So many bytes have come; with 0, what had come before may be a frame. Raises LinkLost for what is
+        no frame."""
+        if self._said is not None:
+            self._filled += count
+        else:
+            self._end += count
+            self._said = self._read_said()
+        said, wanted = self._said, self._wanted
+        if said is None or self._filled < len(wanted):
             return None
-        if self._in_head:
-            self._read_head()
-            return None
-        if self._step is None:
-            return self._read_said()
-        return self._whole()
+        self._said, self._filled = None, 0
+        return Frame(said=said, rows=wanted)
 
-    def _read_head(self) -> None:
-        magic, kind, said_bytes, rows_bytes = _HEADER.unpack(self._head)
+    def _read_said(self) -> StageStep | FailedStep | None:
+        """What the next frame says, if that has come; of its rows that have come too, a copy is made."""
+        came = self._end - self._begin
+        if came < HEADER_BYTES:
+            self._make_room(HEADER_BYTES)
+            return None
+        magic, kind, said_bytes, rows_bytes = _HEADER.unpack_from(self._came, self._begin)
         if magic != _MAGIC or kind not in (FrameKind.STEP, FrameKind.FAILED):
             raise LinkLost("what came is no frame of a stage")
         if not 0 < said_bytes <= MAX_SAID_BYTES:
             raise LinkLost(f"a frame says {said_bytes} bytes")
-        self._kind, self._rows_bytes, self._in_head = FrameKind(kind), rows_bytes, False
-        self._said = _room(self._said, said_bytes)
-        self._next(memoryview(self._said)[:said_bytes])
+        if came < HEADER_BYTES + said_bytes:
+            self._make_room(HEADER_BYTES + said_bytes)
+            return None
+        first = self._begin + HEADER_BYTES
+        said, wanted = self._decoded(kind, self._came[first : first + said_bytes])
+        if wanted != rows_bytes:
+            raise LinkLost(f"{rows_bytes} bytes of rows came for {wanted}")
+        self._begin = first + said_bytes
+        self._take_rows(wanted)
+        return said
 
-    def _read_said(self) -> Frame | None:
+    def _decoded(self, kind: int, said: memoryview) -> tuple[StageStep | FailedStep, int]:
+        """What is said, and how many bytes of rows belong to it."""
         try:
-            if self._kind is FrameKind.FAILED:
-                said: StageStep | FailedStep = _failures.decode(self._part)
-                wanted = 0
-            else:
-                said = _steps.decode(self._part)
-                _check(said)
-                wanted = self._rows_bytes_of(said)
+            if kind == FrameKind.FAILED:
+                return _failures.decode(said), 0
+            step = _steps.decode(said)
+            _check(step)
+            return step, self._rows_bytes_of(step)
         except _MALFORMED as error:
             raise LinkLost(f"a frame is malformed: {error}") from None
-        if wanted != self._rows_bytes:
-            raise LinkLost(f"{self._rows_bytes} bytes of rows came for {wanted}")
-        self._step = said
-        if not wanted:
-            return self._whole()
-        self._rows = _room(self._rows, wanted)
-        self._next(memoryview(self._rows)[:wanted])
-        return None
 
-    def _whole(self) -> Frame:
-        assert self._step is not None
-        frame = Frame(said=self._step, rows=memoryview(self._rows)[: self._rows_bytes])
-        self._step, self._in_head = None, True
-        self._next(memoryview(self._head))
-        return frame
+    def _take_rows(self, wanted: int) -> None:
+        if len(self._rows) < wanted:
+            self._rows = memoryview(bytearray(wanted))
+            self._wanted = self._rows
+        if len(self._wanted) != wanted:  # else it is the same view as before: see RowsOf
+            self._wanted = self._rows[:wanted]
+        self._filled = min(wanted, self._end - self._begin)
+        if self._filled:
+            self._wanted[: self._filled] = self._came[self._begin : self._begin + self._filled]
+        self._begin += self._filled
+        if self._begin == self._end:
+            self._begin = self._end = 0
 
-    def _next(self, part: memoryview) -> None:
-        self._part, self._filled = part, 0
-
-
-def _room(buffer: bytearray, nbytes: int) -> bytearray:
-    return buffer if len(buffer) >= nbytes else bytearray(nbytes)
+    def _make_room(self, frame_bytes: int) -> None:
+        """For all of a frame, of which less has come, but its rows."""
+        if not self._begin and len(self._came) >= frame_bytes:
+            return
+        left = bytes(self._came[self._begin : self._end])
+        if len(self._came) < frame_bytes:
+            self._came = memoryview(bytearray(frame_bytes))
+        self._came[: len(left)] = left
+        self._begin, self._end = 0, len(left)
 
 
 def _check(step: StageStep) -> None:
@@ -162,7 +176,10 @@ def _check(step: StageStep) -> None:
         raise LinkLost(f"a step of {len(step.chunks)} chunks that opens {len(step.opened)} sequences")
     if len(step.kept) > len(step.closed):
         raise LinkLost(f"a step that keeps {len(step.kept)} of {len(step.closed)} sequences")
-    if any(chunk.start < 0 or not 0 < chunk.count <= MAX_STEP_TOKENS for chunk in step.chunks):
-        raise LinkLost("a chunk of no tokens")
-    if step.tokens > MAX_STEP_TOKENS:
-        raise LinkLost(f"a step of {step.tokens} tokens")
+    tokens = 0
+    for chunk in step.chunks:
+        if chunk.start < 0 or not 0 < chunk.count <= MAX_STEP_TOKENS:
+            raise LinkLost("a chunk of no tokens")
+        tokens += chunk.count
+    if tokens > MAX_STEP_TOKENS:
+        raise LinkLost(f"a step of {tokens} tokens")

@@ -60,6 +60,8 @@ class WireThread(Generic[Word]):
 
     def _on_wake(self) -> None:
         """Carry out what was asked of the thread."""
+        if not self._commands:  # mostly: whoever adds one wakes the thread after that
+            return
         with self._lock:
             commands, self._commands = self._commands, deque()
         for command in commands:

@@ -23,7 +23,9 @@ class Reader(Protocol[Told]):
 
     def buffer(self) -> memoryview: ...
 
-    def advance(self, count: int) -> Told | None: ...
+    def advance(self, count: int) -> Told | None:
+        """So many bytes have come: the first thing that is whole. With 0, whether there is another one."""
+        ...
 
 
 class Wire(Generic[Word]):
@@ -61,7 +63,8 @@ class Wire(Generic[Word]):
     def receive(self) -> Word | None:
         """The next frame, if all of it has come. Its rows lie in a buffer that the next one overwrites."""
         self._flush()
-        while True:
+        frame = self._reader.advance(0)
+        while frame is None:
             try:
                 count = self._before.recv_into(self._reader.buffer())
             except _LATER:
@@ -71,8 +74,7 @@ class Wire(Generic[Word]):
             if not count:
                 raise LinkLost("the stage before has closed its link")
             frame = self._reader.advance(count)
-            if frame is not None:
-                return frame
+        return frame
 
     def push(self, *parts: memoryview) -> None:
         """Send these one after the other, from where they lie."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from rdmacast.plan import CastShape
 from rdmacast.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS
-from rdmacast.planners.subgroups import balanced, subgroups
+from rdmacast.planners.subgroups import begins, subgroups
 
 Order = tuple[tuple[int, int], ...]  # (source, block): whom to pull what from, first to last
 
@@ -28,7 +28,7 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
         return tuple(zip(received.source.tolist(), received.block.tolist(), strict=True))
     busy = [group for group in subgroups(shape) if len(group) > 1]
     index = next(index for index, group in enumerate(busy) if node in group)
-    group, first = busy[index], balanced(shape.blocks, len(busy))[index][0]
+    group, first = busy[index], begins(len(busy), shape.blocks, shape.borders)[index]
     pulled = part(len(group), shape.blocks, group.index(node))
     return tuple((group[source], (first + block) % shape.blocks) for source, block in pulled)
 

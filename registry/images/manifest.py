@@ -60,6 +60,19 @@ class Manifest:
         return -(-self.nbytes // UNIT_BYTES)
 
 
+def layer_borders(manifest: Manifest, block_bytes: int) -> tuple[int, ...]:
+    """The blocks in which layers begin, ascending: whoever gets the image from there on gets whole layers.
+
+    The first layer of a tower runs only with the embedding before it, so that one counts instead.
+    """
+    starts = [
+        span.start
+        for span in manifest.layers
+        if span.start < span.end and (span.kind == "embed" or (span.kind == "layer" and span.index > 0))
+    ]
+    return tuple(sorted({start // block_bytes for start in starts}))
+
+
 def default_blocks(nbytes: int) -> int:
     """The default block count of a cast: clamp(size / 1 MiB, 16, 512), at most one a unit, at least 1."""
     units = max(1, -(-nbytes // UNIT_BYTES))
