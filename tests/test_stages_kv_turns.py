@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from invoker.engine.kv_cache import KvShape
@@ -56,8 +57,8 @@ class Stages:
     def give(self, name: str) -> None:
         self.given[name].set_result(None)
 
-    def fail(self, name: str) -> None:
-        self.given[name].set_exception(LinkLost("it is gone"))
+    def fail(self, name: str, error: Exception) -> None:
+        self.given[name].set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,14 @@ def test_calls_take_turns_in_their_order() -> None:
     run(main)
 
 
-def test_one_that_fails_or_leaves_lets_the_next_one_have_its_turn() -> None:
+@pytest.mark.parametrize(
+    "error", [LinkLost("it is gone"), RuntimeError("not enough memory: 1 bytes"), MemoryError()]
+)
+def test_one_that_fails_or_leaves_lets_the_next_one_have_its_turn(error: Exception) -> None:
     async def main(scene: Scene) -> None:
         brought = [scene.bring(f"r{number}") for number in range(5)]
         await scene.stages.until("r0")
-        scene.stages.fail("r0")
+        scene.stages.fail("r0", error)
         assert await brought[0] == ()
         await scene.stages.until("r0", "r1")
         brought[2].cancel()  # it waits

@@ -104,7 +104,8 @@ class KvMoves:
         try:
             async with asyncio.timeout(within_s):
                 slices = await self._fetch(tokens, at, shape, within_s)
-        except (LinkLost, InvokerError, OSError) as error:  # the tokens are here, and can be computed
+        # Whatever it was, the tokens are here, and can be computed.
+        except (LinkLost, InvokerError, OSError, RuntimeError, MemoryError) as error:
             why = str(error) or f"not within {within_s:.3f} s"
             log.info("call %s goes on by computing its %d tokens: %s", call_id, tokens, why)
             return ()
