@@ -13,7 +13,7 @@ def records(
     outcomes: Sequence[Outcome], baseline: Baseline, limit: float, params: dict[str, object]
 ) -> list[dict[str, Any]]:
     """One a shape undisturbed, one a role, transport and planner of what was struck, and one of all."""
-    struck = [one for one in outcomes if one.trial.strike is not None]
+    struck = [one for one in outcomes if one.was_struck]
     rows = [undisturbed(shape, baseline, outcomes, params) for shape in baseline.seconds]
     by: list[tuple[str, Callable[[Outcome], str]]] = [
         ("role", _role),
@@ -72,6 +72,7 @@ def whole(
         "name": "cast-faults",
         "params": params,
         "all_casts": len(outcomes),
+        "struck_too_late": sum(one.trial.strike is not None for one in outcomes) - len(struck),
         **told,
         "lost_share_limit": limit,
         "holds": not wrong and told.get("lost_share_median", 0.0) <= limit,
@@ -118,6 +119,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f"{row['name']:28} {row['casts']:6}{shares} {row['processor_share']:11.0%}")
     last = rows[-1]
     found, missed = last["damaged_found"], last["damaged_missed"]
+    if last["struck_too_late"]:
+        lines.append(f"\n{last['struck_too_late']} casts more had ended when their node was struck")
     lines.append(f"\ndamaged blocks: {found} found, {missed} missed; {last['returned']} nodes returned")
     verdict = "holds" if last["holds"] else "DOES NOT HOLD"
     lines.append(f"{verdict}: at most {last['lost_share_limit']:.0%} lost in the median, nothing wrong")

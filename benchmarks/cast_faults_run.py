@@ -53,6 +53,11 @@ class Outcome:
     returned: Return | None
     wrong: tuple[str, ...]
 
+    @property
+    def was_struck(self) -> bool:
+        """Whether it was under way when its node was struck: a quick one may have ended before."""
+        return self.struck_s is not None and self.struck_s < self.seconds
+
 
 @dataclass(slots=True)
 class Baseline:

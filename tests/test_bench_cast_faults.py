@@ -27,7 +27,7 @@ def outcome(trial: Trial, seconds: float, wrong: Sequence[str] = ()) -> Outcome:
     return Outcome(
         trial=trial,
         seconds=seconds,
-        struck_s=None,
+        struck_s=None if trial.strike is None else 0.9,
         processors=0.25,
         found=1,
         missed=0,
@@ -87,12 +87,13 @@ def test_time_lost_is_counted_from_undisturbed_casts_of_the_same_shape() -> None
     baseline = Baseline()
     outcomes = [outcome(Trial(name="u", shape=shape), seconds) for shape in SHAPES for seconds in (1.0, 2.0)]
     outcomes += [outcome(struck(SHAPES[0], Role.RELAY), seconds) for seconds in (1.5, 1.8, 3.0)]
+    outcomes.append(outcome(struck(SHAPES[0], Role.RELAY), 0.8))  # it had ended before
     for one in outcomes:
         baseline.add(one)
     rows = records(outcomes, baseline, 0.3, PARAMS)
     last = rows[-1]
     assert (last["casts"], last["lost_share_median"], last["lost_share_max"]) == (3, 0.2, 1.0)
-    assert last["holds"] and last["damaged_found"] == 7
+    assert last["holds"] and last["damaged_found"] == 8 and last["struck_too_late"] == 1
     assert "struck-relay" in table(rows) and "\nholds" in table(rows)
     assert not records(outcomes, baseline, 0.1, PARAMS)[-1]["holds"]
     leaky = [*outcomes, outcome(Trial(name="l", shape=SHAPES[0]), 1.0, ["node 1: leaked 1 x socket"])]
