@@ -6,6 +6,7 @@ image is in a file there, else ("-") in memory of its own.
 """
 
 import asyncio
+import gc
 import mmap
 import sys
 import time
@@ -183,6 +184,7 @@ async def serve(path: str, rank: int, listen: str, host: str, folder: Path | Non
 
 def main() -> None:
     path, rank, listen, host, folder = sys.argv[1:]
+    gc.set_threshold(20_000, 20, 50)  # as nodes do
     uvloop.run(serve(path, int(rank), listen, host, None if folder == "-" else Path(folder)))
 
 
