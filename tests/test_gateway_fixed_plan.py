@@ -47,6 +47,10 @@ def test_large_blocks_of_a_binomial_pipeline_come_in_turn() -> None:
     assert not FixedPlan(planner="chain").of(replace(CAST, in_turn=True), slow).in_turn
 
 
+def test_scattered_parts_come_one_after_the_other() -> None:
+    assert FixedPlan(planner="scatter-allgather").of(CAST, 1e9).in_turn
+
+
 def test_spellings() -> None:
     assert parse_fixed_plan("tree") == FixedPlan(planner="tree")
     assert parse_fixed_plan("chain/512") == FixedPlan(planner="chain", blocks=512)

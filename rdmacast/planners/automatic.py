@@ -29,6 +29,7 @@ _FEW = 4  # at most one node of so many is at the edge
 # A block that takes longer is worth the time to ask for the next only once it is here: the pipeline then
 # keeps to its steps, where else two blocks meet at one port and all that follow are late.
 _IN_TURN_S = 0.02
+_SCATTER_ALLGATHER = "scatter-allgather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,13 @@ def choose_planner(
 
 
 def comes_in_turn(planner: str, block_bytes: float, bytes_per_s: float) -> bool:
-    """Whether blocks of this size should come one at a time, in the order of the plan's steps."""
+    """Whether blocks of this size should come one at a time, in the order of the plan's steps.
+
+    Those of scatter and allgather always: else the source gives all parts at once, and none goes around
+    before the last of them is given.
+    """
+    if planner == _SCATTER_ALLGATHER:
+        return True
     return planner == BINOMIAL.name and block_bytes >= _IN_TURN_S * bytes_per_s
 
 
