@@ -81,9 +81,10 @@ class Crew:
         self._members = [there[rank] for rank in sorted(there)]
         self.hellos = tuple(hellos[rank] for rank in sorted(hellos))
 
-    def tell(self, order: Order) -> None:
-        for member in self._members:
-            member.send(order)
+    def tell(self, order: Order, ranks: Sequence[int] | None = None) -> None:
+        """To these, or to all. Raises CrewError."""
+        for rank in range(self._size) if ranks is None else ranks:
+            self._members[rank].send(order)
 
     def ask(self, order: Order, expected: type[A], patience_s: float) -> list[A]:
         """The answers of all, by rank. Raises CrewError."""
