@@ -20,6 +20,7 @@ from invoker.stages.link import SERVICE, StageKey
 from rdmacast.address import parse_url
 from rdmacast.handshake import ClientHandshake
 from rdmacast.tls import NodeTls
+from registry.live_messages import KvStage
 from tests.patience import PATIENCE_S, until
 
 SHAPE = KvShape(layers=6, heads=2, head_dim=8, dtype=torch.bfloat16)
@@ -146,7 +147,8 @@ def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
             there.shelf.put(key(), one)
 
             def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[FetchedKv]":
-                work = here.fetch_kv(url, host, key(sequence), SHAPE, (2, 5), 40, PATIENCE_S)
+                stage = KvStage(link=url, host=host, first=2, last=5)
+                work = here.fetch_kv(stage, key(sequence), SHAPE, 40, PATIENCE_S)
                 return asyncio.create_task(work)
 
             assert same((await fetch("7", there.url, there.host)).kv, one)
@@ -185,7 +187,8 @@ def test_who_hangs_up_is_in_nobodys_way() -> None:
             await until(lambda: "0 awaited" in repr(there.shelf))
             one = some_kv()
             there.shelf.put(key(), one)
-            found = await here.fetch_kv(there.url, there.host, key(), SHAPE, (2, 5), 40, PATIENCE_S)
+            stage = KvStage(link=there.url, host=there.host, first=2, last=5)
+            found = await here.fetch_kv(stage, key(), SHAPE, 40, PATIENCE_S)
             assert same(found.kv, one)
 
     asyncio.run(main())

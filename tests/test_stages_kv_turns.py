@@ -32,14 +32,7 @@ class Stages:
         self._news = asyncio.Condition()
 
     async def fetch_kv(
-        self,
-        url: str,
-        host: str,
-        key: StageKey,
-        shape: KvShape,
-        layers: tuple[int, int],
-        most_tokens: int,
-        within_s: float,
+        self, stage: KvStage, key: StageKey, shape: KvShape, most_tokens: int, within_s: float
     ) -> FetchedKv:
         name = key.sequence
         if name not in self.given:
@@ -48,7 +41,7 @@ class Stages:
         async with self._news:
             self._news.notify_all()
         await asyncio.shield(self.given[name])
-        return FetchedKv(kv=empty_slice(shape, *layers, most_tokens), link_s=0.0)
+        return FetchedKv(kv=empty_slice(shape, stage.first, stage.last, most_tokens), link_s=0.0)
 
     async def until(self, *asked: str) -> None:
         async with self._news:

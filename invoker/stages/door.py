@@ -19,6 +19,7 @@ from invoker.stages.link import StageKey, admit, answer, dial, local_name
 from invoker.threads import in_own_thread
 from rdmacast.address import Endpoint
 from rdmacast.tls import NodeTls
+from registry.live_messages import KvStage
 
 MAX_STRANGERS = 64  # connections that have not shown yet what they want
 GIVE_KV_S = 60.0  # a slice of K and V: whoever wants it gives up sooner
@@ -119,18 +120,11 @@ class Door:
         return made[0]
 
     async def fetch_kv(
-        self,
-        url: str,
-        host: str,
-        key: StageKey,
-        shape: KvShape,
-        layers: tuple[int, int],
-        most_tokens: int,
-        within_s: float,
+        self, stage: KvStage, key: StageKey, shape: KvShape, most_tokens: int, within_s: float
     ) -> FetchedKv:
-        """What a stage put aside of a sequence, of at most so many tokens of a model of `shape`. The thread
+        """What the stage put aside of a sequence, of at most so many tokens of a model of `shape`. The thread
         that gets it may outlive a caller who is cancelled, for no longer than that. Raises LinkLost."""
-        if url == self._url:
+        if stage.link == self._url:
             own = await self.shelf.take(key, within_s)
             if own is None:
                 raise LinkLost(f"{key} has put nothing aside")
@@ -138,12 +132,12 @@ class Door:
         got: list[FetchedKv] = []
 
         def fetch() -> None:
-            local = host == self.host
+            local, tls = stage.host == self.host, self._tls.client
             with closing(
-                dial(url, key, self._secret, same_host=local, tls=self._tls.client, answer_s=within_s)
+                dial(stage.link, key, self._secret, same_host=local, tls=tls, answer_s=within_s)
             ) as link:
                 began_s = time.monotonic()
-                kv = receive_kv(link, shape, layers, most_tokens, within_s)
+                kv = receive_kv(link, shape, (stage.first, stage.last), most_tokens, within_s)
                 got.append(FetchedKv(kv=kv, link_s=time.monotonic() - began_s))
 
         try:

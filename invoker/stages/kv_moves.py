@@ -20,7 +20,7 @@ from invoker.stages.kv_choice import KvCosts, KvDecision, KvLinks, KvPolicy, KvW
 from invoker.stages.kv_shelf import KEEP_S
 from invoker.stages.link import StageKey
 from invoker.together import together
-from registry.live_messages import KvAt
+from registry.live_messages import KvAt, KvStage
 
 LATENCY_S = 0.002  # until the first bytes come
 # However short a prefill is: to come to know that a node is gone takes as long.
@@ -36,14 +36,7 @@ class KvSource(Protocol):
     def url(self) -> str: ...
 
     async def fetch_kv(
-        self,
-        url: str,
-        host: str,
-        key: StageKey,
-        shape: KvShape,
-        layers: tuple[int, int],
-        most_tokens: int,
-        within_s: float,
+        self, stage: KvStage, key: StageKey, shape: KvShape, most_tokens: int, within_s: float
     ) -> FetchedKv: ...
 
 
@@ -139,9 +132,7 @@ class KvMoves:
         async def one(place: int) -> None:
             stage = at.stages[place]
             key = StageKey(pipeline=at.pipeline, epoch=at.epoch, place=place, sequence=at.sequence)
-            found = await self._door.fetch_kv(
-                stage.link, stage.host, key, shape, (stage.first, stage.last), tokens, within_s
-            )
+            found = await self._door.fetch_kv(stage, key, shape, tokens, within_s)
             self._links.came(stage.host, found.kv.nbytes, found.link_s)
             slices.append(found.kv)
 

@@ -7,7 +7,7 @@ room, or that came late, is simply the engine's.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,8 +108,8 @@ class LoneDriver:
         self.failure: Exception | None = None
         self.helped = 0  # prompts that came to the engine with K and V
         self._tasks = [
-            asyncio.create_task(self._wait(), name=f"{name} grows"),
-            asyncio.create_task(self._work(), name=name),
+            asyncio.create_task(self._told(self._wait()), name=f"{name} grows"),
+            asyncio.create_task(self._told(self._work()), name=name),
         ]
 
     def __repr__(self) -> str:
@@ -208,6 +208,17 @@ class LoneDriver:
             raise NoSuchInstance(f"instance {self._instance.id} has ended")
         return runner.generate(sequence, call, found.kv)
 
+    async def _told(self, work: Coroutine[None, None, None]) -> None:
+        """Who waits for the end is told what it failed by."""
+        try:
+            await work
+        except Exception as error:  # whatever it is: kept as `failure`, and all ends with it
+            log.exception("a node that loads alone failed")
+            self.failure = error.with_traceback(None)
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
     async def _wait(self) -> None:
         """Take layers until the instance is ready, or for as long as it makes sense to wait for that."""
         try:
@@ -225,25 +236,21 @@ class LoneDriver:
                 self._chain.append(await self._maker.make(layer))
                 self._queue.loaded(layer + 1)
                 self._bell.set()
-        except Exception as error:  # whatever it is: what waits is the engine's, once it is ready
+        except (NoSuchInstance, *_FAULTS) as error:  # what waits is the engine's, once it is ready
             log.info("%s runs no more layers before it is ready: %r", self._instance.id, error)
         await self._instance.settled()
         self._is_ready = self._instance.state is InstanceState.READY
         self._bell.set()
 
     async def _work(self) -> None:
-        try:
-            while True:
-                self._bell.clear()
-                await self._forget_left()
-                self._admit()
-                if self._is_ready:
-                    await self._hand_over()
-                if not await self._run_next():
-                    await self._bell.wait()
-        except Exception as error:  # whatever it is: who waits for the end is told of it
-            log.exception("a node that loads alone failed")
-            self.failure = error.with_traceback(None)
+        while True:
+            self._bell.clear()
+            await self._forget_left()
+            self._admit()
+            if self._is_ready:
+                await self._hand_over()
+            if not await self._run_next():
+                await self._bell.wait()
 
     def _admit(self) -> None:
         """Begin with prompts, in order, while there is room for their K and V."""
