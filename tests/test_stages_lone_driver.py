@@ -33,12 +33,15 @@ class Layers:
     def __init__(self) -> None:
         self.layers = LAYERS
         self.landed = asyncio.Event()
+        self.fault: Exception | None = None
 
     def calls(self) -> StepCalls:
         return StepCalls(NoMeter(), lambda _: NOBODY)
 
     async def make(self, layer: int) -> FakeStage:
         await self.landed.wait()
+        if self.fault is not None:
+            raise self.fault
         return FakeStage(layer, layer + 1, LAYERS)
 
 
@@ -137,5 +140,20 @@ def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> Non
         assert scene.driver.failure is None and scene.driver.helped == 0
         await ended(scene)
         await runner.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
+
+
+def test_a_fault_that_nobody_foresaw_ends_it_and_is_told() -> None:
+    async def main() -> None:
+        scene = Scene(FakeStage(0, 1, LAYERS), PATIENCE_S)
+        scene.layers.fault = fault = KeyError("a mistake of ours")
+        scene.layers.landed.set()
+        await scene.driver.wait_closed()
+        assert scene.driver.failure is fault
+        scene.driver.end(fault)
+        with pytest.raises(KeyError):
+            await scene.ask()
+        await scene.driver.aclose()
 
     asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))

@@ -7,7 +7,7 @@ room, or that came late, is simply the engine's.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,8 +108,8 @@ class LoneDriver:
         self.failure: Exception | None = None
         self.helped = 0  # prompts that came to the engine with K and V
         self._tasks = [
-            asyncio.create_task(self._told(self._wait()), name=f"{name} grows"),
-            asyncio.create_task(self._told(self._work()), name=name),
+            asyncio.create_task(self._told(self._wait), name=f"{name} grows"),
+            asyncio.create_task(self._told(self._work), name=name),
         ]
 
     def __repr__(self) -> str:
@@ -208,10 +208,10 @@ class LoneDriver:
             raise NoSuchInstance(f"instance {self._instance.id} has ended")
         return runner.generate(sequence, call, found.kv)
 
-    async def _told(self, work: Coroutine[None, None, None]) -> None:
+    async def _told(self, work: Callable[[], Awaitable[None]]) -> None:
         """Who waits for the end is told what it failed by."""
         try:
-            await work
+            await work()
         except Exception as error:  # whatever it is: kept as `failure`, and all ends with it
             log.exception("a node that loads alone failed")
             self.failure = error.with_traceback(None)
