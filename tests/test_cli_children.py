@@ -83,10 +83,10 @@ async def asked_of_the_zygote(folder: Path, answers: Sequence[str], asks: int) -
     left = iter(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async for line in reader:
-            writer.write(f"{next(left, '')}\n".encode())
-            asked.put_nowait(line.decode().strip())
-        writer.close()
+        with contextlib.closing(writer):
+            async for line in reader:
+                writer.write(f"{next(left, '')}\n".encode())
+                asked.put_nowait(line.decode().strip())
 
     server = await asyncio.start_unix_server(serve, folder / "s")
     command = (sys.executable, "-c", STAND_IN, str(folder / "s"))
@@ -134,10 +134,10 @@ async def told_by_zygotes(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str
     told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async for line in reader:
-            name, pid = line.decode().split()
-            told.put_nowait((name, int(pid)))
-        writer.close()
+        with contextlib.closing(writer):
+            async for line in reader:
+                name, pid = line.decode().split()
+                told.put_nowait((name, int(pid)))
 
     async with await asyncio.start_unix_server(serve, folder / "s"):
         yield told

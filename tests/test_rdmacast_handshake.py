@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -210,13 +211,13 @@ def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
 def test_a_dialler_gives_up_on_silence_noise_and_nobody() -> None:
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
+            with closing(writer):
+                await reader.read()
 
         async def noisy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request" * 10)
-            await reader.read()
-            writer.close()
+            with closing(writer):
+                writer.write(b"HTTP/1.1 400 Bad Request" * 10)
+                await reader.read()
 
         cases: list[tuple[type[CastError], float]] = [(LinkClosed, 0.1), (ProtocolError, PATIENCE_S)]
         for behaviour, (error, timeout_s) in zip((silent, noisy), cases, strict=True):
