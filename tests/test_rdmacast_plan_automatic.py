@@ -1,11 +1,14 @@
 """The automatic choice of planner and blocks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacast.planners.automatic import (
     LEAST_BLOCK_BYTES,
+    LEAST_SLOW_BLOCK_BYTES,
     Decision,
     LinkFacts,
     choose_planner,
@@ -127,6 +130,17 @@ def test_more_overhead_a_block_makes_fewer_blocks() -> None:
         for overhead_s in (0.0, 1e-5, 1e-4, 1e-3)
     ]
     assert counts == sorted(counts, reverse=True) and counts[0] == 256 and counts[-1] < 64
+
+
+def test_over_slow_links_blocks_are_finer() -> None:
+    """Where a block of half the bytes still takes long, its nodes' processors have time for it."""
+
+    def blocks(bytes_per_s: float) -> int:
+        facts = replace(usual_links(), bytes_per_s=bytes_per_s)
+        return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts).blocks
+
+    assert blocks(2.5e6) == 26 * MIB // LEAST_SLOW_BLOCK_BYTES
+    assert blocks(25e6) == 26 * MIB // LEAST_BLOCK_BYTES
 
 
 def test_what_cannot_be_is_refused() -> None:

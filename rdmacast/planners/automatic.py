@@ -16,8 +16,11 @@ from rdmacast.planners.multi_chain import multi_chain
 from rdmacast.planners.topology import Site
 from rdmacast.pull_report import MOST_SLOW
 
-# Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
+# Two units of checksums: a block costs the processors of its nodes as much as 0.4 MB do. Where links are so
+# slow that one unit takes `_SPARE_S`, processors have time to spare, and it may be a block.
 LEAST_BLOCK_BYTES = 512 << 10
+LEAST_SLOW_BLOCK_BYTES = LEAST_BLOCK_BYTES // 2
+_SPARE_S = 0.02
 MOST_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
 _LIKE = 1.01
@@ -115,10 +118,8 @@ def choose_planner(
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
         return replace(inner, edge=edge, reason=reason, in_turn=False)
     members = -(-nodes // sources)
-    tried = [
-        _best(planner, members, nbytes, facts, [blocks] if blocks else _block_counts(nbytes))
-        for planner in (BINOMIAL, CHAIN)
-    ]
+    counts = [blocks] if blocks else _block_counts(nbytes, facts.bytes_per_s)
+    tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
     pipeline, chain = tried
     spread = _spread(sites)
     if sites is not None and spread > _MIXED:
@@ -168,9 +169,11 @@ def _best(
     return times_s[finest], finest
 
 
-def _block_counts(nbytes: int) -> list[int]:
+def _block_counts(nbytes: int, bytes_per_s: float) -> list[int]:
     """Counts to try: powers of two and the steps half-way between, in blocks of a unit or more."""
-    most = max(1, min(MOST_BLOCKS, nbytes // LEAST_BLOCK_BYTES))
+    is_slow = _SPARE_S * bytes_per_s <= LEAST_SLOW_BLOCK_BYTES
+    least = LEAST_SLOW_BLOCK_BYTES if is_slow else LEAST_BLOCK_BYTES
+    most = max(1, min(MOST_BLOCKS, nbytes // least))
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
 
