@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+# In so many blocks those that change partners take least over the links of the testbed.
+_COARSE = 34
 GROUP_SETUP_S = 0.3  # what NCCL takes to make a group of ranks, by the papers
 
 
@@ -32,8 +34,12 @@ MODES = {
             says="pipelines of loading nodes; the planner is chosen for each cast",
             live="pipeline",
         ),
-        Mode(name="stop-the-world", says="binomial pipeline; who has all of it serves", planner="binomial"),
-        Mode(name="faasnet", says="binary tree", planner="tree"),
+        Mode(
+            name="stop-the-world",
+            says="binomial pipeline; who has all of it serves",
+            planner=f"binomial/{_COARSE}",
+        ),
+        Mode(name="faasnet", says="binary tree", planner=f"tree/{_COARSE}"),
         Mode(
             name="nccl",
             says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a finely sliced ring",
@@ -65,17 +71,22 @@ MODES = {
             target_device="h800-disk",
         ),
         # What the order of blocks is worth: each sub-group begins with a part of its own, each two, or none.
-        Mode(name="turned", says="binomial, k-way reordering on", planner="binomial", live="pipeline"),
+        Mode(
+            name="turned",
+            says="binomial, k-way reordering on",
+            planner=f"binomial/{_COARSE}",
+            live="pipeline",
+        ),
         Mode(
             name="half-turned",
             says="binomial, k-way reordering by halves",
-            planner="binomial-half-turned",
+            planner=f"binomial-half-turned/{_COARSE}",
             live="pipeline",
         ),
         Mode(
             name="unturned",
             says="binomial, k-way reordering off",
-            planner="binomial-unturned",
+            planner=f"binomial-unturned/{_COARSE}",
             live="pipeline",
         ),
     )

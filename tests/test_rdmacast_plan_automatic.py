@@ -114,7 +114,7 @@ def test_every_decision_can_be_planned_and_foretells_its_simulation(
     sources = min(sources, nodes)
     facts = LinkFacts(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s)
     decision = choose_planner(nodes=nodes, sources=sources, nbytes=nbytes, facts=facts)
-    assert decision.blocks == 1 or nbytes / decision.blocks >= LEAST_BLOCK_BYTES
+    assert (decision.blocks - 1) * LEAST_BLOCK_BYTES < nbytes
     if nodes > 12:
         return
     plan = decision.plan(nodes, tuple(range(sources)))
@@ -141,6 +141,20 @@ def test_over_slow_links_blocks_are_finer() -> None:
 
     assert blocks(2.5e6) == 26 * MIB // LEAST_SLOW_BLOCK_BYTES
     assert blocks(25e6) == 26 * MIB // LEAST_BLOCK_BYTES
+
+
+def test_over_slow_links_a_change_of_partners_costs_what_lies_in_the_ports_queue() -> None:
+    def planner(bytes_per_s: float, transport: str = "tcp") -> str:
+        facts = replace(usual_links(transport), bytes_per_s=bytes_per_s)
+        return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts).planner
+
+    assert (planner(2.5e6), planner(2.5e6, "verbs")) == ("chain", "binomial")
+
+
+def test_two_nodes_need_not_come_in_turn() -> None:
+    decision = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=2.5e6))
+    assert (decision.planner, decision.in_turn) == ("chain", False)
+    assert "all planners are alike" in decision.reason
 
 
 def test_what_cannot_be_is_refused() -> None:

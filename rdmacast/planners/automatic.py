@@ -3,7 +3,8 @@
 With several pulls in flight a block costs its time at the port, and latency is paid once a hop. So both
 the binomial pipeline and the chain cost blocks + hops such times: ceil(log2 L) hops, or L - 1. What tells
 them apart besides is that the pipeline changes partner with every block. Over TCP a connection that was
-idle begins again with a small window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
+idle begins again with a small window, which costs `restart_s`, and on slow links as long as `restart_bytes`
+take; on RDMA and shared memory it costs nothing.
 """
 
 from collections.abc import Sequence
@@ -43,23 +44,33 @@ class LinkFacts:
     latency_s: float = 0.0
     overhead_s: float = 0.0
     restart_s: float = 0.0
+    restart_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0:
             raise ValueError(f"a link's rate must be above 0, not {self.bytes_per_s}")
-        if not min(self.latency_s, self.overhead_s, self.restart_s) >= 0:
+        if not min(self.latency_s, self.overhead_s, self.restart_s, self.restart_bytes) >= 0:
             raise ValueError("a link's latency, overhead and restart must be 0 or more")
+
+    @property
+    def change_s(self) -> float:
+        """What it costs to go on with another partner."""
+        return max(self.restart_s, self.restart_bytes / self.bytes_per_s)
 
 
 # Links of which nothing was told: 10 Gbit/s. To ask for a block, check it and tell of it costs about the same
 # over any transport.
 _USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4)
 _TCP_RESTART_S = 1e-3
+# 24 ms a block at 20 Mbit/s, and 2 ms at 200.
+_TCP_RESTART_BYTES = 6e4
 
 
 def usual_links(transport: str = "tcp") -> LinkFacts:
     """What to take for true of links that go by `transport`, where nothing was measured."""
-    return replace(_USUAL, restart_s=_TCP_RESTART_S) if transport == "tcp" else _USUAL
+    if transport != "tcp":
+        return _USUAL
+    return replace(_USUAL, restart_s=_TCP_RESTART_S, restart_bytes=_TCP_RESTART_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +142,7 @@ def choose_planner(
             "and in a pipeline fast nodes would wait for slow ones",
             sites=tuple(sites),
         )
-    if pipeline[0] <= chain[0] * _LIKE:
+    if members > 2 and pipeline[0] <= chain[0] * _LIKE:
         in_turn = comes_in_turn(BINOMIAL.name, nbytes / pipeline[1], facts.bytes_per_s)
         return replace(_decided(BINOMIAL, pipeline, CHAIN, chain, members, facts), in_turn=in_turn)
     return _decided(CHAIN, chain, BINOMIAL, pipeline, members, facts)
@@ -154,8 +165,8 @@ def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blo
         return 0.0
     hops = (members - 1).bit_length() if planner is BINOMIAL else members - 1
     # Between two nodes nobody changes partner, and of three or more the pipeline always does.
-    restart_s = facts.restart_s if planner is BINOMIAL and members > 2 else 0.0
-    block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + restart_s
+    change_s = facts.change_s if planner is BINOMIAL and members > 2 else 0.0
+    block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + change_s
     return (blocks - 1 + hops) * block_s + hops * facts.latency_s
 
 
@@ -173,7 +184,7 @@ def _block_counts(nbytes: int, bytes_per_s: float) -> list[int]:
     """Counts to try: powers of two and the steps half-way between, in blocks of a unit or more."""
     is_slow = _SPARE_S * bytes_per_s <= LEAST_SLOW_BLOCK_BYTES
     least = LEAST_SLOW_BLOCK_BYTES if is_slow else LEAST_BLOCK_BYTES
-    most = max(1, min(MOST_BLOCKS, nbytes // least))
+    most = min(MOST_BLOCKS, -(-nbytes // least))
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
 
@@ -208,7 +219,7 @@ def _decided(
     elif planner is CHAIN:
         why = (
             f"{_time(seconds)} where the {other.name} takes {_time(rival[0])}: its change of partners costs "
-            f"{_time(facts.restart_s)} a block, more than the chain's {members - 1} hops"
+            f"{_time(facts.change_s)} a block, more than the chain's {members - 1} hops"
         )
     else:
         hops = (members - 1).bit_length()
