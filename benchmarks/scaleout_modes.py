@@ -43,7 +43,7 @@ MODES = {
         Mode(
             name="nccl",
             says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a finely sliced ring",
-            planner="chain/512",
+            planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
         Mode(

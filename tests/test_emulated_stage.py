@@ -1,10 +1,12 @@
 """Emulated stages: tokens of whole engines, each stage's own time, and nothing out of turn."""
 
+import asyncio
 from itertools import pairwise
 
 import pytest
 import torch
 
+from invoker.emulated.device_clock import LATE_S
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
 from invoker.emulated.profiles import Batch, find_profile
@@ -13,8 +15,11 @@ from invoker.emulated.tokens import continuation
 from invoker.engine.conductor import Conductor, PipelineShape
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.pipeline import LocalPipeline
+from invoker.engine.runner import NOBODY, NoMeter
 from invoker.engine.scheduler import Limits
 from invoker.engine.stage_contract import Opening, OutOfStep, StageChunk, StageInput, StageStep, rows_as_bytes
+from invoker.stages.kv_choice import PrefillRate
+from invoker.stages.metered import MeteredStage
 from registry.messages import Sampling
 from tests.emulated_fixture import ToldTime
 
@@ -76,6 +81,28 @@ def test_each_stage_takes_its_layers_time() -> None:
     batch = Batch(tokens=300, sequences=1)
     assert times[0].slept == pytest.approx([PROFILE.stage_s(0, 10, batch)])
     assert times[1].slept == pytest.approx([PROFILE.stage_s(10, 32, batch)])
+
+
+def test_how_fast_it_is_shows_where_its_work_was_queued_before_it_was_asked() -> None:
+    """A step that comes late begins in its past, and is over at once by the clock of who waits for it."""
+
+    async def main() -> None:
+        rate, told = PrefillRate(), ToldTime()
+        (stage,) = stages_of([0, 32], [told])
+        metered = MeteredStage(stage, NoMeter(), lambda _: NOBODY, rate=rate)
+        first = opening_step()
+        held = await asyncio.to_thread(
+            metered.run, StageInput(step=first, data=torch.tensor([20, 21, 22, 23]))
+        )
+        told.now_s += LATE_S
+        chunk = StageChunk(sequence="s", start=4, count=1, last=True)
+        later = StageStep(number=1, closed=(), opened=(), chunks=(chunk,))
+        await asyncio.to_thread(metered.run, StageInput(step=later, data=torch.tensor([24])))
+        assert held.device_s is not None
+        assert held.device_s == pytest.approx(PROFILE.step_s(Batch(tokens=4, sequences=1)))
+        assert rate.tokens_per_s(32) == pytest.approx(4 / held.device_s)
+
+    asyncio.run(main())
 
 
 def test_hidden_states_have_the_size_of_the_models() -> None:

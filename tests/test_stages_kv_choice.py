@@ -67,24 +67,39 @@ def test_prefill_is_as_fast_as_the_fastest_step() -> None:
     assert repr(rate) == "<PrefillRate 102400 tokens x layers / s>"
 
 
+A, B = frozenset({"a", "c"}), frozenset({"a"})
+
+
 def test_a_link_is_judged_by_what_came_over_it() -> None:
     links = KvLinks()
-    links.came("a", 1000, 1.0)  # latency, no rate
-    assert links.bytes_per_s("a") == LINK_BYTES_PER_S
-    links.came("a", 1 << 20, 0.5)
-    assert links.bytes_per_s("a") == 2 << 20
-    links.came("a", 1 << 20, 0.25)
-    assert links.bytes_per_s("a") == 3 << 20
-    assert links.bytes_per_s("b") == LINK_BYTES_PER_S
+    links.came(A, 1000, 0.01)  # latency, no rate
+    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
+    links.came(A, 1000, 0.1)
+    assert links.bytes_per_s(A) == 10_000
+    links = KvLinks()
+    links.came(A, 1 << 20, 0.5)
+    assert links.bytes_per_s(A) == 2 << 20
+    links.came(A, 1 << 20, 0.25)
+    assert links.bytes_per_s(A) == 3 << 20
+    assert links.bytes_per_s(B) == LINK_BYTES_PER_S
+
+
+def test_a_link_is_judged_by_what_did_not_come_in_time() -> None:
+    links = KvLinks()
+    links.missed(A, 1000, 0.05)  # however little it was
+    assert links.bytes_per_s(A) == 20_000
+    links.missed(A, 1 << 30, 0.05)  # which says nothing new
+    assert links.bytes_per_s(A) == 20_000
+    assert links.bytes_per_s(B) == LINK_BYTES_PER_S
 
 
 def test_a_link_that_seemed_slow_is_tried_again() -> None:
     clock = FakeClock()
     links = KvLinks(clock.monotonic_s)
-    links.came("a", 1 << 20, 10.0)  # it was congested
+    links.came(A, 1 << 20, 10.0)  # it was congested
     clock.advance(59.0)
-    assert links.bytes_per_s("a") < 1 << 20
+    assert links.bytes_per_s(A) < 1 << 20
     clock.advance(1.0)
-    assert links.bytes_per_s("a") == LINK_BYTES_PER_S
-    links.came("a", 1 << 20, 0.5)
-    assert links.bytes_per_s("a") == 2 << 20  # whatever it was before
+    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
+    links.came(A, 1 << 20, 0.5)
+    assert links.bytes_per_s(A) == 2 << 20  # whatever it was before

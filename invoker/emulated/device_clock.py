@@ -13,14 +13,14 @@ class WorkQueue:
     """When work ends that a device is given (pure). Each second of it lasts `slower` seconds."""
 
     def __init__(self, slower: int) -> None:
-        self._slower = slower
+        self.slower = slower
         self._free_s = float("-inf")
 
     def book(self, now_s: float, seconds: float) -> float:
         """The moment at which work ends that is given now."""
         late_s = now_s - self._free_s
-        began_s = now_s if late_s > LATE_S * self._slower else self._free_s
-        self._free_s = began_s + seconds * self._slower
+        began_s = now_s if late_s > LATE_S * self.slower else self._free_s
+        self._free_s = began_s + seconds * self.slower
         return self._free_s
 
 
@@ -38,10 +38,12 @@ class DeviceClock:
         self._now = now
         self._sleep = sleep
 
-    def run(self, seconds: float) -> None:
-        """Return when the device has done this, behind all that it was given before."""
+    def run(self, seconds: float) -> float:
+        """Return when the device has done this, behind all that it was given before: how long it took. A part
+        of that may have gone by before it was asked for (see LATE_S)."""
         with self._lock:
             until_s = self._queue.book(self._now(), seconds)
         left_s = until_s - self._now()
         if left_s > 0:
             self._sleep(left_s)
+        return seconds * self._queue.slower

@@ -86,14 +86,14 @@ class EmulatedStage:
         used = sum(pages_for(len(held.tokens)) for held in self._held.values())
         if used > self.pages:
             raise OutOfStep(f"a step for more sequences than fit {self!r}: {used} pages of {self.pages}")
+        device_s = 0.0
         if step.chunks:
             chunks = [(chunk.start, chunk.count, chunk.last) for chunk in step.chunks]
-            self._clock.run(step_s(self.profile, *self.layers, chunks))
+            device_s = self._clock.run(step_s(self.profile, *self.layers, chunks))
         if self.has_head:
-            return StageOutput(
-                step=step, hidden=None, tokens=tuple(self._drawn(chunk) for chunk in step.wanting)
-            )
-        return StageOutput(step=step, hidden=self._rows(given))
+            drawn = tuple(self._drawn(chunk) for chunk in step.wanting)
+            return StageOutput(step=step, hidden=None, tokens=drawn, device_s=device_s)
+        return StageOutput(step=step, hidden=self._rows(given), device_s=device_s)
 
     def finish(self, given: StageInput) -> StageOutput:
         """See Stage: no head of these models is tied."""

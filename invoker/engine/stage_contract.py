@@ -98,11 +98,13 @@ class StageToken:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutput:
     """What came of a step. `hidden` is the next stage's data, contiguous and nobody else's; where the head
-    is it is None, and `tokens` has what was drawn: none for sequences that were closed meanwhile."""
+    is it is None, and `tokens` has what was drawn: none for sequences that were closed meanwhile. `device_s`
+    is what the step took, of a stage that knows better than a clock beside it."""
 
     step: StageStep
     hidden: torch.Tensor | None
     tokens: tuple[StageToken, ...] = ()
+    device_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from enum import StrEnum
 from math import inf
 
 LINK_BYTES_PER_S = 1.25e9  # of a link by which nothing was sent yet: 10 Gbit/s
-_MEASURED_BYTES = 256 << 10  # with less, what is measured is latency
+# With less in a shorter time, what is measured is latency.
+_MEASURED_BYTES, _MEASURED_S = 256 << 10, 0.02
 _WEIGHT = 0.5  # of the latest transfer, against all before it
 _BELIEVED_S = 60.0
 
@@ -81,28 +82,38 @@ class PrefillRate:
 
 
 class KvLinks:
-    """What links gave when K and V came over them, by the host at their other end. It is believed for a
-    minute: nothing is sent over a link that seems slow, so nothing would show that it is not any more."""
+    """What this node's link gave when K and V of a call came over it, by the hosts that they came from, side
+    by side. It is believed for a minute: nothing is sent over a link that seems slow, so nothing would show
+    that it is not any more."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._bytes_per_s: dict[str, float] = {}
-        self._until_s: dict[str, float] = {}
+        self._bytes_per_s: dict[frozenset[str], float] = {}
+        self._until_s: dict[frozenset[str], float] = {}
 
     def __repr__(self) -> str:
         return f"<KvLinks {self._bytes_per_s}>"
 
-    def came(self, host: str, nbytes: int, seconds: float) -> None:
-        if nbytes >= _MEASURED_BYTES and seconds > 0:
-            before = self._bytes_per_s[host] if self._is_known(host) else nbytes / seconds
-            self._bytes_per_s[host] = (1 - _WEIGHT) * before + _WEIGHT * nbytes / seconds
-            self._until_s[host] = self._now_s() + _BELIEVED_S
+    def came(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
+        """So much came from all of them together."""
+        if seconds > 0 and (nbytes >= _MEASURED_BYTES or seconds >= _MEASURED_S):
+            before = self._bytes_per_s[hosts] if self._is_known(hosts) else nbytes / seconds
+            self._believe(hosts, (1 - _WEIGHT) * before + _WEIGHT * nbytes / seconds)
 
-    def bytes_per_s(self, host: str) -> float:
-        return self._bytes_per_s[host] if self._is_known(host) else LINK_BYTES_PER_S
+    def missed(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
+        """So much did not come within that time."""
+        if seconds > 0:
+            self._believe(hosts, min(self.bytes_per_s(hosts), nbytes / seconds))
 
-    def _is_known(self, host: str) -> bool:
-        return self._now_s() < self._until_s.get(host, -inf)
+    def bytes_per_s(self, hosts: frozenset[str]) -> float:
+        return self._bytes_per_s[hosts] if self._is_known(hosts) else LINK_BYTES_PER_S
+
+    def _believe(self, hosts: frozenset[str], bytes_per_s: float) -> None:
+        self._bytes_per_s[hosts] = bytes_per_s
+        self._until_s[hosts] = self._now_s() + _BELIEVED_S
+
+    def _is_known(self, hosts: frozenset[str]) -> bool:
+        return self._now_s() < self._until_s.get(hosts, -inf)
 
 
 def _seconds(seconds: float) -> str:

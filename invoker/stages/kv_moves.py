@@ -94,12 +94,18 @@ class KvMoves:
         within_s = max(decision.recompute_s, LEAST_PATIENCE_S)
         if self._policy is KvPolicy.ALWAYS:
             within_s = GIVE_KV_S
+        began_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(within_s) as limit:
                 slices = await self._fetch(tokens, at, shape, within_s)
         # Whatever it was, the tokens are here, and can be computed.
         except (LinkLost, InvokerError, OSError, RuntimeError, MemoryError) as error:
             why = str(error) or f"not within {within_s:.3f} s"
+            if limit.expired():
+                elsewhere = self._elsewhere(at)
+                nbytes = tokens * _layers(elsewhere) * token_bytes(shape)
+                seconds = asyncio.get_running_loop().time() - began_s
+                self._links.missed(_hosts(elsewhere), nbytes, seconds)
             log.info("call %s goes on by computing its %d tokens: %s", call_id, tokens, why)
             return ()
         brought = min(one.tokens for one in slices)
@@ -115,29 +121,40 @@ class KvMoves:
         prefill = rate.tokens_per_s(shape.layers)
         if prefill is None:
             return _told(KvWay.RECOMPUTE, "nothing is known of prefill here")
-        elsewhere = [stage for stage in at.stages if stage.link != self._door.url]
-        # Those of a call come side by side, but over one link of this node.
-        link = min((self._links.bytes_per_s(stage.host) for stage in elsewhere), default=inf)
+        elsewhere = self._elsewhere(at)
         costs = KvCosts(
             token_layer_bytes=token_bytes(shape),
-            link_bytes_per_s=link,
+            link_bytes_per_s=self._links.bytes_per_s(_hosts(elsewhere)) if elsewhere else inf,
             prefill_tokens_per_s=prefill,
             latency_s=LATENCY_S,
         )
-        return decide_kv(tokens, sum(stage.last - stage.first for stage in elsewhere), costs)
+        return decide_kv(tokens, _layers(elsewhere), costs)
+
+    def _elsewhere(self, at: KvAt) -> list[KvStage]:
+        """What K and V come from over this node's link, side by side."""
+        return [stage for stage in at.stages if stage.link != self._door.url]
 
     async def _fetch(self, tokens: int, at: KvAt, shape: KvShape, within_s: float) -> list[KvSlice]:
-        slices: list[KvSlice] = []
+        came: list[FetchedKv] = []
 
         async def one(place: int) -> None:
             stage = at.stages[place]
             key = StageKey(pipeline=at.pipeline, epoch=at.epoch, place=place, sequence=at.sequence)
-            found = await self._door.fetch_kv(stage, key, shape, tokens, within_s)
-            self._links.came(stage.host, found.kv.nbytes, found.link_s)
-            slices.append(found.kv)
+            came.append(await self._door.fetch_kv(stage, key, shape, tokens, within_s))
 
         await together(*(one(place) for place in range(len(at.stages))))
-        return slices
+        over_link = [one for one in came if one.link_s > 0]
+        seconds = max((one.link_s for one in over_link), default=0.0)
+        self._links.came(_hosts(self._elsewhere(at)), sum(one.kv.nbytes for one in over_link), seconds)
+        return [one.kv for one in came]
+
+
+def _hosts(stages: Sequence[KvStage]) -> frozenset[str]:
+    return frozenset(stage.host for stage in stages)
+
+
+def _layers(stages: Sequence[KvStage]) -> int:
+    return sum(stage.last - stage.first for stage in stages)
 
 
 def _told(way: KvWay, why: str) -> KvDecision:

@@ -125,8 +125,9 @@ class MeteredStage:
     def _timed(self, given: StageInput) -> StageOutput:
         began_s = time.perf_counter()
         output = self.stage.run(given)
+        seconds = time.perf_counter() - began_s if output.device_s is None else output.device_s
         first, last = self.stage.layers
-        self._rate.ran(given.step.tokens, last - first, time.perf_counter() - began_s)
+        self._rate.ran(given.step.tokens, last - first, seconds)
         return output
 
     def _put_aside(self, sequence: str) -> None:
