@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rdmacast.planners.automatic import (
     LEAST_BLOCK_BYTES,
+    LEAST_PAIR_BLOCK_BYTES,
     Decision,
     LinkFacts,
     choose_planner,
@@ -116,7 +117,7 @@ def test_every_decision_can_be_planned_and_foretells_its_simulation(
     sources = min(sources, nodes)
     facts = LinkFacts(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s)
     decision = choose_planner(nodes=nodes, sources=sources, nbytes=nbytes, facts=facts)
-    assert (decision.blocks - 1) * LEAST_BLOCK_BYTES < nbytes
+    assert decision.blocks == 1 or nbytes / decision.blocks >= LEAST_BLOCK_BYTES
     if nodes > 12:
         return
     plan = decision.plan(nodes, tuple(range(sources)))
@@ -156,9 +157,12 @@ def test_a_chain_that_passes_pieces_on_needs_no_fine_blocks() -> None:
         replace(facts, piece_bytes=0.0)
 
 
-def test_two_nodes_need_not_come_in_turn() -> None:
+def test_two_nodes_need_not_come_in_turn_and_have_finer_blocks_over_slow_links() -> None:
     decision = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=2.5e6))
     assert (decision.planner, decision.in_turn) == ("chain", False)
+    assert decision.blocks == 26 * MIB // LEAST_PAIR_BLOCK_BYTES
+    quick = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=25e6))
+    assert quick.blocks == 26 * MIB // LEAST_BLOCK_BYTES
     assert "all planners are alike" in decision.reason
 
 

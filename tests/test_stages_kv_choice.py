@@ -86,11 +86,16 @@ def test_a_link_is_judged_by_what_came_over_it() -> None:
 
 def test_a_link_is_judged_by_what_did_not_come_in_time() -> None:
     links = KvLinks()
+    links.missed(A, 1000, 0.05)  # it may not have been put aside yet
+    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
     links.missed(A, 1000, 0.05)  # however little it was
     assert links.bytes_per_s(A) == 20_000
     links.missed(A, 1 << 30, 0.05)  # which says nothing new
     assert links.bytes_per_s(A) == 20_000
     assert links.bytes_per_s(B) == LINK_BYTES_PER_S
+    links.came(A, 10, 0.001)
+    links.missed(A, 10, 0.05)
+    assert links.bytes_per_s(A) == 20_000
 
 
 def test_a_link_that_seemed_slow_is_tried_again() -> None:

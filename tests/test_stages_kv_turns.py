@@ -134,16 +134,16 @@ def test_what_is_to_be_computed_waits_for_nobody() -> None:
     run(main)
 
 
-def test_what_did_not_come_in_time_is_not_asked_for_again() -> None:
-    """The first call waits for as long as its prefill takes, and those behind it do not."""
+def test_what_did_not_come_in_time_twice_is_not_asked_for_again() -> None:
+    """Two calls wait for as long as their prefills take, and those behind them do not."""
 
     async def main(scene: Scene) -> None:
         moves, rate = KvMoves(scene.stages, KvPolicy.AUTO), PrefillRate()
         rate.ran(TOKENS, SHAPE.layers, 0.01)
         stages = (KvStage(link="a", host="a", first=0, last=2),)
-        for name in ("r0", "r1"):
+        for name in ("r0", "r1", "r2"):
             at = KvAt(pipeline="p", epoch=0, sequence=name, stages=stages)
             assert await moves.bring(name, TOKENS, at, SHAPE, rate) == ()
-        assert scene.stages.asked == ["r0"]
+        assert scene.stages.asked == ["r0", "r1"]
 
     run(main)

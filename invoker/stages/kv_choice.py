@@ -84,25 +84,30 @@ class PrefillRate:
 class KvLinks:
     """What this node's link gave when K and V of a call came over it, by the hosts that they came from, side
     by side. It is believed for a minute: nothing is sent over a link that seems slow, so nothing would show
-    that it is not any more."""
+    that it is not any more. That they did not come in time tells of the link if it happens twice: the first
+    time they may still have been put aside."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._bytes_per_s: dict[frozenset[str], float] = {}
         self._until_s: dict[frozenset[str], float] = {}
+        self._missed: set[frozenset[str]] = set()
 
     def __repr__(self) -> str:
         return f"<KvLinks {self._bytes_per_s}>"
 
     def came(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
         """So much came from all of them together."""
+        self._missed.discard(hosts)
         if seconds > 0 and (nbytes >= _MEASURED_BYTES or seconds >= _MEASURED_S):
             before = self._bytes_per_s[hosts] if self._is_known(hosts) else nbytes / seconds
             self._believe(hosts, (1 - _WEIGHT) * before + _WEIGHT * nbytes / seconds)
 
     def missed(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
         """So much did not come within that time."""
-        if seconds > 0:
+        if hosts not in self._missed:
+            self._missed.add(hosts)
+        elif seconds > 0:
             self._believe(hosts, min(self.bytes_per_s(hosts), nbytes / seconds))
 
     def bytes_per_s(self, hosts: frozenset[str]) -> float:

@@ -20,6 +20,10 @@ from rdmacast.pull_report import MOST_SLOW
 
 # Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
 LEAST_BLOCK_BYTES = 512 << 10
+# Between two nodes, over links so slow that one unit takes `_SPARE_S`, processors have time for each. Where
+# nodes pass blocks on, ones so small make them look for other sources whenever one is a little late.
+LEAST_PAIR_BLOCK_BYTES = LEAST_BLOCK_BYTES // 2
+_SPARE_S = 0.02
 MOST_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
 _LIKE = 1.01
@@ -133,7 +137,7 @@ def choose_planner(
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
         return replace(inner, edge=edge, reason=reason, in_turn=False)
     members = -(-nodes // sources)
-    counts = [blocks] if blocks else _block_counts(nbytes)
+    counts = [blocks] if blocks else _block_counts(_most_blocks(members, nbytes, facts))
     tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
     pipeline, chain = tried
     spread = _spread(sites)
@@ -190,9 +194,15 @@ def _best(
     return times_s[finest], finest
 
 
-def _block_counts(nbytes: int) -> list[int]:
-    """Counts to try: powers of two and the steps half-way between, in blocks of a unit or more."""
-    most = max(1, min(MOST_BLOCKS, nbytes // LEAST_BLOCK_BYTES))
+def _most_blocks(members: int, nbytes: int, facts: LinkFacts) -> int:
+    most = max(1, nbytes // LEAST_BLOCK_BYTES)
+    if members == 2 and _SPARE_S * facts.bytes_per_s <= LEAST_PAIR_BLOCK_BYTES:
+        most = -(-nbytes // LEAST_PAIR_BLOCK_BYTES)
+    return min(MOST_BLOCKS, most)
+
+
+def _block_counts(most: int) -> list[int]:
+    """Counts to try: powers of two and the steps half-way between, up to the most that there may be."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
 
