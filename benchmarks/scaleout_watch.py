@@ -121,7 +121,8 @@ class ServingWatch:
                 )
                 for pipelines in self._pipelines.values()
                 for one in pipelines
-                if one.way is not Live.ZIGZAG  # a pair is an instance, helped
+                # A pair is an instance, helped; one that loads alone gives no token before it is an instance.
+                if one.way is not Live.ZIGZAG and len(one.stages) > 1
             ),
             ready=tuple(sorted(self._ready.values())),
         )

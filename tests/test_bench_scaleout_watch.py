@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,12 @@ def record(*pipelines: LivePipeline, serial: int = 1) -> LiveRecord:
     )
 
 
-def pipeline(id_: str, way: Live = Live.PIPELINE) -> LivePipeline:
-    stages = tuple(LiveStage(node=name, instance_id=name, first=a, last=b) for name, a, b in STAGES)
-    return LivePipeline(pipeline_id=id_, epoch=0, stages=stages, head=1, rate=1.5, slots=8, way=way)
+def pipeline(
+    id_: str, way: Live = Live.PIPELINE, *, stages: Sequence[tuple[str, int, int]] = STAGES
+) -> LivePipeline:
+    placed = tuple(LiveStage(node=name, instance_id=name, first=a, last=b) for name, a, b in stages)
+    head = len(placed) - 1
+    return LivePipeline(pipeline_id=id_, epoch=0, stages=placed, head=head, rate=1.5, slots=8, way=way)
 
 
 def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) -> None:
@@ -43,7 +47,8 @@ def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) ->
             await state.put_node(node("n0", epoch), 60.0)
             await state.put_instance(instance("i0", state=InstanceState.READY), epoch)
             with ServingWatch(redis_url) as watch:
-                await state.put_live(record(pipeline("p"), pipeline("pair", Live.ZIGZAG)), 60.0)
+                told = pipeline("p"), pipeline("pair", Live.ZIGZAG), pipeline("lone", stages=[("n3", 0, 6)])
+                await state.put_live(record(*told), 60.0)
                 await until(lambda: len(watch.seen) == 2)
                 await state.put_instance(instance("i0", state=InstanceState.STOPPED), epoch)
                 await until(lambda: len(watch.seen) == 3)
@@ -53,7 +58,7 @@ def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) ->
 
     began_s = time.monotonic()
     seen = asyncio.run(main())
-    server = Server(name="p.0", rate=1.5, stages=STAGES)  # a pair is an instance, helped
+    server = Server(name="p.0", rate=1.5, stages=STAGES)  # neither pair nor lone node
     served = [(one.pipelines, one.ready) for one in seen]
     assert served == [((), ("n0",)), ((server,), ("n0",)), ((server,), ()), ((), ())]
     moments = [one.since(began_s, 2).at_s for one in seen]
