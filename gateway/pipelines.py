@@ -1,11 +1,12 @@
 """Execution pipelines while a model spreads, from what the loading nodes hold (pure; FaaScale's Algorithm 2).
 
 As soon as nodes that serve in no pipeline hold all layers between them, they form one: as few of them as can,
-of different sub-groups where that is possible, with ranges of like cost. A pipeline is formed anew when a
-member goes, or when it could serve `gain` times as much: with nodes that no pipeline could be formed of, with
-ranges that have become possible, or as several shorter ones. A node that has everything serves alone at once,
-and takes its share of what its pipeline runs; for the rest it remains a member, until all members are whole,
-so that each request moves once. A node is in one pipeline at most.
+or more where these would serve much more at once, of different sub-groups where that is possible, with ranges
+of like cost. A pipeline is formed anew when a member goes, or when it could serve `gain` times as much: with
+nodes that no pipeline could be formed of, with ranges that have become possible, or as several shorter ones.
+A node that has everything serves alone at once, and takes its share of what its pipeline runs; for the rest
+it remains a member, until all members are whole, so that each request moves once. A node is in one pipeline
+at most.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from gateway.pipeline_actions import (
 from gateway.stage_cover import Candidate, Cover, fewest_hops, most_even
 
 _GROWTH = 1.1  # what nodes must hold more of before better pipelines are looked for among them
+_MUCH_MORE = 1.2
 _SHARED = 0.5  # of its time a whole node gives to its stage while it serves alone too
 
 
@@ -178,11 +180,20 @@ class Pipelines:
                 yield self._dissolve(pipeline, "all its nodes hold all layers")
 
     def _form_free(self) -> Iterator[Action]:
+        """Of as few free nodes as can; of more where these would serve much more already, since to form it
+        anew soon after would cost what runs by then."""
         while True:
-            cover = fewest_hops(self._layers, _candidates(self._free()), self._settings.most_hops)
+            pool = self._free()
+            cover = fewest_hops(self._layers, _candidates(pool), self._settings.most_hops)
             if cover is None:
                 return
-            yield self._form(cover, f"{_named(cover.nodes)} hold all layers between them")
+            covers = [cover]
+            if self._settings.gain < inf and len(pool) > len(cover.nodes):
+                better = self._best(pool)
+                if self._total_rate(better) >= _MUCH_MORE * self._rate(cover):
+                    covers = better
+            for one in covers:
+                yield self._form(one, f"{_named(one.nodes)} hold all layers between them")
 
     def _improve(self) -> Iterator[Action]:
         """Form pipelines anew that could serve so much more that computing keys and values again is worth it.

@@ -89,6 +89,17 @@ def test_a_node_that_is_left_over_joins() -> None:
     assert told(joined) == "Reform 0: a[0,2) c[2,5) b[5,8)"
 
 
+def test_a_node_more_is_taken_at_once_where_it_makes_much_of_a_difference() -> None:
+    for held, formed in (
+        (0b0011_1100, "Form 0: a[0,2) c[2,5) b[5,8)"),
+        (0b0000_1000, "Form 0: a[0,4) b[4,8)"),  # b's four layers remain the slowest stage
+    ):
+        cluster = Cluster(even_layers(LAYERS))
+        loading(cluster, a=0, b=1, c=1)
+        assert cluster.hear(Holds(node="c", blocks=held), Holds(node="a", blocks=LOW)) == ()
+        assert [told(action) for action in cluster.hear(Holds(node="b", blocks=HIGH))] == [formed]
+
+
 def test_death_of_a_member() -> None:
     cluster = Cluster(even_layers(LAYERS))
     loading(cluster, a=0, b=1, c=1, d=0)
