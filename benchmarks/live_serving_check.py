@@ -22,10 +22,14 @@ def pipelines_of(row: RequestRecord) -> list[set[str]]:
 
 
 def wrong_rows(
-    answers: Sequence[Answer], rows: Sequence[RequestRecord], unsure: Collection[str] = ()
+    answers: Sequence[Answer],
+    rows: Sequence[RequestRecord],
+    unsure: Collection[str] = (),
+    alone: Collection[str] = (),
 ) -> list[str]:
     """Where the ledger does not hold each request once, as its client saw it, with the time of each member
-    of its pipelines. Of the nodes `unsure`, which were killed, some time may be known to nobody."""
+    of its pipelines. Of the nodes `unsure`, which were killed, some time may be known to nobody. The requests
+    `alone` came while one node held the model: one that loads may have answered them by itself."""
     by_id: dict[str, list[RequestRecord]] = defaultdict(list)
     for row in rows:
         by_id[row.request_id.partition("~")[0]].append(row)
@@ -35,11 +39,13 @@ def wrong_rows(
         if len(mine) != 1:
             failed.append(f"{answer} is {len(mine)} times in the ledger")
         else:
-            failed += [f"{answer}: {what}" for what in _differences(answer, mine[0], unsure)]
+            failed += [f"{answer}: {what}" for what in _differences(answer, mine[0], unsure, alone)]
     return [*failed, *(f"{name} is in the ledger, and nobody asked for it" for name in by_id)]
 
 
-def _differences(answer: Answer, row: RequestRecord, unsure: Collection[str]) -> list[str]:
+def _differences(
+    answer: Answer, row: RequestRecord, unsure: Collection[str], alone: Collection[str]
+) -> list[str]:
     found = []
     told = (answer.prompt_tokens, answer.completion_tokens, answer.start_kind)
     has = (row.prompt_tokens, row.completion_tokens, row.start_kind)
@@ -52,7 +58,7 @@ def _differences(answer: Answer, row: RequestRecord, unsure: Collection[str]) ->
     places = Counter((part.call_id, part.instance_id) for part in row.gpu)
     if places and max(places.values()) > 1:
         found.append(f"an instance is twice in a call: {row.gpu}")
-    elif row.start_kind == "live" and not pipelines_of(row):
+    elif row.start_kind == "live" and not pipelines_of(row) and answer.request_id not in alone:
         found.append(f"it was served live, by no two nodes: {row.gpu}")
     if len(calls := _calls(row)) == 1:  # one that was cut short need not have come to each stage
         unpaid = {part.node for part in row.gpu if not part.gpu_us} - set(unsure)

@@ -190,7 +190,13 @@ async def close_books(serving: Serving) -> dict[str, Any]:
     books = await final_books(serving.cluster, _QUIET_S)
     balance = books.conservation()
     serving.findings.add(str(balance).splitlines())
-    serving.findings.add(wrong_rows(serving.caller.answers, books.records, serving.killed))
+    alone = {
+        answer.request_id
+        for round_ in serving.rounds
+        if round_.scene.sources == 1
+        for answer in round_.answers
+    }
+    serving.findings.add(wrong_rows(serving.caller.answers, books.records, serving.killed, alone))
     piped = [row for row in books.records if pipelines_of(row)]
     return {
         "rows": len(books.records),

@@ -104,7 +104,13 @@ def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator
             continue
         if planner == AUTO:
             usual = usual_links("tcp")  # asking for a block, checking it and telling of it takes time, too
-            facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
+            facts = replace(
+                usual,
+                bytes_per_s=args.rate,
+                latency_s=args.latency,
+                restart_s=args.restart,
+                restart_bytes=0.0,
+            )
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)
             yield Contender(AUTO, crew, nodes, task, reason=chosen.reason)

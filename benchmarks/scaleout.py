@@ -13,7 +13,7 @@ A record a mode, number of sources and kind of holders, with each request's time
 hypercast             serving while the model arrives, by whatever planner the gateway chooses
 stop-the-world        a binomial pipeline; who has all of the model serves
 faasnet               a binary tree, in the same way
-nccl                  a group set-up of 300 ms, then a finely sliced ring, in the same way
+nccl                  a group set-up of 300 ms, then a ring, in the same way
 gloo                  the time that gloo's broadcast takes on these links, then all serve
 serverlessllm-ssd     no cast: each node loads from its own disk at 5 GB/s, also who holds it in host memory
 serverlessllm-memory  no cast: nodes load from their own host memory

@@ -42,7 +42,7 @@ MODES = {
         Mode(name="faasnet", says="binary tree", planner=f"tree/{_COARSE}"),
         Mode(
             name="nccl",
-            says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a finely sliced ring",
+            says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),

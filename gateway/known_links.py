@@ -7,7 +7,6 @@ from statistics import median_low
 
 from gateway.measured_links import LinkRate, MeasuredLinks
 from rdmacast.planners.automatic import LinkFacts, usual_links
-from registry.images.manifest import UNIT_BYTES
 from registry.node import NodeRecord
 
 _GBIT = 1.25e8  # bytes
@@ -24,9 +23,7 @@ class KnownLinks:
     @property
     def facts(self) -> LinkFacts:
         """Of the slowest of the links."""
-        facts = replace(usual_links(self.transport), bytes_per_s=min(self.rates.values()))
-        # Over TCP a node gives each unit as soon as it has come and is checked; other transports read blocks.
-        return replace(facts, piece_bytes=UNIT_BYTES) if self.transport == "tcp" else facts
+        return replace(usual_links(self.transport), bytes_per_s=min(self.rates.values()))
 
 
 def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks:

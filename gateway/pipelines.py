@@ -182,18 +182,14 @@ class Pipelines:
     def _form_free(self) -> Iterator[Action]:
         """Of as few free nodes as can; of more where these would serve much more already, since to form it
         anew soon after would cost what runs by then."""
-        while True:
-            pool = self._free()
-            cover = fewest_hops(self._layers, _candidates(pool), self._settings.most_hops)
-            if cover is None:
-                return
-            covers = [cover]
-            if self._settings.gain < inf and len(pool) > len(cover.nodes):
-                better = self._best(pool)
-                if self._total_rate(better) >= _MUCH_MORE * self._rate(cover):
-                    covers = better
-            for one in covers:
-                yield self._form(one, f"{_named(one.nodes)} hold all layers between them")
+        pool = self._free()
+        covers = self._parted(pool)
+        if covers and self._settings.gain < inf and len(pool) > len(covers[0].nodes):
+            together = most_even(self._layers, _candidates(pool), min(len(pool), self._settings.most_hops))
+            if together is not None and self._rate(together) >= _MUCH_MORE * self._total_rate(covers):
+                covers = [together]
+        for cover in covers:
+            yield self._form(cover, f"{_named(cover.nodes)} hold all layers between them")
 
     def _improve(self) -> Iterator[Action]:
         """Form pipelines anew that could serve so much more that computing keys and values again is worth it.

@@ -108,6 +108,12 @@ def test_rows_that_are_not_as_clients_saw_their_requests_are_found(
     assert says in found[0]
 
 
+def test_one_node_may_have_answered_where_one_held_the_model() -> None:
+    told, rows = answer(7, 8, 9), [row(part("live-0", "a", 700))]
+    assert wrong_rows([told], rows, alone=[told.request_id]) == []
+    assert len(wrong_rows([told], rows, alone=["live-1"])) == 1
+
+
 def test_a_member_that_nobody_paid_is_found_unless_it_was_killed_or_the_call_went_on_elsewhere() -> None:
     unpaid = row(part("live-0", "a", 700), part("live-0", "b", 0))
     (found,) = wrong_rows([answer(7, 8, 9)], [unpaid])

@@ -100,6 +100,17 @@ def test_a_node_more_is_taken_at_once_where_it_makes_much_of_a_difference() -> N
         assert [told(action) for action in cluster.hear(Holds(node="b", blocks=HIGH))] == [formed]
 
 
+def test_two_pipelines_stay_two_where_one_of_all_would_serve_little_more() -> None:
+    cluster = Cluster(even_layers(LAYERS), PipelineSettings(hop_cost=0.0))
+    loading(cluster, a=0, b=1, c=0, d=1)
+    held = {"a": 0b0011_1111, "b": 0b1111_1100, "c": 0b0011_1111}
+    assert (
+        cluster.hear(*(Holds(node=node, blocks=blocks) for node, blocks in held.items() if node != "b")) == ()
+    )
+    formed = cluster.hear(Holds(node="b", blocks=held["b"]), Holds(node="d", blocks=held["b"]))
+    assert [len(action.pipeline.nodes) for action in formed if isinstance(action, Form)] == [2, 2]
+
+
 def test_death_of_a_member() -> None:
     cluster = Cluster(even_layers(LAYERS))
     loading(cluster, a=0, b=1, c=1, d=0)

@@ -1,6 +1,5 @@
 """The automatic choice of planner and blocks."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -13,10 +12,8 @@ from rdmacast.planners.automatic import (
     Decision,
     LinkFacts,
     choose_planner,
-    predict_s,
     usual_links,
 )
-from rdmacast.planners.catalog import CHAIN
 from rdmacast.planners.topology import Site
 from rdmacast.simulate import Links, simulate
 from rdmacast.stragglers import order_around
@@ -141,20 +138,6 @@ def test_over_slow_links_a_change_of_partners_costs_what_lies_in_the_ports_queue
         return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts).planner
 
     assert (planner(2.5e6), planner(2.5e6, "verbs")) == ("chain", "binomial")
-
-
-def test_a_chain_that_passes_pieces_on_needs_no_fine_blocks() -> None:
-    facts = LinkFacts(bytes_per_s=2.5e6)
-    whole_s, pieces_s = (
-        predict_s(CHAIN, 8, 24 * MIB, replace(facts, piece_bytes=piece_bytes), 24)
-        for piece_bytes in (math.inf, MIB / 4)
-    )
-    assert whole_s == pytest.approx((24 + 6) * MIB / 2.5e6)
-    assert pieces_s == pytest.approx((24 + 6 / 4) * MIB / 2.5e6)
-    long_s = predict_s(CHAIN, 17, 24 * MIB, replace(facts, piece_bytes=MIB / 4), 24)
-    assert long_s == pytest.approx((24 + 15) * MIB / 2.5e6)
-    with pytest.raises(ValueError):
-        replace(facts, piece_bytes=0.0)
 
 
 def test_two_nodes_need_not_come_in_turn_and_have_finer_blocks_over_slow_links() -> None:

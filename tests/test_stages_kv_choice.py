@@ -72,11 +72,8 @@ A, B = frozenset({"a", "c"}), frozenset({"a"})
 
 def test_a_link_is_judged_by_what_came_over_it() -> None:
     links = KvLinks()
-    links.came(A, 1000, 0.01)  # latency, no rate
+    links.came(A, 1000, 1.0)  # latency, no rate
     assert links.bytes_per_s(A) == LINK_BYTES_PER_S
-    links.came(A, 1000, 0.1)
-    assert links.bytes_per_s(A) == 10_000
-    links = KvLinks()
     links.came(A, 1 << 20, 0.5)
     assert links.bytes_per_s(A) == 2 << 20
     links.came(A, 1 << 20, 0.25)
@@ -84,18 +81,27 @@ def test_a_link_is_judged_by_what_came_over_it() -> None:
     assert links.bytes_per_s(B) == LINK_BYTES_PER_S
 
 
-def test_a_link_is_judged_by_what_did_not_come_in_time() -> None:
-    links = KvLinks()
-    links.missed(A, 1000, 0.05)  # it may not have been put aside yet
-    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
-    links.missed(A, 1000, 0.05)  # however little it was
-    assert links.bytes_per_s(A) == 20_000
-    links.missed(A, 1 << 30, 0.05)  # which says nothing new
-    assert links.bytes_per_s(A) == 20_000
-    assert links.bytes_per_s(B) == LINK_BYTES_PER_S
-    links.came(A, 10, 0.001)
-    links.missed(A, 10, 0.05)
-    assert links.bytes_per_s(A) == 20_000
+def test_hosts_are_judged_by_what_did_not_come_in_time() -> None:
+    clock = FakeClock()
+    links = KvLinks(clock.monotonic_s)
+    links.missed(A, 0.05)  # it may not have been put aside yet
+    clock.advance(61.0)
+    links.missed(A, 0.05)
+    assert links.least_s(A) == 0.0
+    clock.advance(30.0)
+    links.missed(A, 0.06)
+    assert (links.least_s(A), links.least_s(B)) == (0.06, 0.0)
+    clock.advance(60.0)
+    assert links.least_s(A) == 0.0
+    for _ in range(2):
+        links.missed(B, 0.05)
+    links.came(B, 10, 0.001)
+    assert links.least_s(B) == 0.0
+
+
+def test_what_takes_some_time_at_least_is_worth_it_for_long_calls() -> None:
+    costs = KvCosts(token_layer_bytes=1, link_bytes_per_s=1e9, prefill_tokens_per_s=1000.0, least_s=0.05)
+    assert [decide_kv(tokens, 1, costs).way for tokens in (40, 60)] == [KvWay.RECOMPUTE, KvWay.TRANSFER]
 
 
 def test_a_link_that_seemed_slow_is_tried_again() -> None:

@@ -135,7 +135,7 @@ def test_what_is_to_be_computed_waits_for_nobody() -> None:
 
 
 def test_what_did_not_come_in_time_twice_is_not_asked_for_again() -> None:
-    """Two calls wait for as long as their prefills take, and those behind them do not."""
+    """Two calls wait for the least time that one waits; those behind them, as short as these, do not."""
 
     async def main(scene: Scene) -> None:
         moves, rate = KvMoves(scene.stages, KvPolicy.AUTO), PrefillRate()

@@ -7,8 +7,7 @@ from enum import StrEnum
 from math import inf
 
 LINK_BYTES_PER_S = 1.25e9  # of a link by which nothing was sent yet: 10 Gbit/s
-# With less in a shorter time, what is measured is latency.
-_MEASURED_BYTES, _MEASURED_S = 256 << 10, 0.02
+_MEASURED_BYTES = 256 << 10  # with less, what is measured is latency
 _WEIGHT = 0.5  # of the latest transfer, against all before it
 _BELIEVED_S = 60.0
 
@@ -24,12 +23,14 @@ class KvPolicy(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCosts:
     """What moving or computing keys and values takes. `token_layer_bytes` are those of a token in a layer;
-    `link_bytes_per_s` is what the link gives besides the weights that may still be on it."""
+    `link_bytes_per_s` is what the link gives besides the weights that may still be on it. Moving takes
+    `least_s` at least."""
 
     token_layer_bytes: int
     link_bytes_per_s: float
     prefill_tokens_per_s: float
     latency_s: float = 0.0
+    least_s: float = 0.0
 
 
 class KvWay(StrEnum):
@@ -54,6 +55,7 @@ def decide_kv(tokens: int, layers: int, costs: KvCosts) -> KvDecision:
     nbytes = tokens * layers * costs.token_layer_bytes
     recompute_s = tokens / costs.prefill_tokens_per_s
     transfer_s = costs.latency_s + nbytes / costs.link_bytes_per_s if costs.link_bytes_per_s > 0 else inf
+    transfer_s = max(transfer_s, costs.least_s)
     way = KvWay.TRANSFER if transfer_s < recompute_s else KvWay.RECOMPUTE
     reason = (
         f"{way}: {tokens} tokens are computed in {_seconds(recompute_s)}, "
@@ -81,44 +83,61 @@ class PrefillRate:
         return self._token_layers_per_s / layers if self._token_layers_per_s else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Believed:
+    value: float
+    until_s: float
+
+
 class KvLinks:
     """What this node's link gave when K and V of a call came over it, by the hosts that they came from, side
     by side. It is believed for a minute: nothing is sent over a link that seems slow, so nothing would show
-    that it is not any more. That they did not come in time tells of the link if it happens twice: the first
-    time they may still have been put aside."""
+    that it is not any more. That they did not come in time tells of those hosts if it happens twice in a
+    minute: the first time they may still have been put aside."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._bytes_per_s: dict[frozenset[str], float] = {}
-        self._until_s: dict[frozenset[str], float] = {}
-        self._missed: set[frozenset[str]] = set()
+        self._rates: dict[frozenset[str], _Believed] = {}
+        self._least: dict[frozenset[str], _Believed] = {}
+        self._missed: dict[frozenset[str], _Believed] = {}
 
     def __repr__(self) -> str:
-        return f"<KvLinks {self._bytes_per_s}>"
+        return f"<KvLinks {self._rates}>"
 
     def came(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
         """So much came from all of them together."""
-        self._missed.discard(hosts)
-        if seconds > 0 and (nbytes >= _MEASURED_BYTES or seconds >= _MEASURED_S):
-            before = self._bytes_per_s[hosts] if self._is_known(hosts) else nbytes / seconds
-            self._believe(hosts, (1 - _WEIGHT) * before + _WEIGHT * nbytes / seconds)
+        self._missed.pop(hosts, None)
+        self._least.pop(hosts, None)
+        if nbytes >= _MEASURED_BYTES and seconds > 0:
+            before = self._known(self._rates, hosts)
+            rate = nbytes / seconds
+            self._believe(
+                self._rates, hosts, rate if before is None else _WEIGHT * rate + (1 - _WEIGHT) * before
+            )
 
-    def missed(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
-        """So much did not come within that time."""
-        if hosts not in self._missed:
-            self._missed.add(hosts)
-        elif seconds > 0:
-            self._believe(hosts, min(self.bytes_per_s(hosts), nbytes / seconds))
+    def missed(self, hosts: frozenset[str], seconds: float) -> None:
+        """Not all came within that time."""
+        if self._known(self._missed, hosts) is not None:
+            self._believe(self._least, hosts, seconds)
+        self._believe(self._missed, hosts, seconds)
 
     def bytes_per_s(self, hosts: frozenset[str]) -> float:
-        return self._bytes_per_s[hosts] if self._is_known(hosts) else LINK_BYTES_PER_S
+        rate = self._known(self._rates, hosts)
+        return LINK_BYTES_PER_S if rate is None else rate
 
-    def _believe(self, hosts: frozenset[str], bytes_per_s: float) -> None:
-        self._bytes_per_s[hosts] = bytes_per_s
-        self._until_s[hosts] = self._now_s() + _BELIEVED_S
+    def least_s(self, hosts: frozenset[str]) -> float:
+        """What it takes at least, however little it is."""
+        return self._known(self._least, hosts) or 0.0
 
-    def _is_known(self, hosts: frozenset[str]) -> bool:
-        return self._now_s() < self._until_s.get(hosts, -inf)
+    def _believe(self, of: dict[frozenset[str], _Believed], hosts: frozenset[str], value: float) -> None:
+        now_s = self._now_s()
+        for old in [one for one, believed in of.items() if believed.until_s <= now_s]:
+            del of[old]
+        of[hosts] = _Believed(value=value, until_s=now_s + _BELIEVED_S)
+
+    def _known(self, of: dict[frozenset[str], _Believed], hosts: frozenset[str]) -> float | None:
+        believed = of.get(hosts)
+        return None if believed is None or believed.until_s <= self._now_s() else believed.value
 
 
 def _seconds(seconds: float) -> str:

@@ -94,19 +94,17 @@ class KvMoves:
         within_s = max(decision.recompute_s, LEAST_PATIENCE_S)
         if self._policy is KvPolicy.ALWAYS:
             within_s = GIVE_KV_S
-        began_s = asyncio.get_running_loop().time()
+        began_s, came = _now_s(), list[KvStage]()
         try:
             async with asyncio.timeout(within_s) as limit:
-                slices = await self._fetch(tokens, at, shape, within_s)
+                slices = await self._fetch(tokens, at, shape, within_s, came)
         # Whatever it was, the tokens are here, and can be computed.
         except (LinkLost, InvokerError, OSError, RuntimeError, MemoryError) as error:
             why = str(error) or f"not within {within_s:.3f} s"
-            if limit.expired():
-                elsewhere = self._elsewhere(at)
-                nbytes = tokens * _layers(elsewhere) * token_bytes(shape)
-                seconds = asyncio.get_running_loop().time() - began_s
-                self._links.missed(_hosts(elsewhere), nbytes, seconds)
             log.info("call %s goes on by computing its %d tokens: %s", call_id, tokens, why)
+            elsewhere = self._elsewhere(at)
+            if limit.expired() and not all(stage in came for stage in elsewhere):
+                self._links.missed(_hosts(elsewhere), _now_s() - began_s)
             return ()
         brought = min(one.tokens for one in slices)
         self.brought_tokens += brought
@@ -127,34 +125,46 @@ class KvMoves:
             link_bytes_per_s=self._links.bytes_per_s(_hosts(elsewhere)) if elsewhere else inf,
             prefill_tokens_per_s=prefill,
             latency_s=LATENCY_S,
+            least_s=self._links.least_s(_hosts(elsewhere)),
         )
-        return decide_kv(tokens, _layers(elsewhere), costs)
+        return decide_kv(tokens, sum(stage.last - stage.first for stage in elsewhere), costs)
 
     def _elsewhere(self, at: KvAt) -> list[KvStage]:
         """What K and V come from over this node's link, side by side."""
         return [stage for stage in at.stages if stage.link != self._door.url]
 
-    async def _fetch(self, tokens: int, at: KvAt, shape: KvShape, within_s: float) -> list[KvSlice]:
-        came: list[FetchedKv] = []
+    async def _fetch(
+        self, tokens: int, at: KvAt, shape: KvShape, within_s: float, came: list[KvStage]
+    ) -> list[KvSlice]:
+        """Of all stages; `came` has those of which they are here."""
+        slices: list[KvSlice] = []
+        spans: list[tuple[float, float]] = []  # in which bytes came over the link
 
         async def one(place: int) -> None:
             stage = at.stages[place]
             key = StageKey(pipeline=at.pipeline, epoch=at.epoch, place=place, sequence=at.sequence)
-            came.append(await self._door.fetch_kv(stage, key, shape, tokens, within_s))
+            found = await self._door.fetch_kv(stage, key, shape, tokens, within_s)
+            came.append(stage)
+            slices.append(found.kv)
+            if found.link_s > 0:
+                spans.append((_now_s() - found.link_s, _now_s()))
 
         await together(*(one(place) for place in range(len(at.stages))))
-        over_link = [one for one in came if one.link_s > 0]
-        seconds = max((one.link_s for one in over_link), default=0.0)
-        self._links.came(_hosts(self._elsewhere(at)), sum(one.kv.nbytes for one in over_link), seconds)
-        return [one.kv for one in came]
+        if spans:
+            seconds = max(ended for _, ended in spans) - min(began for began, _ in spans)
+            elsewhere = self._elsewhere(at)
+            layers = {(stage.first, stage.last) for stage in elsewhere}
+            nbytes = sum(one.nbytes for one in slices if (one.first, one.last) in layers)
+            self._links.came(_hosts(elsewhere), nbytes, seconds)
+        return slices
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _hosts(stages: Sequence[KvStage]) -> frozenset[str]:
     return frozenset(stage.host for stage in stages)
-
-
-def _layers(stages: Sequence[KvStage]) -> int:
-    return sum(stage.last - stage.first for stage in stages)
 
 
 def _told(way: KvWay, why: str) -> KvDecision:

@@ -9,7 +9,6 @@ take; on RDMA and shared memory it costs nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from rdmacast.plan import CastShape, TransferPlan
 from rdmacast.planners.catalog import BINOMIAL, CHAIN, Planner
@@ -35,30 +34,24 @@ _FEW = 4  # at most one node of so many is at the edge
 # A block that takes longer is worth the time to ask for the next only once it is here: the pipeline then
 # keeps to its steps, where else two blocks meet at one port and all that follow are late.
 _IN_TURN_S = 0.02
-# Chains that pass pieces on were measured up to so many nodes; of longer ones a hop counts as a block.
-_LONGEST_OF_PIECES = 16
 _SCATTER_ALLGATHER = "scatter-allgather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
-    """What was measured of the links: the slowest port, and what a block costs besides its bytes. A chain's
-    node passes on each `piece_bytes` of a block as they come, where that is less than the block."""
+    """What was measured of the links: the slowest port, and what a block costs besides its bytes."""
 
     bytes_per_s: float
     latency_s: float = 0.0
     overhead_s: float = 0.0
     restart_s: float = 0.0
     restart_bytes: float = 0.0
-    piece_bytes: float = inf
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0:
             raise ValueError(f"a link's rate must be above 0, not {self.bytes_per_s}")
         if not min(self.latency_s, self.overhead_s, self.restart_s, self.restart_bytes) >= 0:
             raise ValueError("a link's latency, overhead and restart must be 0 or more")
-        if not self.piece_bytes > 0:
-            raise ValueError(f"a piece must have bytes, not {self.piece_bytes}")
 
     @property
     def change_s(self) -> float:
@@ -173,15 +166,9 @@ def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blo
         return 0.0
     hops = (members - 1).bit_length() if planner is BINOMIAL else members - 1
     # Between two nodes nobody changes partner, and of three or more the pipeline always does.
-    block_bytes = nbytes / blocks
-    hop_bytes, change_s = block_bytes, 0.0
-    if planner is BINOMIAL:
-        change_s = facts.change_s if members > 2 else 0.0
-    elif members <= _LONGEST_OF_PIECES:
-        hop_bytes = min(block_bytes, facts.piece_bytes)
-    block_s = block_bytes / facts.bytes_per_s + facts.overhead_s + change_s
-    hop_s = hop_bytes / facts.bytes_per_s + facts.overhead_s + change_s
-    return blocks * block_s + (hops - 1) * hop_s + hops * facts.latency_s
+    change_s = facts.change_s if planner is BINOMIAL and members > 2 else 0.0
+    block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + change_s
+    return (blocks - 1 + hops) * block_s + hops * facts.latency_s
 
 
 def _best(
