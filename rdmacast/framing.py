@@ -242,7 +242,8 @@ class CastProtocol(asyncio.BufferedProtocol):
             self._reason = reason
             if self._timer is not None:
                 self._timer.cancel()
-            if self._transport is not None:
+            # One that is lost already, asyncio would end a second time if bytes had waited in it before.
+            if self._transport is not None and not self._lost.is_set():
                 self._transport.abort()
             self._assembler.drop_payload()
             self._drained.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rdmacast.client_link import ClientLink
 from rdmacast.connection import dial, listen
 from rdmacast.errors import LinkClosed
 from rdmacast.frames import Frame, Hello, Locate, Read, Ready
-from rdmacast.framing import MOST_UNSENT_BYTES
+from rdmacast.framing import MOST_UNSENT_BYTES, CastProtocol
 from rdmacast.observer import Observers
 from rdmacast.region import GrowingRegion
 from rdmacast.region_server import RegionServer
@@ -20,7 +21,7 @@ from rdmacast.settings import LinkSettings
 from rdmacast.tcp import TcpTransport
 from rdmacast.transport import Link, PeerAddress
 from rdmacast.wire import SERVICE, encode
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.transport_fixture import CONTENT, SECRET, WatchedRegion, make_rig
 
 
@@ -168,6 +169,30 @@ def test_a_peer_that_falls_silent_is_given_up() -> None:
         listener.close()
 
     asyncio.run(main())
+
+
+def test_a_link_that_is_closed_while_bytes_wait_in_it_ends_once() -> None:
+    """Its peer hangs up, and takes what was sent before afterwards."""
+
+    async def main() -> None:
+        loop, faults, nbytes = asyncio.get_running_loop(), list[dict[str, object]](), 8 << 20
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        with theirs:
+            _, protocol = await loop.connect_accepted_socket(lambda: CastProtocol(LinkSettings()), ours)
+            transport = protocol.transport
+            transport.write(bytes(nbytes))
+            theirs.shutdown(socket.SHUT_WR)
+            await until(transport.is_closing)
+            while nbytes:
+                nbytes -= len(await loop.sock_recv(theirs, nbytes))
+            await protocol.wait_closed()
+            assert await loop.sock_recv(theirs, 1) == b""
+        await asyncio.sleep(0)  # what it has put off is done
+        assert faults == []
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 class _Mute(asyncio.Protocol):
