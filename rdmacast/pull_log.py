@@ -9,9 +9,10 @@ from rdmacast.pull_report import MOST_ENDED, MOST_OPEN, PullReport, TimedPull
 class PullLog:
     """Of one node in one cast. Times are those of any clock that never goes back."""
 
-    def __init__(self, cast: str, node: int) -> None:
+    def __init__(self, cast: str, node: int, block_bytes: int = 0) -> None:
         self._cast = cast
         self._node = node
+        self._block_bytes = block_bytes
         self._open: dict[int, tuple[int, float]] = {}  # by the pull's number: source, since when
         self._ended: deque[TimedPull] = deque(maxlen=MOST_ENDED)  # since the last report
         self._zero_s: float | None = None
@@ -39,6 +40,7 @@ class PullLog:
             node=self._node,
             plan=plan,
             slow=tuple(sorted(slow)),
+            block_bytes=self._block_bytes,
             clock_us=self._us(now_s),
             ended=ended,
             under_way=tuple(

@@ -1,8 +1,8 @@
 """What nodes of a cast tell of their pulls, and the answer: who is slow. Both bounded, little-endian (pure).
 
 A report: version, length of the cast's name, number of slow nodes, of ended pulls, of pulls under way,
-node, plan, clock; then the name, the slow nodes, the ended pulls and those under way. A verdict: version,
-number of slow nodes, plan; then these nodes.
+node, plan, size of a block, clock; then the name, the slow nodes, the ended pulls and those under way. A
+verdict: version, number of slow nodes, plan; then these nodes.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,19 @@ from struct import Struct, error, unpack_from
 
 from rdmacast.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 MAX_NODES = 1 << 16
 MOST_PLANS = 3  # of a cast besides its first: noise must not keep its nodes planning
 MOST_SLOW = 256
 MOST_ENDED = 8
 MOST_OPEN = 16
 MAX_CAST_BYTES = 128
-_REPORT = Struct("<BBHBBIIQ")
+_REPORT = Struct("<BBHBBIIIQ")
 _VERDICT = Struct("<BxHI")
 _PULL = Struct("<IQI")
 _NODE_BYTES = 4
 _MOST_US = (1 << 32) - 1
+_MOST_BLOCK_BYTES = (1 << 32) - 1
 LEAST_REPORT_BYTES = _REPORT.size + 1
 MOST_REPORT_BYTES = (
     _REPORT.size + MAX_CAST_BYTES + _NODE_BYTES * MOST_SLOW + _PULL.size * (MOST_ENDED + MOST_OPEN)
@@ -44,13 +45,15 @@ class PullReport:
     """`ended` are the latest pulls that brought their block, `under_way` those that last so long already.
 
     `plan` is the number of the plan that the node goes by, `slow` are the nodes at its edge, and
-    `clock_us` is the node's clock as it says this. Nodes are numbers in the cast.
+    `clock_us` is the node's clock as it says this. Nodes are numbers in the cast. `block_bytes` is the size
+    of all blocks but perhaps the last, 0 where it is not known.
     """
 
     cast: str
     node: int
     plan: int
     slow: tuple[int, ...] = ()
+    block_bytes: int = 0
     clock_us: int = 0
     ended: tuple[TimedPull, ...] = ()
     under_way: tuple[TimedPull, ...] = ()
@@ -60,7 +63,8 @@ class PullReport:
         name = self.cast.encode()
         _check(name, self.slow, self.ended, self.under_way)
         counts = (len(self.slow), len(self.ended), len(self.under_way))
-        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, self.clock_us)
+        block_bytes = min(self.block_bytes, _MOST_BLOCK_BYTES)
+        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, block_bytes, self.clock_us)
         pulls = (
             _PULL.pack(pull.source, pull.began_us, min(pull.lasted_us, _MOST_US))
             for pull in (*self.ended, *self.under_way)
@@ -71,10 +75,11 @@ class PullReport:
     def decode(data: bytes) -> "PullReport":
         """Raises ProtocolError."""
         try:
-            version, named, slow, ended, under_way, node, plan, clock_us = _REPORT.unpack_from(data)
+            version, named, slow, ended, under_way, *numbers = _REPORT.unpack_from(data)
         except error:
             raise ProtocolError("a report of pulls is cut off") from None
         _check_version(version)
+        node, plan, block_bytes, clock_us = numbers
         at = _REPORT.size + named
         first = at + slow * _NODE_BYTES
         if len(data) != first + (ended + under_way) * _PULL.size:
@@ -91,6 +96,7 @@ class PullReport:
             node=_node(node),
             plan=_plan(plan),
             slow=nodes,
+            block_bytes=block_bytes,
             clock_us=clock_us,
             ended=pulls[:ended],
             under_way=pulls[ended:],

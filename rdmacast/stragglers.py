@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 from rdmacast.plan import CastShape
 from rdmacast.planners.own_part import Order, own_part
@@ -24,6 +25,9 @@ _LONG_REST_S = 1.0  # what comes after a rest tells of the rest as well: only th
 _TICK_S = 1e-3  # of the clocks that pulls are timed by
 _OPEN = 0.5  # of a block: what counts of one under way
 _LEAST_NODES = 3  # of two nobody can say which is usual
+# What buffers and shapers let through at once after a rest. Of blocks twice as large no more than half comes
+# so, and twice as quick is not yet slow.
+_BURST_BYTES = 512 << 10
 
 _Port = tuple[int, bool]  # a node, and whether it gives
 
@@ -48,25 +52,32 @@ class Pulled:
         return self.until_s - self.began_s
 
 
-def slow_nodes(pulls: Sequence[Pulled], suspects: Collection[int] = ()) -> frozenset[int]:
+def burst_blocks(block_bytes: int) -> float:
+    """How many blocks of this size may come at once after a rest, without telling of the links' rate."""
+    return _BURST_BYTES / block_bytes if 0 < block_bytes < 2 * _BURST_BYTES else 0.0
+
+
+def slow_nodes(pulls: Sequence[Pulled], suspects: Collection[int] = (), burst: float = 0.0) -> frozenset[int]:
     """Nodes most of whose pulls were slow, though not because of another slow node.
 
     Who has most slow pulls is blamed first, of equals one of the `suspects`, and what it took part in tells
-    nothing of the others.
+    nothing of the others. The one source is never among them: there is no plan around it. After each rest
+    `burst` blocks tell nothing of what is usual.
     """
-    judged = _judged(pulls)
+    judged = _judged(pulls, burst)
     found: set[int] = set()
     while True:
         others = [one for one in judged if not {one.pull.source, one.pull.target} & found]
         blamed = _most_blamed(others, suspects)
         if blamed is None:
-            return frozenset(found)
+            sources = _sources(pulls)
+            return frozenset(found - sources if len(sources) == 1 else found)
         found.add(blamed)
 
 
-def beside(pulls: Sequence[Pulled], slow: Collection[int]) -> frozenset[int]:
+def beside(pulls: Sequence[Pulled], slow: Collection[int], burst: float = 0.0) -> frozenset[int]:
     """Who gave slowly to these nodes, or took so from them: it may be by them that these seem slow."""
-    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls) if one.slow]
+    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls, burst) if one.slow]
     return frozenset().union(*(pair for pair in pairs if pair & set(slow))) - set(slow)
 
 
@@ -114,57 +125,66 @@ def _by_port(pulls: Iterable[Pulled]) -> Mapping[_Port, list[Pulled]]:
     return ports
 
 
-def _usual(ended: Iterable[Pulled]) -> float | None:
+def _sources(pulls: Iterable[Pulled]) -> set[int]:
+    """Who gives and takes nothing."""
+    return {pull.source for pull in pulls} - {pull.target for pull in pulls}
+
+
+def _usual(ended: Iterable[Pulled], burst: float) -> float | None:
     """The median node's rate, in blocks a second, at the better one of its ports; None if few tell."""
     rates: dict[int, float] = {}
     ports = _by_port(ended)
     for (node, _), pulls in ports.items():
-        if len(pulls) >= _LEAST_TO_RATE:
-            rates[node] = max(rates.get(node, 0.0), _rate(pulls))
+        rate = _rate(pulls, burst) if len(pulls) >= _LEAST_TO_RATE else 0.0
+        if rate:
+            rates[node] = max(rates.get(node, 0.0), rate)
     if len(rates) < _LEAST_NODES:
         return None
     usual = sorted(rates.values())[len(rates) // 2]
-    lasting = _lasting(ports)
+    lasting = _lasting(ports, burst)
     return usual if lasting is None else min(usual, lasting)
 
 
-def _lasting(ports: Mapping[_Port, Sequence[Pulled]]) -> float | None:
+def _lasting(ports: Mapping[_Port, Sequence[Pulled]], burst: float) -> float | None:
     """The best rate of a port that did not rest, which no buffer makes look better than it is; None if all
     such have a node in common, which may be slow itself."""
     rates: list[tuple[float, set[int]]] = []
     for pulls in ports.values():
-        run: list[Pulled] = []
-        for pull in sorted(pulls, key=lambda pull: pull.began_s):
-            if run and pull.began_s > max(one.until_s for one in run) + _TICK_S:
-                run = []
-            run.append(pull)
-            first, last = run[0].until_s, max(one.until_s for one in run)
-            if len(run) >= _LEAST_PULLS and last > first:
+        for run in _runs(pulls):
+            if len(run) >= _LEAST_PULLS and len(run) > burst:
                 nodes = {node for one in run for node in (one.source, one.target)}
-                rates.append(((len(run) - 1) / (last - first), nodes))
+                rates.append(((len(run) - burst) / _lasted_s(run), nodes))
     if not rates or set.intersection(*(nodes for _, nodes in rates)):
         return None
     return max(rate for rate, _ in rates)
 
 
-def _rate(pulls: Sequence[Pulled]) -> float:
-    """Of a port, in blocks a second, while it was busy."""
-    return len(pulls) / _busy_s(pulls)
+def _rate(pulls: Sequence[Pulled], burst: float) -> float:
+    """Of a port, in blocks a second, while it was busy; 0 where all may have come at once."""
+    runs = _runs(pulls)
+    rests_s = (later[0].began_s - max(one.until_s for one in run) for run, later in pairwise(runs))
+    busy_s = sum(map(_lasted_s, runs)) + sum(min(_BURST_S, rest_s) for rest_s in rests_s)
+    return sum(max(0.0, len(run) - burst) for run in runs) / busy_s
 
 
-def _busy_s(pulls: Sequence[Pulled]) -> float:
-    """How long at least one of them was under way, and the beginnings of the rests between them."""
-    busy_s, until_s = 0.0, min(pull.began_s for pull in pulls)
+def _runs(pulls: Iterable[Pulled]) -> list[list[Pulled]]:
+    """Of a port: what it carried without a rest."""
+    runs, until_s = list[list[Pulled]](), float("-inf")
     for pull in sorted(pulls, key=lambda pull: pull.began_s):
-        busy_s += min(_BURST_S, max(0.0, pull.began_s - until_s))
-        busy_s += max(0.0, pull.until_s - max(pull.began_s, until_s))
+        if pull.began_s > until_s + _TICK_S:
+            runs.append([])
+        runs[-1].append(pull)
         until_s = max(until_s, pull.until_s)
-    return busy_s
+    return runs
 
 
-def _judged(pulls: Sequence[Pulled]) -> list[_Judged]:
+def _lasted_s(run: Sequence[Pulled]) -> float:
+    return max(one.until_s for one in run) - run[0].began_s
+
+
+def _judged(pulls: Sequence[Pulled], burst: float) -> list[_Judged]:
     """None where too little is known of what is usual, or where no pull can be slow."""
-    usual = _usual([pull for pull in pulls if not pull.open])
+    usual = _usual([pull for pull in pulls if not pull.open], burst)
     if usual is None:
         return []
     # A port carried at least the pull itself while it lasted, so that no quick one is slow. Mostly all are.

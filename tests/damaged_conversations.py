@@ -87,7 +87,14 @@ _MEETING = Meeting(ShownMemory(4096, b"[]"), bytes(NIXL_NONCE_BYTES))
 _PULL = TimedPull(source=1, began_us=1000, lasted_us=2000)
 VERDICT = Verdict(plan=1, slow=(3,))
 REPORT = PullReport(
-    cast="c", node=2, plan=0, slow=(3,), clock_us=9000, ended=(_PULL,) * 8, under_way=(_PULL,)
+    cast="c",
+    node=2,
+    plan=0,
+    slow=(3,),
+    block_bytes=4096,
+    clock_us=9000,
+    ended=(_PULL,) * 8,
+    under_way=(_PULL,),
 )
 REGION_REQUESTS = [
     wire.encode(frame)

@@ -28,6 +28,7 @@ REPORTS = st.builds(
     node=NODES,
     plan=st.integers(0, MOST_PLANS),
     slow=SLOW,
+    block_bytes=st.integers(0, 2**32 - 1),
     clock_us=st.integers(0, 2**63),
     ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
     under_way=st.lists(PULLS, max_size=MOST_OPEN).map(tuple),
@@ -72,7 +73,7 @@ def test_what_breaks_a_bound_is_refused() -> None:
     ):
         with pytest.raises(ProtocolError):
             report.encode()
-    for raw in (b"", b"\2" + PullReport(cast="c", node=0, plan=0).encode()[1:], b"\xff" * 24):
+    for raw in (b"", b"\1" + PullReport(cast="c", node=0, plan=0).encode()[1:], b"\xff" * 24):
         with pytest.raises(ProtocolError):
             PullReport.decode(raw)
     with pytest.raises(ProtocolError):

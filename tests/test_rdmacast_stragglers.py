@@ -11,7 +11,7 @@ from rdmacast.links import Links, Simulation
 from rdmacast.plan import CastShape, TransferPlan
 from rdmacast.planners.catalog import PLANNERS
 from rdmacast.simulate_sessions import simulate_sessions
-from rdmacast.stragglers import Pulled, order_around, slow_nodes
+from rdmacast.stragglers import Pulled, burst_blocks, order_around, slow_nodes
 
 NBYTES, RATE, BLOCKS = 128 << 20, 25e6, 128
 
@@ -101,6 +101,35 @@ def test_what_shapers_let_through_after_rests_makes_no_slow_node_of_a_steady_one
     slow = [*bursts(3, "85 " * 4, 0), *bursts(4, "1 " * 4, 0.085)]
     after = [*bursts(5, "1 " * 4, 0.085), *bursts(6, "1 " * 4, 0.085)]
     assert slow_nodes([*source, *waiting, *slow, *after]) == {4}
+
+
+def test_what_a_shaper_lets_through_at_once_says_nothing_of_a_slow_link() -> None:
+    """As a chain of half-megabyte blocks over links of 20 Mbit/s showed: only the source never rests."""
+    source = bursts(0, "199 203 227 205", 0)
+    rest = ["1 1 10 2", "2 1 2 2", "2 2 2 1", "2 1 2 3", "33 21 19 10", "119 119 119 106"]
+    others = [pull for node, took_ms in enumerate(rest, start=1) for pull in bursts(node, took_ms, 0.21)]
+    assert slow_nodes([*source, *others], burst=burst_blocks(512 << 10)) == frozenset()
+    assert slow_nodes([*source, *others]) == {6}
+
+
+@pytest.mark.parametrize("straggler", [2, 3, 4, 6])
+def test_a_slow_node_is_found_where_those_behind_it_get_blocks_at_once(straggler: int) -> None:
+    before = [pull for node in range(straggler - 1) for pull in pulled(node, node + 1, 0.021, 8)]
+    slow = bursts(straggler - 1, "84 " * 8, 0)
+    behind = [pull for node in range(straggler, 7) for pull in bursts(node, "1 " * 8, 0.084)]
+    assert slow_nodes([*before, *slow, *behind], burst=burst_blocks(512 << 10)) == {straggler}
+
+
+def test_the_one_source_is_not_blamed_since_nothing_can_be_planned_around_it() -> None:
+    assert (
+        slow_nodes(
+            [
+                *pulled(0, 1, 4.0, 6),
+                *(pull for node in range(1, 5) for pull in pulled(node, node + 1, 1.0, 6)),
+            ]
+        )
+        == frozenset()
+    )
 
 
 def test_a_pull_that_never_ends_tells_too() -> None:
