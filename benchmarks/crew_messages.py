@@ -19,13 +19,15 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 class CastTask(msgspec.Struct, frozen=True, kw_only=True):
     """How ours is to cast; peers have no choice in it. `window` is how many blocks a node pulls at once,
-    `in_turn` whether they come one at a time instead, in the order of the plan's steps."""
+    `in_turn` whether they come one at a time instead, in the order of the plan's steps. `link_bytes_s` is the
+    rate of the links, 0 if nobody is to know it."""
 
     planner: str
     blocks: int
     sources: int
     window: int
     in_turn: bool = False
+    link_bytes_s: int = 0
 
 
 class NodeAt(msgspec.Struct, frozen=True, kw_only=True):

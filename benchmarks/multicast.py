@@ -123,7 +123,14 @@ def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -
     in_turn = (
         not args.loose and args.transport == "tcp" and comes_in_turn(planner, args.size / blocks, args.rate)
     )
-    return CastTask(planner=planner, blocks=blocks, sources=sources, window=args.window, in_turn=in_turn)
+    return CastTask(
+        planner=planner,
+        blocks=blocks,
+        sources=sources,
+        window=args.window,
+        in_turn=in_turn,
+        link_bytes_s=int(args.rate) if args.transport == "tcp" else 0,
+    )
 
 
 def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:

@@ -155,6 +155,7 @@ def spec_of(order: Prepare, task: CastTask) -> CastSpec:
         sources=tuple(range(task.sources)),
         planner=task.planner,
         in_turn=task.in_turn,
+        link_bytes_s=task.link_bytes_s,
     )
 
 

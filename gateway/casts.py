@@ -231,6 +231,9 @@ def new_cast(
         started_at=wall_s,
         edge=decision.edge,
         in_turn=decision.in_turn,
+        link_bytes_s=links.least_of(
+            node.id for place, node in enumerate(order) if place not in decision.edge
+        ),
     )
 
 

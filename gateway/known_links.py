@@ -14,16 +14,22 @@ _GBIT = 1.25e8  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLinks:
-    """`rates` by node in bytes per second; `said`: in a few words, how they are known."""
+    """`rates` by node in bytes per second; `said`: in a few words, how they are known. `is_told`: some were
+    measured, or told by their nodes."""
 
     rates: Mapping[str, float]
     transport: str
     said: str
+    is_told: bool
 
     @property
     def facts(self) -> LinkFacts:
         """Of the slowest of the links."""
         return replace(usual_links(self.transport), bytes_per_s=min(self.rates.values()))
+
+    def least_of(self, nodes: Iterable[str]) -> int:
+        """The rate of the slowest of these links; 0 where all rates are assumed."""
+        return int(min(self.rates[node] for node in nodes)) if self.is_told else 0
 
 
 def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks:
@@ -50,7 +56,7 @@ def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks
     said = ", ".join(f"{count} links {how}" for how, count in present.items())
     if len(present) == 1:
         said = f"links {next(iter(present))}"
-    return KnownLinks(rates=rates, transport=transport, said=said)
+    return KnownLinks(rates=rates, transport=transport, said=said, is_told=bool(used or caps))
 
 
 def _tells(rate: LinkRate, cap: float | None) -> bool:

@@ -82,4 +82,5 @@ def cast_ref(record: CastRecord) -> CastRef:
         planned=record.planned,
         edge=record.edge,
         in_turn=record.in_turn,
+        link_bytes_s=record.link_bytes_s,
     )

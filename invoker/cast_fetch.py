@@ -79,6 +79,7 @@ def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] =
         planned=ref.planned,
         edge=ref.edge,
         in_turn=ref.in_turn,
+        link_bytes_s=ref.link_bytes_s,
         planner=ref.planner,
         borders=borders,
         epoch=ref.epoch,

@@ -30,6 +30,7 @@ class CastSpec:
     `planned` on joined later and have no part in the plan: they take blocks from whoever has them. Those of
     the `edge` are slow, and get what the others have. With `in_turn` blocks leave and come in
     the order of the plan's steps, one at a time: for blocks that take long beside what asking for one takes.
+    `link_bytes_s` is what the slowest of the plan's links was measured to carry, 0 if nobody knows.
     `borders` are those of the plan (see CastShape), of which all members know the same.
     `epoch` is above that of any earlier life of the node.
     """
@@ -45,6 +46,7 @@ class CastSpec:
     planner: str = "binomial"
     borders: tuple[int, ...] = ()
     in_turn: bool = False
+    link_bytes_s: int = 0
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +69,11 @@ class CastSpec:
     @property
     def blocks(self) -> int:
         return -(-self.nbytes // self.block_bytes)
+
+    @property
+    def block_s(self) -> float:
+        """What a block should take over a link; 0 if nobody knows."""
+        return self.block_bytes / self.link_bytes_s if self.link_bytes_s > 0 else 0.0
 
     @property
     def shape(self) -> CastShape:

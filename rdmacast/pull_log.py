@@ -7,12 +7,14 @@ from rdmacast.pull_report import MOST_ENDED, MOST_OPEN, PullReport, TimedPull
 
 
 class PullLog:
-    """Of one node in one cast. Times are those of any clock that never goes back."""
+    """Of one node in one cast, with blocks of that size, one of which should take `block_s`; 0 where that is
+    not known. Times are those of any clock that never goes back."""
 
-    def __init__(self, cast: str, node: int, block_bytes: int = 0) -> None:
+    def __init__(self, cast: str, node: int, block_bytes: int = 0, block_s: float = 0.0) -> None:
         self._cast = cast
         self._node = node
         self._block_bytes = block_bytes
+        self._block_us = int(block_s * 1e6)
         self._open: dict[int, tuple[int, float]] = {}  # by the pull's number: source, since when
         self._ended: deque[TimedPull] = deque(maxlen=MOST_ENDED)  # since the last report
         self._zero_s: float | None = None
@@ -41,6 +43,7 @@ class PullLog:
             plan=plan,
             slow=tuple(sorted(slow)),
             block_bytes=self._block_bytes,
+            block_us=self._block_us,
             clock_us=self._us(now_s),
             ended=ended,
             under_way=tuple(

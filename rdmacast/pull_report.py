@@ -1,8 +1,8 @@
 """What nodes of a cast tell of their pulls, and the answer: who is slow. Both bounded, little-endian (pure).
 
 A report: version, length of the cast's name, number of slow nodes, of ended pulls, of pulls under way,
-node, plan, size of a block, clock; then the name, the slow nodes, the ended pulls and those under way. A
-verdict: version, number of slow nodes, plan; then these nodes.
+node, plan, size of a block and what one takes, clock; then the name, the slow nodes, the ended pulls and
+those under way. A verdict: version, number of slow nodes, plan; then these nodes.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_SLOW = 256
 MOST_ENDED = 8
 MOST_OPEN = 16
 MAX_CAST_BYTES = 128
-_REPORT = Struct("<BBHBBIIIQ")
+_REPORT = Struct("<BBHBBIIIIQ")
 _VERDICT = Struct("<BxHI")
 _PULL = Struct("<IQI")
 _NODE_BYTES = 4
@@ -46,7 +46,8 @@ class PullReport:
 
     `plan` is the number of the plan that the node goes by, `slow` are the nodes at its edge, and
     `clock_us` is the node's clock as it says this. Nodes are numbers in the cast. `block_bytes` is the size
-    of all blocks but perhaps the last, 0 where it is not known.
+    of all blocks but perhaps the last, and `block_us` what one takes by what was measured of the links; 0
+    where that is not known.
     """
 
     cast: str
@@ -54,6 +55,7 @@ class PullReport:
     plan: int
     slow: tuple[int, ...] = ()
     block_bytes: int = 0
+    block_us: int = 0
     clock_us: int = 0
     ended: tuple[TimedPull, ...] = ()
     under_way: tuple[TimedPull, ...] = ()
@@ -63,8 +65,8 @@ class PullReport:
         name = self.cast.encode()
         _check(name, self.slow, self.ended, self.under_way)
         counts = (len(self.slow), len(self.ended), len(self.under_way))
-        block_bytes = min(self.block_bytes, _MOST_BLOCK_BYTES)
-        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, block_bytes, self.clock_us)
+        blocks = min(self.block_bytes, _MOST_BLOCK_BYTES), min(self.block_us, _MOST_US)
+        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, *blocks, self.clock_us)
         pulls = (
             _PULL.pack(pull.source, pull.began_us, min(pull.lasted_us, _MOST_US))
             for pull in (*self.ended, *self.under_way)
@@ -79,7 +81,7 @@ class PullReport:
         except error:
             raise ProtocolError("a report of pulls is cut off") from None
         _check_version(version)
-        node, plan, block_bytes, clock_us = numbers
+        node, plan, block_bytes, block_us, clock_us = numbers
         at = _REPORT.size + named
         first = at + slow * _NODE_BYTES
         if len(data) != first + (ended + under_way) * _PULL.size:
@@ -97,6 +99,7 @@ class PullReport:
             plan=_plan(plan),
             slow=nodes,
             block_bytes=block_bytes,
+            block_us=block_us,
             clock_us=clock_us,
             ended=pulls[:ended],
             under_way=pulls[ended:],

@@ -52,19 +52,38 @@ class Pulled:
         return self.until_s - self.began_s
 
 
-def burst_blocks(block_bytes: int) -> float:
-    """How many blocks of this size may come at once after a rest, without telling of the links' rate."""
-    return _BURST_BYTES / block_bytes if 0 < block_bytes < 2 * _BURST_BYTES else 0.0
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """What is known beforehand of the rate by which pulls are judged, in blocks a second.
+
+    No link carries more than `most`, if that is known. Else the pulls must show what links carry, and after
+    each rest so many as `burst` blocks show nothing.
+    """
+
+    most: float | None = None
+    burst: float = 0.0
 
 
-def slow_nodes(pulls: Sequence[Pulled], suspects: Collection[int] = (), burst: float = 0.0) -> frozenset[int]:
+def standard(block_bytes: int, block_s: float) -> Standard:
+    """For blocks of this size, which take a link so long by what was measured of it; 0 for what is not
+    known."""
+    if block_s > 0:
+        return Standard(most=1 / block_s)
+    return Standard(burst=_BURST_BYTES / block_bytes if 0 < block_bytes < 2 * _BURST_BYTES else 0.0)
+
+
+NOTHING_KNOWN = Standard()
+
+
+def slow_nodes(
+    pulls: Sequence[Pulled], suspects: Collection[int] = (), standard: Standard = NOTHING_KNOWN
+) -> frozenset[int]:
     """Nodes most of whose pulls were slow, though not because of another slow node.
 
     Who has most slow pulls is blamed first, of equals one of the `suspects`, and what it took part in tells
-    nothing of the others. The one source is never among them: there is no plan around it. After each rest
-    `burst` blocks tell nothing of what is usual.
+    nothing of the others. The one source is never among them: there is no plan around it.
     """
-    judged = _judged(pulls, burst)
+    judged = _judged(pulls, standard)
     found: set[int] = set()
     while True:
         others = [one for one in judged if not {one.pull.source, one.pull.target} & found]
@@ -75,9 +94,11 @@ def slow_nodes(pulls: Sequence[Pulled], suspects: Collection[int] = (), burst: f
         found.add(blamed)
 
 
-def beside(pulls: Sequence[Pulled], slow: Collection[int], burst: float = 0.0) -> frozenset[int]:
+def beside(
+    pulls: Sequence[Pulled], slow: Collection[int], standard: Standard = NOTHING_KNOWN
+) -> frozenset[int]:
     """Who gave slowly to these nodes, or took so from them: it may be by them that these seem slow."""
-    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls, burst) if one.slow]
+    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls, standard) if one.slow]
     return frozenset().union(*(pair for pair in pairs if pair & set(slow))) - set(slow)
 
 
@@ -130,19 +151,18 @@ def _sources(pulls: Iterable[Pulled]) -> set[int]:
     return {pull.source for pull in pulls} - {pull.target for pull in pulls}
 
 
-def _usual(ended: Iterable[Pulled], burst: float) -> float | None:
+def _usual(ended: Iterable[Pulled], standard: Standard) -> float | None:
     """The median node's rate, in blocks a second, at the better one of its ports; None if few tell."""
     rates: dict[int, float] = {}
     ports = _by_port(ended)
     for (node, _), pulls in ports.items():
-        rate = _rate(pulls, burst) if len(pulls) >= _LEAST_TO_RATE else 0.0
+        rate = _rate(pulls, standard.burst) if len(pulls) >= _LEAST_TO_RATE else 0.0
         if rate:
             rates[node] = max(rates.get(node, 0.0), rate)
     if len(rates) < _LEAST_NODES:
         return None
     usual = sorted(rates.values())[len(rates) // 2]
-    lasting = _lasting(ports, burst)
-    return usual if lasting is None else min(usual, lasting)
+    return min(rate for rate in (usual, _lasting(ports, standard.burst), standard.most) if rate is not None)
 
 
 def _lasting(ports: Mapping[_Port, Sequence[Pulled]], burst: float) -> float | None:
@@ -182,9 +202,9 @@ def _lasted_s(run: Sequence[Pulled]) -> float:
     return max(one.until_s for one in run) - run[0].began_s
 
 
-def _judged(pulls: Sequence[Pulled], burst: float) -> list[_Judged]:
+def _judged(pulls: Sequence[Pulled], standard: Standard) -> list[_Judged]:
     """None where too little is known of what is usual, or where no pull can be slow."""
-    usual = _usual([pull for pull in pulls if not pull.open], burst)
+    usual = _usual([pull for pull in pulls if not pull.open], standard)
     if usual is None:
         return []
     # A port carried at least the pull itself while it lasted, so that no quick one is slow. Mostly all are.

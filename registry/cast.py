@@ -46,8 +46,9 @@ class CastRecord:
     `sources` are indexes of `members`: those that hold the image, or read it from the store. Members from
     `planned` on joined later and have no part in the plan; each join raises `epoch` by one. `reason` is the
     planner's one line on why it chose this way. Members at the `edge` were known to be slow: the plan is for
-    the others, from which these take what they have. With `in_turn` blocks
-    come in the order of the plan's steps, one at a time. Times are Unix seconds.
+    the others, from which these take what they have. With `in_turn` blocks come in the order of the plan's
+    steps, one at a time. `link_bytes_s` is what the slowest of the plan's links was measured to carry, 0 if
+    nobody knows. Times are Unix seconds.
     """
 
     cast_id: str
@@ -65,6 +66,7 @@ class CastRecord:
     epoch: int = 0
     edge: tuple[int, ...] = ()
     in_turn: bool = False
+    link_bytes_s: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < len(self.sources) <= self.planned <= len(self.members):

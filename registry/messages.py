@@ -74,6 +74,7 @@ class CastRef(msgspec.Struct, frozen=True, kw_only=True):
     planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
     edge: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_CAST_MEMBERS)] = ()
     in_turn: bool = False
+    link_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ REPORT = PullReport(
     plan=0,
     slow=(3,),
     block_bytes=4096,
+    block_us=3,
     clock_us=9000,
     ended=(_PULL,) * 8,
     under_way=(_PULL,),

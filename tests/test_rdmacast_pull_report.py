@@ -29,6 +29,7 @@ REPORTS = st.builds(
     plan=st.integers(0, MOST_PLANS),
     slow=SLOW,
     block_bytes=st.integers(0, 2**32 - 1),
+    block_us=st.integers(0, 2**32 - 1),
     clock_us=st.integers(0, 2**63),
     ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
     under_way=st.lists(PULLS, max_size=MOST_OPEN).map(tuple),
