@@ -87,7 +87,7 @@ class Cast:
             epoch=spec.epoch,
             shift=spec.blocks * self._node // len(spec.members),
             in_turn=bool(self._dues),
-            settings=settings,
+            settings=(settings or SessionSettings()).for_links(spec.block_s),
         )
         self._steering = Steering(spec, self._node)
         self._tally = CastTally()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from rdmacast.have_map import HaveMap, bits_of, blocks_in
+from rdmacast.session_settings import SLOW
 
 SAMPLES = 15  # the latest pulls from anybody, whose median is what is usual
 LEAST_SAMPLES = 5
 PATIENT = 5  # times as long as a pull takes that counts as slow
-SLOW = 2.0  # a pull that takes more than so many times the usual: under half of the median rate
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """Limits of one node's part in a cast, fixed when it begins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+SLOW = 2.0  # a pull that takes more than so many times the usual: under half of the median rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +30,7 @@ class SessionSettings:
             raise ValueError("window and limits of a session must be 1 or more")
         if not min(self.pull_timeout_s, self.ask_timeout_s, self.patience_s) > 0:
             raise ValueError("the timeouts of a session must be above 0")
+
+    def for_links(self, block_s: float) -> "SessionSettings":
+        """Where a block takes a link so long: one that came quicker, out of a buffer, makes no other slow."""
+        return replace(self, least_slow_s=max(self.least_slow_s, SLOW * block_s))

@@ -410,3 +410,9 @@ def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_
                 lie = HaveMap(blocks=1, epoch=next(epochs), held=0, coming=1)
                 session.heard(action.peer, lie, now_s, action.number)
     assert session.state is SessionState.FAILED and 20.0 <= now_s < 30.0
+
+
+def test_a_block_that_takes_as_long_as_links_need_is_not_late_after_quick_ones() -> None:
+    """After a rest shapers let blocks through at once."""
+    assert SessionSettings().for_links(0.2).least_slow_s == pytest.approx(0.4)
+    assert SessionSettings().for_links(0.002) == SessionSettings().for_links(0.0) == SessionSettings()
