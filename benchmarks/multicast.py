@@ -109,7 +109,6 @@ def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator
                 bytes_per_s=args.rate,
                 latency_s=args.latency,
                 restart_s=args.restart,
-                restart_bytes=0.0,
             )
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-# In so many blocks those that change partners take least over the links of the testbed.
-_COARSE = 34
 GROUP_SETUP_S = 0.3  # what NCCL takes to make a group of ranks, by the papers
 
 
@@ -37,9 +35,9 @@ MODES = {
         Mode(
             name="stop-the-world",
             says="binomial pipeline; who has all of it serves",
-            planner=f"binomial/{_COARSE}",
+            planner="binomial",
         ),
-        Mode(name="faasnet", says="binary tree", planner=f"tree/{_COARSE}"),
+        Mode(name="faasnet", says="binary tree", planner="tree"),
         Mode(
             name="nccl",
             says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring",
@@ -74,19 +72,19 @@ MODES = {
         Mode(
             name="turned",
             says="binomial, k-way reordering on",
-            planner=f"binomial/{_COARSE}",
+            planner="binomial",
             live="pipeline",
         ),
         Mode(
             name="half-turned",
             says="binomial, k-way reordering by halves",
-            planner=f"binomial-half-turned/{_COARSE}",
+            planner="binomial-half-turned",
             live="pipeline",
         ),
         Mode(
             name="unturned",
             says="binomial, k-way reordering off",
-            planner=f"binomial-unturned/{_COARSE}",
+            planner="binomial-unturned",
             live="pipeline",
         ),
     )

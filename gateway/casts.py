@@ -271,7 +271,8 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: KnownL
 
 def block_bytes(nbytes: int, blocks: int) -> int:
     """The size of about so many blocks, in whole units, since these are what is checked."""
-    return -(-nbytes // (blocks * UNIT_BYTES)) * UNIT_BYTES
+    units = max(1, round(nbytes / (blocks * UNIT_BYTES)), -(-nbytes // (MOST_BLOCKS * UNIT_BYTES)))
+    return units * UNIT_BYTES
 
 
 def _split(scene: _Scene) -> tuple[list[NodeRecord], dict[str, Holder]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rdmacast.planners.automatic import (
     LEAST_BLOCK_BYTES,
-    LEAST_PAIR_BLOCK_BYTES,
+    LEAST_SLOW_BLOCK_BYTES,
     Decision,
     LinkFacts,
     choose_planner,
@@ -132,21 +132,21 @@ def test_more_overhead_a_block_makes_fewer_blocks() -> None:
     assert counts == sorted(counts, reverse=True) and counts[0] == 256 and counts[-1] < 64
 
 
-def test_over_slow_links_a_change_of_partners_costs_what_lies_in_the_ports_queue() -> None:
-    def planner(bytes_per_s: float, transport: str = "tcp") -> str:
-        facts = replace(usual_links(transport), bytes_per_s=bytes_per_s)
-        return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts).planner
-
-    assert (planner(2.5e6), planner(2.5e6, "verbs")) == ("chain", "binomial")
-
-
-def test_two_nodes_need_not_come_in_turn_and_have_finer_blocks_over_slow_links() -> None:
+def test_two_nodes_need_not_come_in_turn() -> None:
     decision = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=2.5e6))
     assert (decision.planner, decision.in_turn) == ("chain", False)
-    assert decision.blocks == 26 * MIB // LEAST_PAIR_BLOCK_BYTES
-    quick = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=25e6))
-    assert quick.blocks == 26 * MIB // LEAST_BLOCK_BYTES
+    assert decision.blocks == 26 * MIB // LEAST_SLOW_BLOCK_BYTES
     assert "all planners are alike" in decision.reason
+
+
+def test_over_slow_links_blocks_are_finer() -> None:
+    def decided(bytes_per_s: float) -> Decision:
+        facts = replace(usual_links("tcp"), bytes_per_s=bytes_per_s)
+        return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts)
+
+    slow, quick = decided(2.5e6), decided(25e6)
+    assert slow.blocks == 26 * MIB // LEAST_SLOW_BLOCK_BYTES and slow.in_turn
+    assert quick.blocks == 26 * MIB // LEAST_BLOCK_BYTES
 
 
 def test_what_cannot_be_is_refused() -> None:

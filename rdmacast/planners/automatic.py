@@ -3,8 +3,7 @@
 With several pulls in flight a block costs its time at the port, and latency is paid once a hop. So both
 the binomial pipeline and the chain cost blocks + hops such times: ceil(log2 L) hops, or L - 1. What tells
 them apart besides is that the pipeline changes partner with every block. Over TCP a connection that was
-idle begins again with a small window, which costs `restart_s`, and on slow links as long as `restart_bytes`
-take; on RDMA and shared memory it costs nothing.
+idle begins again with a small window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
 """
 
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from rdmacast.pull_report import MOST_SLOW
 
 # Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
 LEAST_BLOCK_BYTES = 512 << 10
-# Between two nodes, over links so slow that one unit takes `_SPARE_S`, processors have time for each. Where
-# nodes pass blocks on, ones so small make them look for other sources whenever one is a little late.
-LEAST_PAIR_BLOCK_BYTES = LEAST_BLOCK_BYTES // 2
+# Over links so slow that one unit takes `_SPARE_S` processors have time for each.
+LEAST_SLOW_BLOCK_BYTES = LEAST_BLOCK_BYTES // 2
 _SPARE_S = 0.02
 MOST_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
@@ -45,33 +43,25 @@ class LinkFacts:
     latency_s: float = 0.0
     overhead_s: float = 0.0
     restart_s: float = 0.0
-    restart_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0:
             raise ValueError(f"a link's rate must be above 0, not {self.bytes_per_s}")
-        if not min(self.latency_s, self.overhead_s, self.restart_s, self.restart_bytes) >= 0:
+        if not min(self.latency_s, self.overhead_s, self.restart_s) >= 0:
             raise ValueError("a link's latency, overhead and restart must be 0 or more")
-
-    @property
-    def change_s(self) -> float:
-        """What it costs to go on with another partner."""
-        return max(self.restart_s, self.restart_bytes / self.bytes_per_s)
 
 
 # Links of which nothing was told: 10 Gbit/s. To ask for a block, check it and tell of it costs about the same
 # over any transport.
 _USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4)
 _TCP_RESTART_S = 1e-3
-# 24 ms a block at 20 Mbit/s, and 2 ms at 200.
-_TCP_RESTART_BYTES = 6e4
 
 
 def usual_links(transport: str = "tcp") -> LinkFacts:
     """What to take for true of links that go by `transport`, where nothing was measured."""
     if transport != "tcp":
         return _USUAL
-    return replace(_USUAL, restart_s=_TCP_RESTART_S, restart_bytes=_TCP_RESTART_BYTES)
+    return replace(_USUAL, restart_s=_TCP_RESTART_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +120,7 @@ def choose_planner(
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
         return replace(inner, edge=edge, reason=reason, in_turn=False)
     members = -(-nodes // sources)
-    counts = [blocks] if blocks else _block_counts(_most_blocks(members, nbytes, facts))
+    counts = [blocks] if blocks else _block_counts(_most_blocks(nbytes, facts))
     tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
     pipeline, chain = tried
     spread = _spread(sites)
@@ -166,7 +156,7 @@ def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blo
         return 0.0
     hops = (members - 1).bit_length() if planner is BINOMIAL else members - 1
     # Between two nodes nobody changes partner, and of three or more the pipeline always does.
-    change_s = facts.change_s if planner is BINOMIAL and members > 2 else 0.0
+    change_s = facts.restart_s if planner is BINOMIAL and members > 2 else 0.0
     block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + change_s
     return (blocks - 1 + hops) * block_s + hops * facts.latency_s
 
@@ -181,10 +171,10 @@ def _best(
     return times_s[finest], finest
 
 
-def _most_blocks(members: int, nbytes: int, facts: LinkFacts) -> int:
+def _most_blocks(nbytes: int, facts: LinkFacts) -> int:
     most = max(1, nbytes // LEAST_BLOCK_BYTES)
-    if members == 2 and _SPARE_S * facts.bytes_per_s <= LEAST_PAIR_BLOCK_BYTES:
-        most = -(-nbytes // LEAST_PAIR_BLOCK_BYTES)
+    if _SPARE_S * facts.bytes_per_s <= LEAST_SLOW_BLOCK_BYTES:
+        most = -(-nbytes // LEAST_SLOW_BLOCK_BYTES)
     return min(MOST_BLOCKS, most)
 
 
@@ -224,7 +214,7 @@ def _decided(
     elif planner is CHAIN:
         why = (
             f"{_time(seconds)} where the {other.name} takes {_time(rival[0])}: its change of partners costs "
-            f"{_time(facts.change_s)} a block, more than the chain's {members - 1} hops"
+            f"{_time(facts.restart_s)} a block, more than the chain's {members - 1} hops"
         )
     else:
         hops = (members - 1).bit_length()
