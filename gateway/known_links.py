@@ -14,8 +14,8 @@ _GBIT = 1.25e8  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLinks:
-    """`rates` by node in bytes per second; `said`: in a few words, how they are known. `is_told`: some were
-    measured, or told by their nodes."""
+    """`rates` by node in bytes per second; `said`: in a few words, how they are known. `is_told`: not all are
+    guesses, but measured or told by somebody."""
 
     rates: Mapping[str, float]
     transport: str
@@ -56,7 +56,9 @@ def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks
     said = ", ".join(f"{count} links {how}" for how, count in present.items())
     if len(present) == 1:
         said = f"links {next(iter(present))}"
-    return KnownLinks(rates=rates, transport=transport, said=said, is_told=bool(used or caps))
+    return KnownLinks(
+        rates=rates, transport=transport, said=said, is_told=bool(used or caps or links.is_told)
+    )
 
 
 def _tells(rate: LinkRate, cap: float | None) -> bool:

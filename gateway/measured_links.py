@@ -46,9 +46,11 @@ class _Part:
 
 
 class MeasuredLinks:
-    """The latest rates by node; `usual_bytes_per_s` is what links are taken for of which nothing is known."""
+    """The latest rates by node; `usual_bytes_per_s` is what links are taken for of which nothing is known, and
+    `is_told` whether somebody said so."""
 
     def __init__(self, usual_bytes_per_s: float | None = None) -> None:
+        self.is_told = bool(usual_bytes_per_s)
         self.usual_bytes_per_s = usual_bytes_per_s or usual_links().bytes_per_s
         self._nodes: OrderedDict[str, LinkRate] = OrderedDict()
         self._open: dict[str, dict[str, _Part]] = {}

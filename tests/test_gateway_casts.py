@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.actions import StartOn, WarmOn
 from gateway.cast_records import CastRecords
-from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose
+from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose, new_cast
 from gateway.directory import Directory
 from gateway.known_links import known_links
 from gateway.measured_links import MeasuredLinks
@@ -383,6 +383,23 @@ def test_the_reason_says_what_is_only_assumed() -> None:
         ([known, unknown], "(1 links as capped, 1 links of 10 Gbit/s assumed)"),
     ):
         assert choose(nodes, 1, MIB, known_links(nodes, MeasuredLinks())).reason.endswith(said)
+
+
+def test_nodes_are_told_what_links_carry_unless_all_of_it_is_assumed() -> None:
+    known, unknown = make_node("a", link_rate_bytes_s=2e8), make_node("b", link_rate_bytes_s=None)
+    version = make_version("f", image="image", nbytes=64 * MIB)
+
+    def told(nodes: list[NodeRecord], links: MeasuredLinks) -> int:
+        cast = new_cast(version, nodes[:1], nodes[1:], "c", 100.0, known_links(nodes, links))
+        assert cast_ref(cast).link_bytes_s == cast.link_bytes_s
+        return cast.link_bytes_s
+
+    assert told([unknown, replace(unknown, id="c")], MeasuredLinks()) == 0
+    assert told([unknown, replace(unknown, id="c")], MeasuredLinks(3e8)) == 3e8
+    assert told([known, unknown], MeasuredLinks()) == 2e8
+    slow = make_node("slow", link_rate_bytes_s=1e7)
+    nodes = [replace(known, id=f"n{number}") for number in range(7)]
+    assert told([*nodes, slow], MeasuredLinks()) == 2e8  # it is at the edge
 
 
 def test_no_more_are_at_the_edge_than_nodes_can_be_told_of() -> None:
