@@ -46,8 +46,8 @@ class _Part:
 
 
 class MeasuredLinks:
-    """The latest rates by node; `usual_bytes_per_s` is what links are taken for of which nothing is known, and
-    `is_told` whether somebody said so."""
+    """The latest rates by node; `usual_bytes_per_s` is what links are taken for of which nothing is known,
+    and `is_told` whether somebody said so."""
 
     def __init__(self, usual_bytes_per_s: float | None = None) -> None:
         self.is_told = bool(usual_bytes_per_s)
