@@ -47,8 +47,11 @@ class Rate:
 
     @property
     def half_peak_s(self) -> float:
-        """When half of the peak is reached first."""
-        return next(at for at, rate in enumerate(self.per_s) if rate >= self.peak / 2) * STEP_S
+        """When half of the peak is reached first, between two steps in proportion."""
+        half = self.peak / 2
+        at = next(at for at, rate in enumerate(self.per_s) if rate >= half)
+        before = self.per_s[at - 1] if at else 0.0
+        return (at - (self.per_s[at] - half) / (self.per_s[at] - before)) * STEP_S if at else 0.0
 
 
 def requests_of(answers: Sequence[dict[str, Any]], slower: int) -> list[Request]:
@@ -153,7 +156,7 @@ def show(row: dict[str, Any]) -> str:
         f"{row['name']:21} {'emulated' if row['emulated'] else 'real'} k={params['sources']} in "
         f"{params['holders']:4} TTFT p50 {row['ttft_p50_s']:6.3f} p90 {row['ttft_p90_s']:6.3f} s"
         f"  first live token {live}"
-        f"  peak {row['peak_tokens_per_s']:6.0f} tokens/s, half of it at {row['half_peak_s']:5.2f} s"
+        f"  peak {row['peak_tokens_per_s']:6.0f} tokens/s, half of it at {row['half_peak_s']:6.3f} s"
         f"  {row['start_kinds']}"
     ) + "".join(f"\n  {_stair(stair)}" for stair in row["stairs"])
 
