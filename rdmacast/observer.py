@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from rdmacast.pull_report import MOST_ENDED, MOST_PLANS, MOST_SLOW, PullReport, TimedPull, Verdict
-from rdmacast.stragglers import Pulled, beside, slow_nodes, standard
+from rdmacast.stragglers import Pulled, beside, slow_nodes
 
 LEAST_MEMBERS = 4  # with fewer nobody can say who is slow
 _MOST_CASTS = 64
@@ -64,7 +64,7 @@ class Observer:
         self._tellers: dict[int, _Teller] = {}
         self._verdict = Verdict(plan=0, slow=())
         self._looked_s = float("-inf")
-        self._blocks = (0, 0.0)  # their size, and the seconds that one takes a link
+        self._most: float | None = None  # blocks a second that links were measured to carry
         self._found = Counter[int]()  # in how many looks up to the last
         self._suspects: frozenset[int] = frozenset()  # others may have been blamed for them
 
@@ -88,7 +88,7 @@ class Observer:
         if report.node not in self._tellers and len(self._tellers) >= _MOST_TELLERS:
             return None
         self._tellers.setdefault(report.node, _Teller()).heard(report, now_s)
-        self._blocks = report.block_bytes, report.block_us / 1e6
+        self._most = 1e6 / report.block_us if report.block_us else None
         # Reports of all nodes come at about the same time: not exactly so long after each other.
         if now_s - self._looked_s < 0.7 * report_every_s(len(self._tellers)):
             return None
@@ -106,13 +106,12 @@ class Observer:
             for pull in teller.pulls(node, most)
             if pull.source not in known
         ]
-        by = standard(*self._blocks)
-        slow = slow_nodes(pulls, self._suspects, by)
+        slow = slow_nodes(pulls, self._suspects, self._most)
         self._found = Counter({node: self._found[node] + 1 for node in slow})
         sure = {node for node, looks in self._found.items() if looks >= _LOOKS}
         if not sure or len(known | sure) > MOST_SLOW:
             return None
-        self._suspects |= beside(pulls, sure, by)
+        self._suspects |= beside(pulls, sure, self._most)
         self._take(Verdict(plan=self._verdict.plan + 1, slow=tuple(sorted(known | sure))))
         return self._verdict
 

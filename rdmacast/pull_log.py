@@ -7,13 +7,12 @@ from rdmacast.pull_report import MOST_ENDED, MOST_OPEN, PullReport, TimedPull
 
 
 class PullLog:
-    """Of one node in one cast, with blocks of that size, one of which should take `block_s`; 0 where that is
-    not known. Times are those of any clock that never goes back."""
+    """Of one node in one cast, of which a block should take `block_s`; 0 where nobody knows. Times are those of any
+    clock that never goes back."""
 
-    def __init__(self, cast: str, node: int, block_bytes: int = 0, block_s: float = 0.0) -> None:
+    def __init__(self, cast: str, node: int, block_s: float = 0.0) -> None:
         self._cast = cast
         self._node = node
-        self._block_bytes = block_bytes
         self._block_us = int(block_s * 1e6)
         self._open: dict[int, tuple[int, float]] = {}  # by the pull's number: source, since when
         self._ended: deque[TimedPull] = deque(maxlen=MOST_ENDED)  # since the last report
@@ -42,7 +41,6 @@ class PullLog:
             node=self._node,
             plan=plan,
             slow=tuple(sorted(slow)),
-            block_bytes=self._block_bytes,
             block_us=self._block_us,
             clock_us=self._us(now_s),
             ended=ended,

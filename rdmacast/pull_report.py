@@ -1,7 +1,7 @@
 """What nodes of a cast tell of their pulls, and the answer: who is slow. Both bounded, little-endian (pure).
 
 A report: version, length of the cast's name, number of slow nodes, of ended pulls, of pulls under way,
-node, plan, size of a block and what one takes, clock; then the name, the slow nodes, the ended pulls and
+node, plan, what a block takes, clock; then the name, the slow nodes, the ended pulls and
 those under way. A verdict: version, number of slow nodes, plan; then these nodes.
 """
 
@@ -17,12 +17,11 @@ MOST_SLOW = 256
 MOST_ENDED = 8
 MOST_OPEN = 16
 MAX_CAST_BYTES = 128
-_REPORT = Struct("<BBHBBIIIIQ")
+_REPORT = Struct("<BBHBBIIIQ")
 _VERDICT = Struct("<BxHI")
 _PULL = Struct("<IQI")
 _NODE_BYTES = 4
 _MOST_US = (1 << 32) - 1
-_MOST_BLOCK_BYTES = (1 << 32) - 1
 LEAST_REPORT_BYTES = _REPORT.size + 1
 MOST_REPORT_BYTES = (
     _REPORT.size + MAX_CAST_BYTES + _NODE_BYTES * MOST_SLOW + _PULL.size * (MOST_ENDED + MOST_OPEN)
@@ -45,16 +44,14 @@ class PullReport:
     """`ended` are the latest pulls that brought their block, `under_way` those that last so long already.
 
     `plan` is the number of the plan that the node goes by, `slow` are the nodes at its edge, and
-    `clock_us` is the node's clock as it says this. Nodes are numbers in the cast. `block_bytes` is the size
-    of all blocks but perhaps the last, and `block_us` what one takes by what was measured of the links; 0
-    where that is not known.
+    `clock_us` is the node's clock as it says this. Nodes are numbers in the cast. `block_us` is
+    what a block takes by what was measured of the links, 0 where nobody knows.
     """
 
     cast: str
     node: int
     plan: int
     slow: tuple[int, ...] = ()
-    block_bytes: int = 0
     block_us: int = 0
     clock_us: int = 0
     ended: tuple[TimedPull, ...] = ()
@@ -65,8 +62,8 @@ class PullReport:
         name = self.cast.encode()
         _check(name, self.slow, self.ended, self.under_way)
         counts = (len(self.slow), len(self.ended), len(self.under_way))
-        blocks = min(self.block_bytes, _MOST_BLOCK_BYTES), min(self.block_us, _MOST_US)
-        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, *blocks, self.clock_us)
+        block_us = min(self.block_us, _MOST_US)
+        head = _REPORT.pack(VERSION, len(name), *counts, self.node, self.plan, block_us, self.clock_us)
         pulls = (
             _PULL.pack(pull.source, pull.began_us, min(pull.lasted_us, _MOST_US))
             for pull in (*self.ended, *self.under_way)
@@ -81,7 +78,7 @@ class PullReport:
         except error:
             raise ProtocolError("a report of pulls is cut off") from None
         _check_version(version)
-        node, plan, block_bytes, block_us, clock_us = numbers
+        node, plan, block_us, clock_us = numbers
         at = _REPORT.size + named
         first = at + slow * _NODE_BYTES
         if len(data) != first + (ended + under_way) * _PULL.size:
@@ -98,7 +95,6 @@ class PullReport:
             node=_node(node),
             plan=_plan(plan),
             slow=nodes,
-            block_bytes=block_bytes,
             block_us=block_us,
             clock_us=clock_us,
             ended=pulls[:ended],

@@ -16,7 +16,7 @@ class Steering:
         observed = len(spec.members) >= LEAST_MEMBERS and node not in spec.sources
         self._observers = list(spec.sources) if observed else []
         self._verdict = Verdict(plan=0, slow=spec.edge)
-        self.log = PullLog(spec.cast, node, spec.block_bytes, spec.block_s)
+        self.log = PullLog(spec.cast, node, spec.block_s)
 
     def __repr__(self) -> str:
         return f"Steering({self._verdict}, observers {self._observers})"

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
 
 from rdmacast.plan import CastShape
 from rdmacast.planners.own_part import Order, own_part
@@ -25,9 +24,6 @@ _LONG_REST_S = 1.0  # what comes after a rest tells of the rest as well: only th
 _TICK_S = 1e-3  # of the clocks that pulls are timed by
 _OPEN = 0.5  # of a block: what counts of one under way
 _LEAST_NODES = 3  # of two nobody can say which is usual
-# What buffers and shapers let through at once after a rest. Of blocks twice as large no more than half comes
-# so, and twice as quick is not yet slow.
-_BURST_BYTES = 512 << 10
 
 _Port = tuple[int, bool]  # a node, and whether it gives
 
@@ -52,53 +48,30 @@ class Pulled:
         return self.until_s - self.began_s
 
 
-@dataclass(frozen=True, slots=True)
-class Standard:
-    """What is known beforehand of the rate by which pulls are judged, in blocks a second.
-
-    No link carries more than `most`, if that is known. Else the pulls must show what links carry, and after
-    each rest so many as `burst` blocks show nothing.
-    """
-
-    most: float | None = None
-    burst: float = 0.0
-
-
-def standard(block_bytes: int, block_s: float) -> Standard:
-    """For blocks of this size, which take a link so long by what was measured of it; 0 for what is not
-    known."""
-    if block_s > 0:
-        return Standard(most=1 / block_s)
-    return Standard(burst=_BURST_BYTES / block_bytes if 0 < block_bytes < 2 * _BURST_BYTES else 0.0)
-
-
-NOTHING_KNOWN = Standard()
-
-
 def slow_nodes(
-    pulls: Sequence[Pulled], suspects: Collection[int] = (), standard: Standard = NOTHING_KNOWN
+    pulls: Sequence[Pulled], suspects: Collection[int] = (), most: float | None = None
 ) -> frozenset[int]:
     """Nodes most of whose pulls were slow, though not because of another slow node.
 
     Who has most slow pulls is blamed first, of equals one of the `suspects`, and what it took part in tells
-    nothing of the others. The one source is never among them: there is no plan around it.
+    nothing of the others. The one source is never among them, since there is no plan around it, and is blamed
+    for another's slow pulls only if it is suspected. `most` blocks a second are what links were measured to
+    carry: what came quicker, out of a buffer, is not usual. None: nobody knows.
     """
-    judged = _judged(pulls, standard)
+    judged, sources = _judged(pulls, most), _sources(pulls)
+    unavoidable = sources if len(sources) == 1 else set[int]()
     found: set[int] = set()
     while True:
         others = [one for one in judged if not {one.pull.source, one.pull.target} & found]
-        blamed = _most_blamed(others, suspects)
+        blamed = _most_blamed(others, suspects, unavoidable - set(suspects))
         if blamed is None:
-            sources = _sources(pulls)
-            return frozenset(found - sources if len(sources) == 1 else found)
+            return frozenset(found - unavoidable)
         found.add(blamed)
 
 
-def beside(
-    pulls: Sequence[Pulled], slow: Collection[int], standard: Standard = NOTHING_KNOWN
-) -> frozenset[int]:
+def beside(pulls: Sequence[Pulled], slow: Collection[int], most: float | None = None) -> frozenset[int]:
     """Who gave slowly to these nodes, or took so from them: it may be by them that these seem slow."""
-    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls, standard) if one.slow]
+    pairs = [{one.pull.source, one.pull.target} for one in _judged(pulls, most) if one.slow]
     return frozenset().union(*(pair for pair in pairs if pair & set(slow))) - set(slow)
 
 
@@ -151,60 +124,56 @@ def _sources(pulls: Iterable[Pulled]) -> set[int]:
     return {pull.source for pull in pulls} - {pull.target for pull in pulls}
 
 
-def _usual(ended: Iterable[Pulled], standard: Standard) -> float | None:
+def _usual(ended: Iterable[Pulled], most: float | None) -> float | None:
     """The median node's rate, in blocks a second, at the better one of its ports; None if few tell."""
     rates: dict[int, float] = {}
     ports = _by_port(ended)
     for (node, _), pulls in ports.items():
-        rate = _rate(pulls, standard.burst) if len(pulls) >= _LEAST_TO_RATE else 0.0
-        if rate:
-            rates[node] = max(rates.get(node, 0.0), rate)
+        if len(pulls) >= _LEAST_TO_RATE:
+            rates[node] = max(rates.get(node, 0.0), _rate(pulls))
     if len(rates) < _LEAST_NODES:
         return None
     usual = sorted(rates.values())[len(rates) // 2]
-    return min(rate for rate in (usual, _lasting(ports, standard.burst), standard.most) if rate is not None)
+    return min(rate for rate in (usual, _lasting(ports), most) if rate is not None)
 
 
-def _lasting(ports: Mapping[_Port, Sequence[Pulled]], burst: float) -> float | None:
+def _lasting(ports: Mapping[_Port, Sequence[Pulled]]) -> float | None:
     """The best rate of a port that did not rest, which no buffer makes look better than it is; None if all
     such have a node in common, which may be slow itself."""
     rates: list[tuple[float, set[int]]] = []
     for pulls in ports.values():
-        for run in _runs(pulls):
-            if len(run) >= _LEAST_PULLS and len(run) > burst:
+        run: list[Pulled] = []
+        for pull in sorted(pulls, key=lambda pull: pull.began_s):
+            if run and pull.began_s > max(one.until_s for one in run) + _TICK_S:
+                run = []
+            run.append(pull)
+            first, last = run[0].until_s, max(one.until_s for one in run)
+            if len(run) >= _LEAST_PULLS and last > first:
                 nodes = {node for one in run for node in (one.source, one.target)}
-                rates.append(((len(run) - burst) / _lasted_s(run), nodes))
+                rates.append(((len(run) - 1) / (last - first), nodes))
     if not rates or set.intersection(*(nodes for _, nodes in rates)):
         return None
     return max(rate for rate, _ in rates)
 
 
-def _rate(pulls: Sequence[Pulled], burst: float) -> float:
-    """Of a port, in blocks a second, while it was busy; 0 where all may have come at once."""
-    runs = _runs(pulls)
-    rests_s = (later[0].began_s - max(one.until_s for one in run) for run, later in pairwise(runs))
-    busy_s = sum(map(_lasted_s, runs)) + sum(min(_BURST_S, rest_s) for rest_s in rests_s)
-    return sum(max(0.0, len(run) - burst) for run in runs) / busy_s
+def _rate(pulls: Sequence[Pulled]) -> float:
+    """Of a port, in blocks a second, while it was busy."""
+    return len(pulls) / _busy_s(pulls)
 
 
-def _runs(pulls: Iterable[Pulled]) -> list[list[Pulled]]:
-    """Of a port: what it carried without a rest."""
-    runs, until_s = list[list[Pulled]](), float("-inf")
+def _busy_s(pulls: Sequence[Pulled]) -> float:
+    """How long at least one of them was under way, and the beginnings of the rests between them."""
+    busy_s, until_s = 0.0, min(pull.began_s for pull in pulls)
     for pull in sorted(pulls, key=lambda pull: pull.began_s):
-        if pull.began_s > until_s + _TICK_S:
-            runs.append([])
-        runs[-1].append(pull)
+        busy_s += min(_BURST_S, max(0.0, pull.began_s - until_s))
+        busy_s += max(0.0, pull.until_s - max(pull.began_s, until_s))
         until_s = max(until_s, pull.until_s)
-    return runs
+    return busy_s
 
 
-def _lasted_s(run: Sequence[Pulled]) -> float:
-    return max(one.until_s for one in run) - run[0].began_s
-
-
-def _judged(pulls: Sequence[Pulled], standard: Standard) -> list[_Judged]:
+def _judged(pulls: Sequence[Pulled], most: float | None) -> list[_Judged]:
     """None where too little is known of what is usual, or where no pull can be slow."""
-    usual = _usual([pull for pull in pulls if not pull.open], standard)
+    usual = _usual([pull for pull in pulls if not pull.open], most)
     if usual is None:
         return []
     # A port carried at least the pull itself while it lasted, so that no quick one is slow. Mostly all are.
@@ -233,8 +202,9 @@ def _pace(pulls: Iterable[Pulled], during: Pulled, usual: float) -> _Pace:
     return _Pace.BURST if blocks * SLOW < usual * (during.seconds + rested_s) else _Pace.QUICK
 
 
-def _most_blamed(judged: Iterable[_Judged], suspects: Collection[int]) -> int | None:
-    """Who has most slow pulls; of equals a suspect, then who is slow both ways, then who gives slowly."""
+def _most_blamed(judged: Iterable[_Judged], suspects: Collection[int], spared: Collection[int]) -> int | None:
+    """Who has most slow pulls, besides those that are spared; of equals a suspect, then who is slow both
+    ways, then who gives slowly."""
     slow, quick = Counter[_Port](), Counter[_Port]()
     for one in judged:
         giver, taker = (one.pull.source, True), (one.pull.target, False)
@@ -246,7 +216,7 @@ def _most_blamed(judged: Iterable[_Judged], suspects: Collection[int]) -> int | 
             quick.update([taker] if one.took is _Pace.QUICK else [])
     slow_ports: defaultdict[int, list[_Port]] = defaultdict(list)
     for port, count in slow.items():
-        if count >= _LEAST_PULLS and count >= _LEAST_SHARE * (count + quick[port]):
+        if port[0] not in spared and count >= _LEAST_PULLS and count >= _LEAST_SHARE * (count + quick[port]):
             slow_ports[port[0]].append(port)
 
     def blame(node: int) -> tuple[int, bool, bool, bool, int]:

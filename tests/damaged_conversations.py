@@ -91,7 +91,6 @@ REPORT = PullReport(
     node=2,
     plan=0,
     slow=(3,),
-    block_bytes=4096,
     block_us=3,
     clock_us=9000,
     ended=(_PULL,) * 8,

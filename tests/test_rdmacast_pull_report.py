@@ -28,7 +28,6 @@ REPORTS = st.builds(
     node=NODES,
     plan=st.integers(0, MOST_PLANS),
     slow=SLOW,
-    block_bytes=st.integers(0, 2**32 - 1),
     block_us=st.integers(0, 2**32 - 1),
     clock_us=st.integers(0, 2**63),
     ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
