@@ -7,8 +7,8 @@ from rdmacast.pull_report import MOST_ENDED, MOST_OPEN, PullReport, TimedPull
 
 
 class PullLog:
-    """Of one node in one cast, of which a block should take `block_s`; 0 where nobody knows. Times are those of any
-    clock that never goes back."""
+    """Of one node in one cast, of which a block should take `block_s`; 0 where nobody knows. Times are
+    those of any clock that never goes back."""
 
     def __init__(self, cast: str, node: int, block_s: float = 0.0) -> None:
         self._cast = cast
