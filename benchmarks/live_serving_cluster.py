@@ -22,14 +22,15 @@ class NotThere(Exception):
 
 
 @contextmanager
-def platform(folder: Path | None, nodes: int, link_rate: str) -> Iterator[Cluster]:
-    """A cluster that is up, each node on a host of its own. Its folder stays if it was given."""
+def platform(folder: Path | None, nodes: int, link_rate: str, *flags: str) -> Iterator[Cluster]:
+    """A cluster that is up, by these flags of `hypercast up` too, each node on a host of its own. Its folder
+    stays if it was given."""
     data = folder or Path(tempfile.mkdtemp(prefix="hypercast-live-"))
     cluster = Cluster(data, nodes=nodes, gateways=1)
     memory = ("--gpu-memory", "256MiB", "--host-memory", "256MiB")
     try:
         try:
-            cluster.up("--link-rate", link_rate, "--meter-interval", "5s", *memory)
+            cluster.up("--link-rate", link_rate, "--meter-interval", "5s", *memory, *flags)
         except BaseException:
             with suppress(RuntimeError):  # nothing came up
                 cluster.down()

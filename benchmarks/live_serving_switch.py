@@ -152,7 +152,8 @@ def record_of(found: Sequence[Switch], params: dict[str, object]) -> dict[str, A
         "median_ratio": round(ratio, 3),
         "worst_ratio": round(max(one.ratio for one in found), 3),
         "after_last_block_ms": {"median": round(statistics.median(after), 1), "worst": round(max(after), 1)},
-        "holds": ratio <= _GAP_LIMIT and statistics.median(after) <= _READY_LIMIT_MS,
+        "late": sum(ms > _READY_LIMIT_MS for ms in after),
+        "holds": max(one.ratio for one in found) <= _GAP_LIMIT and max(after) <= _READY_LIMIT_MS,
     }
 
 
@@ -173,6 +174,12 @@ def parse() -> Namespace:
     add("--context", type=at_least(128), default=1000, help="tokens at the switch, about (default 1000)")
     add("--prompt", type=at_least(2), default=600, help="tokens of the first stream's prompt (default 600)")
     add("--repeat", type=at_least(1), default=5, help="switches (default 5)")
+    add(
+        "--kv-moves",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="fetch K and V at a switch: auto, where that is cheaper than to compute them (default)",
+    )
     add_platform(parser, width=256, link_rate="20mbit")
     return parser.parse_args()
 
@@ -186,7 +193,9 @@ def main() -> None:
     try:
         with (
             TemporaryDirectory(prefix="hypercast-live-models-") as folder,
-            platform(args.data_dir, _SOURCES + _LOADING, args.link_rate) as cluster,
+            platform(
+                args.data_dir, _SOURCES + _LOADING, args.link_rate, "--kv-moves", args.kv_moves
+            ) as cluster,
         ):
             params["model_bytes"] = write_model(args.family, args.width, Path(folder) / "model")
             found = uvloop.run(run(cluster, args, Path(folder) / "model"))

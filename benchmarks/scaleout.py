@@ -22,6 +22,7 @@ serverlessllm-mixed (not by default): holders from host memory, others from thei
 turned, half-turned, unturned (not by default): hypercast with k-way reordering on, by halves, off
 
   sudo python -m benchmarks.scaleout --holders host,gpu --sources 1,2,4 --json s.json --plot s.png
+  sudo python -m benchmarks.scaleout --holders mixed --sources 2,4 --modes hypercast,stop-the-world
   sudo python -m benchmarks.scaleout --sources 8 --modes hypercast,serverlessllm-memory
   sudo python -m benchmarks.scaleout --holders gpu --sources 4 --modes turned,half-turned,unturned
   sudo python -m benchmarks.scaleout --real 5 --nodes 6 --sources 2 --requests 40 --prompt-tokens 24 \\
@@ -57,7 +58,7 @@ from cli.errors import CliError
 from invoker.emulated.profiles import PROFILES, Batch, UnknownProfile, find_profile
 from registry.errors import RegistryError
 
-HOLDERS = ("gpu", "host")
+HOLDERS = ("gpu", "host", "mixed")
 
 
 def measure(args: argparse.Namespace, into: Rows) -> None:
@@ -170,7 +171,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=rate, default="200mbit", help="of each link, with --real (default 200mbit)")
     add("--nodes", type=at_least(2), default=8, help="with the sources (default 8)")
     add("--sources", type=listed(at_least(1)), default="1", help="nodes that hold the model, as in 1,2,4")
-    add("--holders", type=listed(str, HOLDERS), default="host", help="where they hold it, as in gpu,host")
+    add(
+        "--holders",
+        type=listed(str, HOLDERS),
+        default="host",
+        help="where they hold it, as in gpu,host; mixed: the first half of them serve already",
+    )
     add("--requests", type=at_least(1), default=50, help="at once (default 50)")
     add("--prompt-tokens", type=at_least(1), default=512)
     add("--output-tokens", type=at_least(2), default=128)

@@ -50,7 +50,8 @@ class ScaleoutError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """What is the same for all modes: `sources` of the nodes, the first ones, hold the model in `holders`
-    memory when the burst comes. Without a `device` that is emulated the nodes compute on the processor."""
+    memory when the burst comes: "host", "gpu" where they serve it, or "mixed", half and half. Without a
+    `device` that is emulated the nodes compute on the processor."""
 
     device: EmulatedDevice | None
     bundle: Bundle
@@ -75,9 +76,14 @@ class Scene:
         _, links = known_device(self.device)
         return links.host / self.device.scale
 
+    @property
+    def serving(self) -> int:
+        """How many of the sources, the first ones, serve when the burst comes."""
+        return {"host": 0, "gpu": self.sources, "mixed": self.sources // 2}[self.holders]
+
     def source_device(self, mode: Mode) -> str:
         """What a holder computes on; where it has the model on its accelerator, it came there before."""
-        return self._device(mode.source_device if self.holders == "host" else _FAST)
+        return self._device(_FAST if self.holders == "gpu" else mode.source_device)
 
     def target_device(self, mode: Mode) -> str:
         return self._device(mode.target_device)
@@ -125,7 +131,7 @@ class Scaleout:
         scene, mode = self._scene, self._mode
         self._start_nodes(range(scene.sources), scene.source_device(mode), 0.0)
         self._in_testbed(self._deploy)
-        if scene.sources > 1 or scene.holders == "gpu":
+        if scene.sources > 1 or scene.serving:
             self._in_testbed(self._hold)
         self._start_nodes(range(scene.sources, scene.nodes), scene.target_device(mode), self._wait_s)
         if mode.own_copies and scene.sources < scene.nodes:
@@ -227,11 +233,11 @@ class Scaleout:
 
     def _hold(self, client: Client) -> None:
         scene = self._scene
-        if scene.holders == "host":
+        if scene.serving:
+            body = {"instances": scene.serving, "on": [], "wait": True}
+            client.request("POST", f"/admin/functions/{FUNCTION}/scale", json=body)
+        if scene.serving < scene.sources:
             _warm(client, scene.sources)
-            return
-        body = {"instances": scene.sources, "on": [], "wait": True}
-        client.request("POST", f"/admin/functions/{FUNCTION}/scale", json=body)
 
     def _run_client(self) -> dict[str, Any]:
         told = json.dumps(asdict(self._scene.burst))

@@ -79,7 +79,8 @@ def _title(row: dict[str, Any]) -> str:
     engine = (
         params["emulated"] or f"{params['model']}, {params['image_bytes'] / 1e6:.0f} MB, on the processor"
     )
-    where = f"{params['sources']} of {params['nodes']} nodes with the model in {params['holders']} memory"
+    memory = {"mixed": "memory, half of them serving"}.get(params["holders"], f"{params['holders']} memory")
+    where = f"{params['sources']} of {params['nodes']} nodes with the model in {memory}"
     return f"{engine}\n{where}, {params['requests']} requests at once"
 
 

@@ -154,7 +154,7 @@ def show(row: dict[str, Any]) -> str:
     live = "-" if share is None else f"{row['first_live_s']:.3f} s, {share:.2f} of a transfer"
     return (
         f"{row['name']:21} {'emulated' if row['emulated'] else 'real'} k={params['sources']} in "
-        f"{params['holders']:4} TTFT p50 {row['ttft_p50_s']:6.3f} p90 {row['ttft_p90_s']:6.3f} s"
+        f"{params['holders']:5} TTFT p50 {row['ttft_p50_s']:6.3f} p90 {row['ttft_p90_s']:6.3f} s"
         f"  first live token {live}"
         f"  peak {row['peak_tokens_per_s']:6.0f} tokens/s, half of it at {row['half_peak_s']:6.3f} s"
         f"  {row['start_kinds']}"

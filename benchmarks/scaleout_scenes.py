@@ -47,6 +47,8 @@ def scenes(args: argparse.Namespace, folder: Path) -> list[Scene]:
 
 def somebody_starts(nodes: int, sources: int, holders: str) -> bool:
     """Whether there is a node that does not serve yet; from host memory all nodes may start."""
+    if holders == "mixed":
+        return 2 <= sources <= nodes
     return sources < nodes or (sources == nodes and holders == "host")
 
 

@@ -40,11 +40,6 @@ class Bundle:
     blobs: dict[str, bytes] = field(default_factory=dict)
 
 
-def is_handler(folder: Path) -> bool:
-    """Whether a folder is a handler's; raises InvalidRecord for a bad function.yaml."""
-    return (folder / FILE_NAME).is_file() and load_function_yaml(folder).handler is not None
-
-
 def builtin_yaml(source: str) -> str:
     """The function.yaml that the source `builtin:NAME` stands for, "" for any other source."""
     if not source.startswith(BUILTIN_PREFIX):

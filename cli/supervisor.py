@@ -313,6 +313,7 @@ def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -
         ("--host-memory", settings.host_memory),
         ("--link-rate", settings.link_rate),
         ("--meter-interval", settings.meter_interval),
+        ("--kv-moves", settings.kv_moves),
     ):
         if value is not None:
             shared += [flag, value]

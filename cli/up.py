@@ -49,6 +49,11 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--cast-tls-ca", type=_FILE, help="The authority that made the certificate.")
 @click.option("--allow-handlers", is_flag=True, help="Let functions bring their own code.")
 @click.option("--meter-interval", help="How often the ledger hears of an instance, e.g. 10s (default: 60s).")
+@click.option(
+    "--kv-moves",
+    type=click.Choice(["auto", "always", "never"]),
+    help="Where a call goes on that loading nodes began: fetch its K and V, or compute them (default: auto).",
+)
 @click.option("--gateways", type=int, default=1, show_default=True, help="Gateways, on ports from --port on.")
 @click.option(
     "--appendfsync",
@@ -76,6 +81,7 @@ def up_command(
     cast_tls_ca: Path | None,
     allow_handlers: bool,
     meter_interval: str | None,
+    kv_moves: str | None,
     gateways: int,
     appendfsync: Durability,
     detach: bool,
@@ -107,6 +113,7 @@ def up_command(
         shm_dir=shm_dir,
         allow_handlers=allow_handlers,
         meter_interval=meter_interval,
+        kv_moves=kv_moves,
         gateways=gateways,
         appendfsync=appendfsync,
         gpus=count_gpus(),

@@ -33,6 +33,7 @@ class UpSettings:
     shm_dir: Path
     allow_handlers: bool
     meter_interval: str | None
+    kv_moves: str | None
     gateways: int
     appendfsync: Durability
     cores: int
@@ -87,6 +88,7 @@ def settle(
     shm_dir: Path = SHM,
     allow_handlers: bool,
     meter_interval: str | None,
+    kv_moves: str | None = None,
     gateways: int,
     appendfsync: Durability,
     gpus: int,
@@ -138,6 +140,7 @@ def settle(
         shm_dir=shm_dir.resolve(),
         allow_handlers=allow_handlers,
         meter_interval=meter_interval,
+        kv_moves=kv_moves,
         gateways=gateways,
         appendfsync=appendfsync,
         cores=cores,

@@ -12,28 +12,27 @@ class Outlook:
 
     `wait_s` is until the first new instance holds everything, `pipeline_s` until the first pipeline of
     loading nodes does; infinite where none will. `queue_s` is until the instances that serve already come to
-    it, infinite without any; `zigzag_s` is that with the help of a node that is loading. `prefill_s` is from
-    its begin to its first token. `alone`: no other node loads yet. `said`: in a few words, what the loads
-    were predicted by.
+    it, infinite without any; `zigzag_s` is that with the help of a node that is loading. How long its prompt
+    takes is in none of them. `alone`: no other node loads yet. `said`: in a few words, what the loads were
+    predicted by.
     """
 
     wait_s: float
     pipeline_s: float = inf
     queue_s: float = inf
     zigzag_s: float = inf
-    prefill_s: float = 0.0
     alone: bool = False
     said: str = ""
 
     @property
     def plain_s(self) -> float:
-        """The time to its first token if nobody goes live."""
-        return min(self.wait_s, self.queue_s) + self.prefill_s
+        """Until it begins if nobody goes live."""
+        return min(self.wait_s, self.queue_s)
 
     def live_s(self, way: Live) -> float:
         """The same with one way of going live; those that serve alone still do."""
         sooner = {Live.PIPELINE: self.pipeline_s, Live.ZIGZAG: self.zigzag_s}.get(way, inf)
-        return min(sooner + self.prefill_s, self.plain_s)
+        return min(sooner, self.plain_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

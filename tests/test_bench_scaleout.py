@@ -141,6 +141,17 @@ def test_the_scene_is_what_is_asked_for(tmp_path: Path) -> None:
     assert found[0].slower == 10 and found[0].own_copy_s == pytest.approx(10 * 137.95e9 / 64e9, rel=0.01)
 
 
+def test_of_mixed_holders_the_first_half_serves(tmp_path: Path) -> None:
+    found = scenes(scaleout.parse(["--sources", "1,2,5", "--holders", "mixed,gpu,host"]), tmp_path)
+    serving = {(scene.holders, scene.sources): scene.serving for scene in found}
+    assert serving == {
+        ("mixed", 2): 1,
+        ("mixed", 5): 2,
+        **{("gpu", count): count for count in (1, 2, 5)},
+        **{("host", count): 0 for count in (1, 2, 5)},
+    }
+
+
 def test_with_the_real_engine_nothing_is_scaled() -> None:
     args = scaleout.parse(["--real", "2", "--rate", "100mbit", "--slower", "20"])
     assert args.slower == 1 and "serverlessllm-ssd" not in args.modes and "gloo" in args.modes
@@ -153,6 +164,7 @@ def test_with_the_real_engine_nothing_is_scaled() -> None:
         ["--emulated", "h100"],
         ["--nodes", "2", "--sources", "3"],
         ["--nodes", "2", "--sources", "2", "--holders", "gpu"],
+        ["--sources", "1", "--holders", "mixed"],
         ["--modes", "magic"],
         ["--real", "2", "--modes", "serverlessllm-ssd"],
     ],

@@ -11,6 +11,7 @@ from cli.backoff import LONGEST_S, YOUNG_S, Backoff
 from cli.errors import UsageError
 from cli.output import render
 from cli.settings import resolve
+from cli.supervisor import invoker_arguments
 from cli.up_settings import UpSettings, settle
 
 
@@ -52,6 +53,12 @@ def test_emulated_nodes_have_the_links_of_their_datasheet() -> None:
     assert (found.link_rate, found.hosts) == ("5000000B/s", 3)
     assert found.devices == ("emulated:h800/1000/10",) * 3
     assert settings(device="emulated:h800/1000", link_rate="1mbit").link_rate == "1mbit"
+
+
+def test_nodes_hear_what_they_are_to_do_with_kv() -> None:
+    told = invoker_arguments(settings(kv_moves="never"), "redis://", Path("secret"))
+    assert all(flags[flags.index("--kv-moves") + 1] == "never" for flags in told.values())
+    assert not any("--kv-moves" in flags for flags in invoker_arguments(settings(), "", Path()).values())
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from gateway.live_policy import LiveDecision, Outlook, decide_live
 from registry.live import Live
 
 SECONDS = st.one_of(st.floats(0.0, 100.0), st.just(inf))
-OUTLOOKS = st.builds(
-    Outlook, wait_s=SECONDS, pipeline_s=SECONDS, queue_s=SECONDS, zigzag_s=SECONDS, prefill_s=st.floats(0, 5)
-)
+OUTLOOKS = st.builds(Outlook, wait_s=SECONDS, pipeline_s=SECONDS, queue_s=SECONDS, zigzag_s=SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +51,10 @@ OUTLOOKS = st.builds(
         ("auto", Outlook(wait_s=9.0, pipeline_s=1.0), None, "off", "auto: the function has no TTFT target"),
         (
             "auto",
-            Outlook(wait_s=0.5, pipeline_s=0.1, prefill_s=0.05),
+            Outlook(wait_s=0.5, pipeline_s=0.1),
             1.0,
             "off",
-            "auto: waiting takes 550.0 ms to the first token, the target is 1.00 s",
+            "auto: waiting takes 500.0 ms to the first token, the target is 1.00 s",
         ),
         (
             "auto",
@@ -67,10 +65,10 @@ OUTLOOKS = st.builds(
         ),
         (
             "auto",
-            Outlook(wait_s=2.0, pipeline_s=0.5, prefill_s=0.25),
+            Outlook(wait_s=2.0, pipeline_s=0.5),
             1.0,
             "pipeline",
-            "auto: waiting takes 2.25 s to the first token, the target is 1.00 s; pipeline takes 750.0 ms",
+            "auto: waiting takes 2.00 s to the first token, the target is 1.00 s; pipeline takes 500.0 ms",
         ),
         (
             "auto",

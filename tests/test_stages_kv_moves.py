@@ -23,7 +23,7 @@ from tests.stages_fixture import (
     requests_for,
 )
 
-TOKENS = 60
+TOKENS = 100  # so many that calls are at work still when they are told to leave
 ALWAYS = ("--kv-moves", "always")
 
 
@@ -64,6 +64,12 @@ async def _all_tokens(
     return answers, whole
 
 
+def _moved(answers: Sequence[Answer]) -> list[Answer]:
+    found = [got for got in answers if got.finish_reason == MOVED]
+    assert found, "all calls had ended before they were told to leave"
+    return found
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
 def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "invoker.stages")
@@ -75,7 +81,7 @@ def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.Log
         ):
             return (await _all_tokens(live, ("r1", "r2", "r4")))[0]
 
-    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
     # One after the other, though all were asked for at once.
     brought = [line for line in told if "goes on: transfer: always" in line or "tokens brought" in line]
@@ -89,7 +95,7 @@ def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCa
         async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=ALWAYS) as live:
             return (await _all_tokens(live))[0]
 
-    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    moved = _moved(asyncio.run(main()))
     assert all(got.kv is not None and len(got.kv.stages) == 3 for got in moved)
     told = [record.getMessage() for record in caplog.records]
     assert sum("tokens brought" in line for line in told) == len(moved)
@@ -102,7 +108,7 @@ def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.L
         async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "gpt2", 3, flags=ALWAYS) as live:
             return (await _all_tokens(live, ("r0", "r3"), broken=True))[0]
 
-    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
     assert sum("goes on by computing its" in line for line in told) == len(moved)
     assert not any("tokens brought" in line for line in told)
@@ -119,7 +125,7 @@ def test_whatever_is_decided_the_tokens_are_the_same(
         async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=flags) as live:
             return (await _all_tokens(live, ("r1", "r2")))[0]
 
-    moved = [got for got in asyncio.run(main()) if got.finish_reason == MOVED]
+    moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
     decided = [line for line in told if " goes on: " in line]
     assert len(decided) == len(moved)

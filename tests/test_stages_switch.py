@@ -29,7 +29,7 @@ def test_calls_that_move_go_on_with_the_same_tokens(tmp_path: Path, kind: str) -
     async def main() -> None:
         async with asyncio.timeout(2 * PATIENCE_S), live_cluster(tmp_path, kind, 3) as live:
             let_serve(live)
-            requests = requests_for(live, 6, tokens=60)
+            requests = requests_for(live, 6, tokens=96)
             seen: asyncio.Queue[int] = asyncio.Queue()
             async with open_pipeline(live, CUTS):
                 running = [asyncio.create_task(answer(live.head.node, one, seen)) for one in requests]
@@ -41,7 +41,7 @@ def test_calls_that_move_go_on_with_the_same_tokens(tmp_path: Path, kind: str) -
                 early = await asyncio.gather(running[2], running[5])
             answers = await asyncio.gather(*running)
             expected = live.expected(requests)
-            assert {got.finish_reason for got in early} <= {MOVED, "length"}
+            assert MOVED in {got.finish_reason for got in early}
             for request, got in zip(requests, answers, strict=True):
                 assert got.usage is not None and got.usage.completion_tokens == len(got.ids)
                 assert await goes_on(live.nodes[1], request, got) == expected[request.request_id]
