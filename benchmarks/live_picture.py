@@ -226,7 +226,7 @@ def main() -> None:
         try:
             with (
                 TemporaryDirectory(prefix="hypercast-live-model-") as folder,
-                platform(args.data_dir, args.sources + args.loading, args.link_rate) as cluster,
+                platform(args, args.sources + args.loading) as cluster,
             ):
                 params["image_bytes"] = write_model(args.family, args.width, Path(folder))
                 say(f"{params['image_bytes'] / 1e6:.1f} MB to {args.loading} nodes")

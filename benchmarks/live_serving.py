@@ -160,7 +160,7 @@ def main() -> None:
     began_s, failure = time.monotonic(), ""
     try:
         nodes = max(args.sources) + args.loading
-        with folder_of_models() as models, platform(args.data_dir, nodes, args.link_rate) as cluster:
+        with folder_of_models() as models, platform(args, nodes) as cluster:
             uvloop.run(run(cluster, args, models, outcome))
     except (NotThere, RuntimeError, OSError, SubprocessError, httpx2.HTTPError, ExceptionGroup) as error:
         failure = f"live_serving: {error!r}"

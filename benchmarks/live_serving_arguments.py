@@ -24,5 +24,6 @@ def add_platform(parser: ArgumentParser, *, width: int, link_rate: str) -> None:
         help=f"of hidden states, a multiple of 64 (default {width})",
     )
     add("--link-rate", default=link_rate, help=f"of each node (default {link_rate})")
+    add("--memory", default="256MiB", help="each node's, of its arena and its host (default 256MiB)")
     add("--seed", type=int, default=1)
     add("--data-dir", type=Path, help="the platform's folder, which then stays")

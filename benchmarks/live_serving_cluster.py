@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,15 +23,16 @@ class NotThere(Exception):
 
 
 @contextmanager
-def platform(folder: Path | None, nodes: int, link_rate: str, *flags: str) -> Iterator[Cluster]:
-    """A cluster that is up, by these flags of `hypercast up` too, each node on a host of its own. Its folder
-    stays if it was given."""
+def platform(args: Namespace, nodes: int, *flags: str) -> Iterator[Cluster]:
+    """A cluster that is up, as `add_platform` has it and by these flags of `hypercast up`, each node on a
+    host of its own. Its folder stays if it was given."""
+    folder = args.data_dir
     data = folder or Path(tempfile.mkdtemp(prefix="hypercast-live-"))
     cluster = Cluster(data, nodes=nodes, gateways=1)
-    memory = ("--gpu-memory", "256MiB", "--host-memory", "256MiB")
+    memory = ("--gpu-memory", args.memory, "--host-memory", args.memory)
     try:
         try:
-            cluster.up("--link-rate", link_rate, "--meter-interval", "5s", *memory, *flags)
+            cluster.up("--link-rate", args.link_rate, "--meter-interval", "5s", *memory, *flags)
         except BaseException:
             with suppress(RuntimeError):  # nothing came up
                 cluster.down()

@@ -193,9 +193,7 @@ def main() -> None:
     try:
         with (
             TemporaryDirectory(prefix="hypercast-live-models-") as folder,
-            platform(
-                args.data_dir, _SOURCES + _LOADING, args.link_rate, "--kv-moves", args.kv_moves
-            ) as cluster,
+            platform(args, _SOURCES + _LOADING, "--kv-moves", args.kv_moves) as cluster,
         ):
             params["model_bytes"] = write_model(args.family, args.width, Path(folder) / "model")
             found = uvloop.run(run(cluster, args, Path(folder) / "model"))

@@ -21,7 +21,7 @@ from invoker.loader import Arrival, ImageLoader, ProgressThrottle
 from invoker.meter import GpuMeter
 from invoker.residents import Resident, Residents, ResidentState
 from invoker.threads import in_thread
-from invoker.together import together
+from invoker.together import let_go_whole, together
 from registry.clock import Clock
 from registry.function import Task
 from registry.images.manifest import Manifest
@@ -104,24 +104,27 @@ async def _start_model(instance: Instance, image: ImageRef, gear: Equipment) -> 
     steps = instance.steps = StepsOf(gear.meter, instance.account)
     loading = await _reserve(instance, image, spec, gear)
     _load(instance, gear)
-    engines: list[GenerateEngine | ComputeEngine] = []
+    runner: EngineRunner | None = None
+    async with let_go_whole() as stack:
 
-    async def make() -> None:
-        engines.append(await _engine(instance, spec, gear))
+        async def make() -> EngineRunner:
+            engine = await _engine(instance, spec, gear)
+            made = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
+            stack.push_async_callback(made.aclose)
+            return made
 
-    try:
+        async def make_early() -> None:
+            nonlocal runner
+            runner = await make()
+
         if loading is not None:
             bringing = _bring(instance, image, manifest, loading, gear)
             early = gear.engines.binds_early(spec)  # then nothing is left to do once the last block is here
-            await (together(bringing, make()) if early else bringing)
+            await (together(bringing, make_early()) if early else bringing)
         instance.held = (1 << manifest.num_layers) - 1
         _enter(instance, "bind", gear)
-        if not engines:
-            await make()
-        instance.runner = EngineRunner(engines.pop(), name=f"engine {instance.id[:12]}", meter=steps)
-    finally:
-        for engine in engines:
-            engine.close()
+        instance.runner = runner or await make()
+        stack.pop_all()
     _enter(instance, "ready", gear)
 
 

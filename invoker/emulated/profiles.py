@@ -2,10 +2,10 @@
 
 A layer's time is the longest of computing (2 operations a weight and token, and attention's) and of reading
 (its weights once a step, and the keys and values of the context), each at a part of the datasheet's rate,
-plus a fixed time for its kernels. The parts: 0.55 of peak in matrix products of prompts and 0.7 of the
-memory's rate are what well-kept engines reach on this generation. The embedding is a look-up and takes no
-time. Several GPUs of one node split each layer (tensor parallelism) and add up each layer's output twice, at
-the rate and latency of their links.
+plus a fixed time for its kernels. The parts are assumed, as the papers tell of no
+step's time: 0.55 of peak in matrix products of prompts and 0.7 of the memory's rate, about what well-kept
+engines reach on this generation. The embedding is a look-up and takes no time. Several GPUs of one node split
+each layer (tensor parallelism) and add up each layer's output twice, at the rate and latency of their links.
 
 Sizes are those of the published configurations in 16 bits; rates of links are those of the testbeds that
 FaaScale and lambdaScale were measured on: 400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk.
