@@ -14,6 +14,7 @@ from benchmarks.scaleout_plot import plot
 from benchmarks.scaleout_records import (
     STEP_S,
     WINDOW_S,
+    Rate,
     Request,
     Run,
     compare,
@@ -87,6 +88,12 @@ def test_the_rate_is_that_of_the_last_moments() -> None:
     assert rate.half_peak_s <= 0.3
     late = rate_of([steady(1.5, 50.0, 1.0)])
     assert late.per_s[0] == 0 and 1.5 < late.half_peak_s < 1.8
+
+
+def test_half_of_the_peak_is_told_between_two_steps() -> None:
+    assert Rate(per_s=(0.0, 50.0, 150.0, 200.0)).half_peak_s == pytest.approx(1.5 * STEP_S)
+    assert Rate(per_s=(0.0, 100.0, 200.0)).half_peak_s == pytest.approx(STEP_S)
+    assert Rate(per_s=(100.0, 100.0)).half_peak_s == 0.0
 
 
 def test_first_tokens_are_told_by_where_they_came_from() -> None:
