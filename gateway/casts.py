@@ -136,18 +136,29 @@ class _Scene:
 
     @property
     def givers(self) -> tuple[NodeRecord, ...]:
-        """Nodes with a complete copy."""
-        return tuple(node for node in self.nodes if tier_of(node, self.image) in (Tier.GPU, Tier.HOST))
+        """Nodes with a complete copy that all can read."""
+        return tuple(
+            node
+            for node in self.nodes
+            if self.holds_host(node) or (node.gives_from_arena and tier_of(node, self.image) is Tier.GPU)
+        )
 
     def holds_host(self, node: NodeRecord) -> bool:
         return any(h.image == self.image and Tier.HOST in h.tiers for h in node.holdings)
 
     @property
     def loader(self) -> NodeRecord | None:
-        """The target that reads the store, if nobody has the image or is getting it."""
+        """The target that gets the image by itself, if nobody can give it to all or is getting it: it reads
+        the store, or what only a GPU has, which one beside that GPU does best."""
         if self.givers or self.arriving:
             return None
-        return next((node for node in self.targets if node.id in self.readers), None)
+        gpus = {node.host for node in self.nodes if tier_of(node, self.image) is Tier.GPU}
+        able = [
+            node
+            for node in self.targets
+            if node.id in self.readers or (gpus and tier_of(node, self.image) is not Tier.GPU)
+        ]
+        return min(able, key=lambda node: node.host not in gpus, default=None)
 
 
 def _taking_part(
@@ -296,7 +307,7 @@ def _split(scene: _Scene) -> tuple[list[NodeRecord], dict[str, Holder]]:
 
 def _sources(scene: _Scene, needy: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Who gives: one node of each host with a copy, host memory before an accelerator's, those beside a
-    target first; else the node to which it came first; else the one that reads the store."""
+    target first; else the node to which it came first; else the one that gets it by itself."""
     if not scene.givers:
         return list(scene.arriving[:1]) or ([scene.loader] if scene.loader is not None else [])
     near = {node.host for node in needy}

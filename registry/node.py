@@ -61,3 +61,8 @@ class NodeRecord:
     started_at: float
     holdings: tuple[Holding, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def gives_from_arena(self) -> bool:
+        """Whether any peer can read what is in its arena alone; of a GPU's memory not all can."""
+        return not self.device.startswith("cuda")
