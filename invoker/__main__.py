@@ -20,6 +20,7 @@ from registry.errors import RegistryError
 from registry.redis_state import RedisState
 
 USAGE_ERROR = 2
+_GIL_TURN_S = 0.0005
 
 log = logging.getLogger("invoker")
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     )
     # Calls make objects that soon go by themselves: to search for cycles after every 700 is a waste.
     gc.set_threshold(20_000, 20, 50)
+    # An engine's thread kept the loop waiting for 5 ms at each turn, and a switch is a chain of turns.
+    sys.setswitchinterval(_GIL_TURN_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
