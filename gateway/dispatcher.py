@@ -140,12 +140,11 @@ class CallDispatcher:
         self._changes.notify()  # the directory changed
 
     def begun(self, ticket: Ticket) -> None:
-        """The call had its first token where it is: a pipeline can take another one."""
+        """The call had its first token where it is, which may take another one now."""
         if ticket.instance is not None and not ticket.begun:
             ticket.begun = True
             self.slots.begun(slots_key(ticket.instance))
-            if isinstance(ticket.instance, PipelineServer):
-                self._assign_held(self._admission.lane(ticket.key))
+            self._assign_held(self._admission.lane(ticket.key))
 
     # --- calls come and go
 

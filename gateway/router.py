@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from gateway.live_spread import Place, choose_place
 from gateway.servers import PipelineServer, Server, rates_of, slots_key
 
-_AHEAD = 2  # calls a stage of a pipeline that wait for their first token
+# Calls a stage of a pipeline that wait for their first token; and as many an instance beside pipelines.
+_AHEAD = 2
 DEFAULT_CONCURRENCY = 8  # of a server that does not tell its limit
 
 
@@ -79,15 +80,25 @@ class Slots:
         may form, and nodes become whole, any moment."""
         slots = slots_of(server)
         room = slots + (spare_of(slots) if owed else 0) - self._in_flight[slots_key(server)]
-        if isinstance(server, PipelineServer) and server.runs_in_turns:
-            room = min(room, _AHEAD * len(server.pipeline.stages) - self._fresh[server.instance_id])
-        return room
+        return min(room, self._ahead(server)) if _runs_in_turns(server) else room
+
+    def _ahead(self, server: Server) -> int:
+        """How many more it takes that keep it busy until those that wait there begin."""
+        stages = len(server.pipeline.stages) if isinstance(server, PipelineServer) else 1
+        return _AHEAD * stages - self._fresh[slots_key(server)]
 
     def choose(
         self, ready: Iterable[Server], rng: random.Random, now: float, *, owed: bool = False, cost: int = 1
     ) -> Choice:
         """A server with a free slot; a call that is `owed` one gets it even where all are taken, within
-        reason. `cost` is what the call takes, in tokens; ties by `rng`."""
+        reason. `cost` is what the call takes, in tokens; ties by `rng`.
+
+        While there are pipelines an instance, too, gets no more than keep it busy: it takes the prompts in
+        its slots one after the other, and would be done with the last of them long after a pipeline, or a
+        node that has become whole meanwhile.
+        """
+        ready = list(ready)
+        beside_pipelines = any(map(_runs_in_turns, ready))
         if self._full_until:
             self._full_until = {id_: until for id_, until in self._full_until.items() if until > now}
         able: list[Server] = []
@@ -96,7 +107,7 @@ class Slots:
             until = self._full_until.get(server.instance_id)
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
-            elif self.room(server, owed=owed) > 0:
+            elif self.room(server, owed=owed) > 0 and not (beside_pipelines and self._ahead(server) <= 0):
                 able.append(server)
         if any(isinstance(server, PipelineServer) for server in able):
             return Choice(instance=self._soonest(able, cost), next_at=next_at)
@@ -121,3 +132,7 @@ class Slots:
         ]
         chosen = choose_place(places, cost)
         return None if chosen is None else by_id[chosen.name]
+
+
+def _runs_in_turns(server: Server) -> bool:
+    return isinstance(server, PipelineServer) and server.runs_in_turns

@@ -210,16 +210,33 @@ def test_who_moves_leaves_its_kv_with_the_step_that_closes_it() -> None:
     assert name == first.step.opened[0].sequence
     assert conductor.move("1") == ""  # no stage knows it yet
     conductor.check_integrity()
-    assert conductor.next_step() is None  # the first one is still under way
-    conductor.take(StageOutput(step=first.step, hidden=None))
-    last = conductor.next_step()
+    last = conductor.next_step()  # behind the first one: who goes on with it waits for its K and V
     assert last is not None and (last.step.closed, last.step.kept) == ((name,), (name,))
+    assert last.step.chunks == () and conductor.next_step() is None
+    conductor.take(StageOutput(step=first.step, hidden=None))
     # A stage that never heard of it is told again.
     assert conductor.fail(last.step.number, "lost") == []
     again = conductor.next_step()
     assert again is not None and (again.step.closed, again.step.kept) == ((name,), (name,))
     conductor.take(StageOutput(step=again.step, hidden=None))
     assert not conductor.has_work
+
+
+def test_what_is_to_be_put_aside_waits_for_no_place_among_the_steps() -> None:
+    conductor = _conductor(steps=2)
+    for i in range(2):
+        conductor.add(sequence(str(i), _prompt(i, 60), max_tokens=4, ignore_eos=True))
+    steps = [conductor.next_step() for _ in range(2)]
+    assert all(steps) and conductor.next_step() is None
+    name = conductor.move("0")
+    kept = conductor.next_step()
+    assert kept is not None and (kept.step.kept, kept.step.chunks) == ((name,), ())
+    assert conductor.next_step() is None
+    for step in [*steps, kept]:
+        assert step is not None
+        conductor.take(StageOutput(step=step.step, hidden=None))
+    conductor.check_integrity()
+    assert conductor.next_step() is not None  # the other one goes on
 
 
 def test_names_begin_as_they_are_to() -> None:

@@ -12,7 +12,7 @@ from gateway.admission import Admission, AdmissionLimits, Ticket
 from gateway.contract import DispatchError
 from gateway.directory import VersionKey
 from gateway.router import Slots
-from gateway.servers import server_of
+from gateway.servers import server_of, slots_key
 from registry.live import Live, LivePipeline, LiveStage
 
 KEY = VersionKey("f", 1)
@@ -141,6 +141,26 @@ def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
         slots.take(pipeline.instance_id)
         slots.begun(pipeline.instance_id)
     assert slots.room(pipeline) == 2  # four of six places are taken
+
+
+def test_an_instance_beside_a_pipeline_gets_what_keeps_it_busy() -> None:
+    slots, rng, instance = Slots(), random.Random(1), make_instance("i", "n9", max_concurrency=8)
+    stages = tuple(
+        LiveStage(node=f"n{place}", instance_id=f"s{place}", first=place, last=place + 1)
+        for place in range(2)
+    )
+    pipeline = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=64))
+    chosen = []
+    while (server := slots.choose([pipeline, instance], rng, 0.0).instance) is not None:
+        slots.take(slots_key(server), 600)
+        chosen.append(server.instance_id)
+    assert (chosen.count("p.0"), chosen.count("i")) == (4, 2)
+    slots.begun("i")
+    assert slots.choose([pipeline, instance], rng, 0.0).instance is instance
+    for _ in range(5):  # with the pipeline gone it fills its slots
+        slots.take("i", 600)
+    assert slots.choose([pipeline, instance], rng, 0.0).instance is None
+    assert slots.choose([instance], rng, 0.0).instance is instance
 
 
 def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:

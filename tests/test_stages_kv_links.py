@@ -114,6 +114,25 @@ def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
     asyncio.run(main())
 
 
+def test_a_stage_at_work_is_asked_for_what_is_not_there_yet() -> None:
+    async def main() -> None:
+        shelf, one, asked = KvShelf(), some_kv(), list[str]()
+
+        def ask(sequence: str) -> None:
+            asked.append(sequence)
+            shelf.put(key(sequence), one)
+
+        with shelf.asking(key(sequence=""), ask):
+            shelf.put(key("6"), one)
+            assert await shelf.take(key("6"), 0.0) is one
+            assert await shelf.take(key("7"), PATIENCE_S) is one
+            assert await shelf.take(key("7", place=1), 0.0) is None  # another stage's
+        assert await shelf.take(key("8"), 0.0) is None
+        assert asked == ["7"]
+
+    asyncio.run(main())
+
+
 def test_a_shelf_keeps_so_much_for_so_long() -> None:
     async def main() -> None:
         one = some_kv()

@@ -101,6 +101,34 @@ def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCa
     assert sum("tokens brought" in line for line in told) == len(moved)
 
 
+def test_a_pipeline_that_is_formed_anew_keeps_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All are to leave: what goes on in the next pipeline is computed there, and nobody waits for it."""
+    caplog.set_level(logging.INFO, "invoker.stages")
+
+    async def main() -> list[Answer]:
+        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=ALWAYS) as live:
+            requests = requests_for(live, 3, tokens=TOKENS)
+            let_serve(live)
+            seen: asyncio.Queue[int] = asyncio.Queue()
+            async with open_pipeline(live, CUTS):
+                running = [asyncio.create_task(answer(live.head.node, one, seen)) for one in requests]
+                for _ in range(5 * len(requests)):
+                    await seen.get()
+                await live.nodes[1].until_ready()
+                await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0))
+                answers = await asyncio.gather(*running)
+            pairs = zip(requests, answers, strict=True)
+            rest = await asyncio.gather(*(goes_on(live.nodes[1], one, got, got.kv) for one, got in pairs))
+            whole = {request.request_id: one for request, one in zip(requests, rest, strict=True)}
+            assert whole == live.expected(requests)
+            return answers
+
+    assert all(got.kv is None for got in _moved(asyncio.run(main())))
+    assert not any("goes on" in record.getMessage() for record in caplog.records)
+
+
 def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "invoker.stages")
 

@@ -108,6 +108,30 @@ def test_rows_leave_while_the_next_step_is_run() -> None:
     asyncio.run(main())
 
 
+def test_a_stage_gives_what_it_has_before_the_step_that_closes_it() -> None:
+    async def main() -> None:
+        given: list[tuple[str, int]] = []
+        stage = MeteredStage(
+            FakeStage(1, 2, 3, pages=1 << 20),
+            NoMeter(),
+            lambda _: NOBODY,
+            aside=lambda sequence, one: given.append((sequence, one.tokens)),
+        )
+        first = prompt(0)
+        rows = torch.full((first.tokens, 1), 5.0, dtype=torch.float64)
+        await asyncio.to_thread(stage.run, StageInput(step=first, data=rows))
+        (name,) = [one.sequence for one in first.opened]
+        stage.give("another")
+        assert given == []
+        stage.give(name)
+        stage.give(name)
+        last = StageStep(number=1, closed=(name,), opened=(), chunks=(), kept=(name,))
+        stage.run(StageInput(step=last, data=rows[:0]))
+        assert given == [(name, TOKENS)]
+
+    asyncio.run(main())
+
+
 class TargetAtWork:
     """The target of a pair, which has one of three layers; the gate holds its steps."""
 

@@ -29,6 +29,9 @@ class PipelineShape:
     steps: int
 
 
+_NOTHING = StepPlan(chunks=(), new_pages=(), preempted=())
+
+
 class Conductor:
     """The sequences of a pipeline, and the steps in which they are run.
 
@@ -107,14 +110,15 @@ class Conductor:
         return self._names[request_id]
 
     def next_step(self) -> StageInput | None:
-        """The next step for the first stage; None while there is nothing to run, or enough is under way."""
+        """The next step for the first stage; None while there is nothing to run, or enough is under way. What
+        is to be put aside is awaited elsewhere, so that a step goes out for it in any case."""
         if len(self._under_way) >= self.shape.steps or (self._stalled and self._under_way):
-            return None
+            return self._step(_NOTHING) if self._keeping else None
         plan = self._scheduler.plan(self._most_decodes())
         self._stalled = plan.stalled
         for name in plan.preempted:
             self._close(name)
-        if not plan.chunks and (self._under_way or not self._closing):
+        if not plan.chunks and not self._keeping and (self._under_way or not self._closing):
             return None
         return self._step(plan)
 

@@ -73,12 +73,13 @@ class PipelineDriver(StageThread):
             if not stream.ended:
                 self._submit(partial(self._cancel, stream))
 
-    def leave(self, request_ids: Iterable[str] = ()) -> None:
-        """Move these calls; if none are named, all, and nothing new is taken."""
+    def leave(self, request_ids: Iterable[str] = (), *, keeping: bool = True) -> None:
+        """Move these calls; if none are named, all, and nothing new is taken. Stages put aside what they have
+        of them, unless not `keeping`."""
         wanted = frozenset(request_ids)
         if not wanted:
             self._refusal = NoSuchPipeline("the pipeline ends")
-        self._submit(partial(self._move, wanted))
+        self._submit(partial(self._move, wanted, keeping))
 
     async def retire(self, within_s: float) -> None:
         """Move all calls, and return once the stages have put aside what these leave there, or it takes too
@@ -179,10 +180,11 @@ class PipelineDriver(StageThread):
             del self._live[request_id]
             self._conductor.cancel(request_id)
 
-    def _move(self, wanted: frozenset[str]) -> None:
+    def _move(self, wanted: frozenset[str], keeping: bool) -> None:
         told: list[tuple[OutputStream, TokenOutput | Exception]] = []
         for request_id in [one for one in self._live if not wanted or one in wanted]:
-            aside = self._conductor.move(request_id)
+            aside = self._conductor.move(request_id) if keeping else ""
+            self._conductor.cancel(request_id)
             told.append((self._live.pop(request_id), moved_output(request_id, aside)))
         self._post(told)
 

@@ -68,6 +68,7 @@ class Pipeline:
             if place != self._place
         ]
         self._reason: Exception | None = None
+        self._is_formed_anew = False
         self.instance.parts.add(self)
         self.task = asyncio.create_task(self._live(), name=f"pipeline {self.name}")
         self.task.add_done_callback(self._over)
@@ -94,6 +95,15 @@ class Pipeline:
         ]
         asked = self.request
         return KvAt(pipeline=asked.pipeline, epoch=asked.epoch, sequence=sequence, stages=tuple(stages))
+
+    def give_way(self) -> None:
+        """Its calls move to what is formed of it. That computes their K and V anew, so none are put aside: it
+        would wait for all steps under way."""
+        self._is_formed_anew = True
+        if isinstance(self.driver, PipelineDriver):
+            self.driver.leave(keeping=False)
+        elif self.driver is not None:
+            self.driver.leave()
 
     async def ended(self) -> Exception:
         """Return once it has ended, with the reason."""
@@ -163,6 +173,7 @@ class Pipeline:
         conductor = self._conductor(stage)
         behind = await self._linked(stack)
         driver = PipelineDriver(stage, conductor, await before, behind, name=f"pipeline {self.name}")
+        stack.enter_context(self._door.shelf.asking(self._key(self._place), driver.give))
         cached = conductor.shape.pages * PAGE_TOKENS
         return driver, PipelineOpened(context_length=conductor.max_sequence_tokens, cached_tokens=cached)
 
@@ -267,7 +278,7 @@ class Pipeline:
         if lost is not None:
             driver.end(lost)  # before they would be moved as of a pipeline that was closed
         try:
-            if lost is None and isinstance(driver, PipelineDriver):
+            if lost is None and not self._is_formed_anew and isinstance(driver, PipelineDriver):
                 await driver.retire(RETIRE_S)
         finally:
             await driver.aclose()
@@ -340,9 +351,11 @@ class Pipelines:
         return pipeline
 
     async def leave(self, request: LeaveCalls) -> AsyncGenerator[Reply, None]:
-        """Move calls; one that is not there any more has none."""
+        """Move calls; one that is not there any more has none. All are asked for before it is formed anew."""
         pipeline = self._pipelines.get(name_of_pipeline(request.pipeline, request.epoch))
-        if pipeline is not None and pipeline.driver is not None:
+        if pipeline is not None and not request.request_ids:
+            pipeline.give_way()
+        elif pipeline is not None and pipeline.driver is not None:
             pipeline.driver.leave(request.request_ids)
         yield Done()
 

@@ -95,6 +95,7 @@ class HostedStage:
             behind = await asyncio.shield(self._behind)
             worker = StageWorker(stage, await before, behind, name=f"stage {self.key.place}")
             stack.push_async_callback(worker.aclose)
+            stack.enter_context(door.shelf.asking(self.key, worker.give))
             log.info("%s runs layers [%d, %d)", self.key, request.first, request.last)
             await worker.wait_closed()
             raise worker.failure or LinkLost("it has ended")

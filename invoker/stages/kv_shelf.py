@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from invoker.engine.kv_slices import KvSlice
 from invoker.stages.link import StageKey
@@ -21,14 +23,18 @@ class _Kept:
 
 
 class KvShelf:
-    """By the key of the link for it. What is taken is gone; of too much the oldest goes first. Belongs to the
-    event loop's thread."""
+    """By the key of the link for it. What is taken is gone; of too much the oldest goes first.
+
+    A stage at work is asked for what somebody takes that is not there yet: the step that has it put aside may
+    be behind many others. Belongs to the event loop's thread.
+    """
 
     def __init__(self, *, keep_s: float = KEEP_S, most_bytes: int = MOST_BYTES) -> None:
         self._keep_s = keep_s
         self._most_bytes = most_bytes
         self._kept: OrderedDict[StageKey, _Kept] = OrderedDict()
         self._awaited: dict[StageKey, asyncio.Future[KvSlice]] = {}
+        self._at_work: dict[StageKey, Callable[[str], None]] = {}
 
     def __repr__(self) -> str:
         return f"<KvShelf {len(self._kept)} slices, {self.nbytes} bytes, {len(self._awaited)} awaited>"
@@ -50,12 +56,23 @@ class KvShelf:
             self._pop(oldest)
             log.info("there is no room for what %s had of sequence %s", oldest, oldest.sequence)
 
+    @contextmanager
+    def asking(self, stage: StageKey, ask: Callable[[str], None]) -> Iterator[None]:
+        """Inside, `ask` is told the sequences of that stage that somebody waits for."""
+        self._at_work[stage] = ask
+        try:
+            yield
+        finally:
+            del self._at_work[stage]
+
     async def take(self, key: StageKey, within_s: float) -> KvSlice | None:
         """What was put there, as soon as it is; None if that takes too long, or another waits for it."""
         found = self._pop(key)
         if found is not None or key in self._awaited:
             return found
         awaited = self._awaited[key] = asyncio.get_running_loop().create_future()
+        if (ask := self._at_work.get(replace(key, sequence=""))) is not None:
+            ask(key.sequence)
         try:
             async with asyncio.timeout(within_s):
                 return await awaited

@@ -92,6 +92,7 @@ class MeteredStage:
         self.stage = stage
         self._calls = StepCalls(meter, join)
         self._aside = aside
+        self._given: set[str] = set()  # sequences put aside before the step that closes them
         self._rate = rate or PrefillRate()
 
     def __repr__(self) -> str:
@@ -101,8 +102,10 @@ class MeteredStage:
         """See Stage."""
         step = given.step
         for name in step.kept:
-            self._put_aside(name)
+            if name not in self._given:
+                self._put_aside(name)
         for name in step.closed:
+            self._given.discard(name)
             self._calls.release(name)
         for opening in step.opened:
             self._calls.enter(opening.sequence, opening.call)
@@ -118,6 +121,12 @@ class MeteredStage:
         ran = [(chunk.sequence, chunk.count) for chunk in given.step.wanting]
         return self._calls.metered(lambda: self.stage.finish(given), ran)
 
+    def give(self, sequence: str) -> None:
+        """Put aside what there is of a sequence that somebody goes on with, once; nothing if none of it has
+        run here yet: then the step that closes it does."""
+        if sequence not in self._given and self._put_aside(sequence):
+            self._given.add(sequence)
+
     def close(self) -> None:
         self.stage.close()
         self._calls.release_all()
@@ -130,12 +139,13 @@ class MeteredStage:
         self._rate.ran(given.step.tokens, last - first, seconds)
         return output
 
-    def _put_aside(self, sequence: str) -> None:
+    def _put_aside(self, sequence: str) -> bool:
         if self._aside is None:
-            return
+            return False
         try:
             one = in_host_memory(self.stage.export_kv(sequence))
         except (EngineError, RuntimeError, MemoryError) as error:  # it goes on without
             log.info("K and V of sequence %s are not kept: %s", sequence, error)
-        else:
-            self._aside(sequence, one)
+            return False
+        self._aside(sequence, one)
+        return True

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Generic
 
 from invoker.engine.stage_contract import StageOutput, rows_as_bytes
@@ -118,6 +119,10 @@ class StageThread(WireThread[Frame]):
         self._stage = stage
         self._rows = RowsOf(stage.stage, finishes=finishes)
         super().__init__(before, behind, FrameReader(self._rows.nbytes), name=name)
+
+    def give(self, sequence: str) -> None:
+        """Have the stage put aside what it has of it, after the step under way. The loop's."""
+        self._submit(partial(self._stage.give, sequence))
 
     def _send(self, output: StageOutput) -> None:
         """Hand a step and its rows on."""
