@@ -1,7 +1,8 @@
 """Which namespaces, links and addresses a testbed has, and the commands that make them (pure).
 
-One namespace is the switch: a bridge, and for each host the bridge's end of a veth pair. Nothing is added
-to the machine's own namespace, and nothing leads out of a testbed.
+One namespace is the switch: for each host it has the end of a veth pair, between which it bridges, or routes
+where links have bands: a bridge forgets on the way how urgent a packet is, a router reads it from its header.
+Nothing is added to the machine's own namespace, and nothing leads out of a testbed.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from benchmarks.owner import Owner
 MOST_HOSTS = 250
 INTERFACE = "eth0"
 _BRIDGE = "br0"
+_ROUTER = "10.77.255.254"
 _BAND_PACKETS = 64
 
 Command = tuple[str, ...]
@@ -23,8 +25,9 @@ class LinkShape:
     """How every host's link is shaped, each way; `shares` gives hosts whose link has a part of the rate.
 
     A small burst or MTU splits every large segment, and the processor becomes the limit. With `bands` what
-    hosts send as urgent does not wait behind the rest, which goes in segments of one MTU: where rates are
-    scaled down far, a few large ones take as long as many steps of a model.
+    hosts send as urgent does not wait behind the rest, neither there nor at the switch, and the rest goes in
+    segments of one MTU: where rates are scaled down far, a few large ones take as long as many steps of a
+    model.
     """
 
     rate_bytes_s: int
@@ -76,12 +79,8 @@ class TestbedPlan:
 
     def commands(self) -> list[Command]:
         """What makes the testbed, in order."""
-        bridge = [
-            ("ip", "netns", "add", self.switch),
-            ("ip", "-n", self.switch, "link", "add", _BRIDGE, "mtu", str(self.shape.mtu), "type", "bridge"),
-            ("ip", "-n", self.switch, "link", "set", _BRIDGE, "up"),
-        ]
-        return bridge + [command for host in range(self.hosts) for command in self._host(host)]
+        added: Command = ("ip", "netns", "add", self.switch)
+        return [added, *self._switched(), *(one for host in range(self.hosts) for one in self._host(host))]
 
     def cut(self, host: int) -> Command:
         """What takes a host's link down, at the switch: the host lives on, and nobody hears of it."""
@@ -96,19 +95,49 @@ class TestbedPlan:
     def _port(self, host: int) -> str:
         return f"p{host}"
 
+    def _switched(self) -> list[Command]:
+        """What the switch has besides its ports."""
+        switch = ("ip", "-n", self.switch)
+        if self.shape.bands:
+            routing = "echo 1 > /proc/sys/net/ipv4/ip_forward"
+            return [("ip", "netns", "exec", self.switch, "sh", "-c", routing)]
+        return [
+            (*switch, "link", "add", _BRIDGE, "mtu", str(self.shape.mtu), "type", "bridge"),
+            (*switch, "link", "set", _BRIDGE, "up"),
+        ]
+
     def _host(self, host: int) -> list[Command]:
         name, port, mtu = self.namespace(host), self._port(host), ("mtu", str(self.shape.mtu))
+        switch, own = ("ip", "-n", self.switch), ("ip", "-n", name)
         pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
-        route = ("10.77.0.0/24", "dev", INTERFACE, "src", self.address(host))
-        return [
+        made: list[Command] = [
             ("ip", "netns", "add", name),
-            ("ip", "-n", self.switch, "link", "add", port, *mtu, *pair),
-            ("ip", "-n", self.switch, "link", "set", port, "master", _BRIDGE, "up"),
-            ("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE),
-            ("ip", "-n", name, "link", "set", INTERFACE, "up"),
-            ("ip", "-n", name, "link", "set", "lo", "up"),
+            (*switch, "link", "add", port, *mtu, *pair),
+        ]
+        via: Command = ()
+        if self.shape.bands:
+            via = ("via", _ROUTER)
+            joined: list[Command] = [
+                (*switch, "link", "set", port, "up"),
+                (*switch, "address", "add", f"{_ROUTER}/32", "dev", port),
+                (*switch, "route", "add", f"{self.address(host)}/32", "dev", port),
+                (*own, "address", "add", f"{self.address(host)}/32", "dev", INTERFACE),
+                (*own, "link", "set", INTERFACE, "up"),
+                (*own, "route", "add", f"{_ROUTER}/32", "dev", INTERFACE),
+            ]
+        else:
+            joined = [
+                (*switch, "link", "set", port, "master", _BRIDGE, "up"),
+                (*own, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE),
+                (*own, "link", "set", INTERFACE, "up"),
+            ]
+        route = ("10.77.0.0/24", *via, "dev", INTERFACE, "src", self.address(host))
+        return [
+            *made,
+            *joined,
+            (*own, "link", "set", "lo", "up"),
             # By the route: a namespace may not have a default that the machine does not allow to everybody.
-            ("ip", "-n", name, "route", "replace", *route, "congctl", self.shape.congestion),
+            (*own, "route", "replace", *route, "congctl", self.shape.congestion),
             *self._shaped(name, INTERFACE, host),
             *self._shaped(self.switch, port, host),
         ]

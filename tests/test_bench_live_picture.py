@@ -44,9 +44,12 @@ def test_a_stage_lasts_as_long_as_its_pipeline_is_told_of() -> None:
 
 def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (kept,) = sorted(RESULTS.glob("live-picture-*.json"))
-    draw(json.loads(kept.read_text())[0], tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    recorded = sorted(RESULTS.glob("live-picture-*.json"))
+    assert recorded
+    for kept in recorded:
+        picture = tmp_path / f"{kept.stem}.png"
+        draw(json.loads(kept.read_text())[0], picture)
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_first_live_token_is_a_share_of_the_first_whole_load() -> None:

@@ -50,10 +50,23 @@ def test_urgent_bytes_have_a_band_of_their_own() -> None:
     assert "tc -n hcbed-41-7-switch qdisc add dev p2 parent 1:1 pfifo_fast" in commands
 
 
-def test_nothing_is_made_outside_of_the_testbeds_own_namespaces() -> None:
-    for command in plan().commands():
-        where = command[2] if command[1] in ("-n", "netns") else ""
-        assert where == "add" or where in plan().namespaces, command
+def test_a_switch_that_heeds_bands_routes() -> None:
+    """A bridge forgets on the way how urgent a packet is."""
+    banded = plan(shape=LinkShape(rate_bytes_s=25_000_000, bands=True))
+    commands = [" ".join(command) for command in banded.commands()]
+    assert not any("bridge" in command or "master" in command for command in commands)
+    assert "ip -n hcbed-41-7-switch route add 10.77.0.3/32 dev p2" in commands
+    through = "10.77.0.0/24 via 10.77.255.254 dev eth0 src 10.77.0.3 congctl cubic"
+    assert f"ip -n hcbed-41-7-h2 route replace {through}" in commands
+
+
+@pytest.mark.parametrize("bands", [False, True])
+def test_nothing_is_made_outside_of_the_testbeds_own_namespaces(bands: bool) -> None:
+    made = plan(shape=LinkShape(rate_bytes_s=25_000_000, bands=bands))
+    for command in made.commands():
+        place = 3 if command[2] == "exec" else 2
+        where = command[place] if command[1] in ("-n", "netns") else ""
+        assert where == "add" or where in made.namespaces, command
 
 
 def test_a_host_can_have_a_share_of_the_rate() -> None:
@@ -138,8 +151,9 @@ def possible() -> None:
 
 
 @pytest.mark.usefixtures("possible")
-def test_links_have_their_rate_and_nothing_is_left_behind() -> None:
-    with beds.Testbed(2, LinkShape(rate_bytes_s=2_500_000)) as testbed:
+@pytest.mark.parametrize("bands", [False, True])
+def test_links_have_their_rate_and_nothing_is_left_behind(bands: bool) -> None:
+    with beds.Testbed(2, LinkShape(rate_bytes_s=2_500_000, bands=bands)) as testbed:
         names = testbed.plan.namespaces
         # 2 MiB less the burst of half a MiB take 0.63 s at 20 Mbit/s; unshaped they would take a millisecond.
         rate = testbed.link_rate(0, 1, 2 << 20)
