@@ -13,6 +13,7 @@ from itertools import count, pairwise
 from typing import Any
 
 from benchmarks.scaleout_client import Burst
+from benchmarks.scaleout_records import Arrival
 from benchmarks.scaleout_watch import Server, Serving
 from invoker.emulated.engine import limits_of, step_s
 from invoker.emulated.profiles import Profile
@@ -74,25 +75,26 @@ class _Works:
         while (given := self._conductor.next_step()) is not None:
             yield given.step
 
-    def end(self, step: StageStep) -> int:
-        """How many tokens a step gave."""
+    def end(self, step: StageStep) -> tuple[int, int]:
+        """How many tokens a step gave, and how many of them are the first ones of their calls."""
         choice = Choice(token_id=_TOKEN, logprob=None)
         drawn = tuple(StageToken(sequence=chunk.sequence, choice=choice) for chunk in step.wanting)
-        tokens = 0
+        tokens = first = 0
         for told in self._conductor.take(StageOutput(step=step, hidden=None, tokens=drawn)):
             if told.token_id is not None:
-                tokens += 1
-                self.calls[told.request_id].made += 1
+                call = self.calls[told.request_id]
+                tokens, first = tokens + 1, first + (not call.made)
+                call.made += 1
             if told.finish_reason:
                 del self.calls[told.request_id]
-        return tokens
+        return tokens, first
 
 
 class _Platform:
     """Servers at work in simulated time. A node does one thing after the other, as they come."""
 
     def __init__(self, profile: Profile, burst: Burst) -> None:
-        self.tokens: list[tuple[float, int]] = []
+        self.tokens: list[Arrival] = []
         self._profile = profile
         self._burst = burst
         self._works: dict[str, _Works] = {}
@@ -109,8 +111,8 @@ class _Platform:
             if place < len(work.ranges):
                 self._come(at_s + self._stage_s(at_s, work, step, place), name, work, step, place + 1)
                 continue
-            made = work.end(step)
-            self.tokens.extend([(at_s, made)] if made else [])
+            made, first = work.end(step)
+            self.tokens.extend([Arrival(at_s, made, first)] if made else [])
             self._begin(name, at_s)
 
     def change(self, serving: Serving) -> None:
@@ -170,10 +172,8 @@ class _Platform:
         return self._free_s[node] - now_s
 
 
-def predicted(
-    profile: Profile, burst: Burst, seen: Sequence[Serving], until_s: float
-) -> list[tuple[float, int]]:
-    """Moments before `until_s`, and how many tokens came at each; the burst is at 0."""
+def predicted(profile: Profile, burst: Burst, seen: Sequence[Serving], until_s: float) -> list[Arrival]:
+    """What comes before `until_s`; the burst is at 0."""
     platform = _Platform(profile, burst)
     for serving in seen:
         if serving.at_s >= until_s:
@@ -188,10 +188,11 @@ def stairs(
     profile: Profile,
     burst: Burst,
     seen: Sequence[Serving],
-    came: Sequence[tuple[float, int]],
+    came: Sequence[Arrival],
 ) -> list[dict[str, Any]]:
-    """While there are pipelines: what was served between changes of who serves, by `came` (moments, tokens),
-    and what is predicted. Each counts who is there at its end."""
+    """While there are pipelines: what was served between changes of who serves, by `came`, and what is
+    predicted. Each counts who is there at its end. Prompts count where their first tokens are: one takes as
+    long as many tokens, so that fewer tokens and more prompts are another order, no overhead."""
     span = _span(seen)
     if span is None:
         return []
@@ -214,16 +215,17 @@ def _span(seen: Sequence[Serving]) -> tuple[float, float] | None:
 
 def _stair(
     seen: Sequence[Serving],
-    came: Sequence[tuple[float, int]],
-    told: Sequence[tuple[float, int]],
+    came: Sequence[Arrival],
+    told: Sequence[Arrival],
     begin_s: float,
     end_s: float,
 ) -> dict[str, Any]:
-    def inside(moments: Sequence[tuple[float, int]]) -> int:
-        return sum(tokens for at_s, tokens in moments if begin_s <= at_s < end_s)
+    def inside(arrivals: Sequence[Arrival]) -> tuple[int, int]:
+        there = [one for one in arrivals if begin_s <= one.at_s < end_s]
+        return sum(one.tokens for one in there), sum(one.first for one in there)
 
     last = [serving for serving in seen if serving.at_s < end_s][-1]
-    tokens, expected = inside(came), inside(told)
+    (tokens, prompts), (expected, expected_prompts) = inside(came), inside(told)
     return {
         "from_s": round(begin_s, 4),
         "to_s": round(end_s, 4),
@@ -232,4 +234,6 @@ def _stair(
         "tokens_per_s": round(tokens / (end_s - begin_s), 1),
         "predicted_tokens_per_s": round(expected / (end_s - begin_s), 1),
         "of_predicted": round(tokens / expected, 3) if expected else None,
+        "prompts": prompts,
+        "predicted_prompts": expected_prompts,
     }

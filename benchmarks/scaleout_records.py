@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.percentile import percentile
 from benchmarks.scaleout_watch import Serving, told_of
@@ -23,6 +23,14 @@ class Request:
     @property
     def ttft_s(self) -> float:
         return self.arrived_s[0]
+
+
+class Arrival(NamedTuple):
+    """Tokens that came at once; `first` of them are the first ones of their requests."""
+
+    at_s: float
+    tokens: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +77,12 @@ def requests_of(answers: Sequence[dict[str, Any]], slower: int) -> list[Request]
     ]
 
 
-def arrivals(requests: Iterable[Request]) -> list[tuple[float, int]]:
+def arrivals(requests: Iterable[Request]) -> list[Arrival]:
     """When tokens came, and how many each time."""
     return sorted(
-        pair for request in requests for pair in zip(request.arrived_s, request.tokens, strict=True)
+        Arrival(at_s, tokens, 0 if place else 1)
+        for request in requests
+        for place, (at_s, tokens) in enumerate(zip(request.arrived_s, request.tokens, strict=True))
     )
 
 
@@ -83,11 +93,11 @@ def rate_of(requests: Iterable[Request]) -> Rate:
     steps = int(tokens[-1][0] / STEP_S) + 2
     for step in range(steps):
         end_s = step * STEP_S
-        while last < len(tokens) and tokens[last][0] <= end_s:
-            inside += tokens[last][1]
+        while last < len(tokens) and tokens[last].at_s <= end_s:
+            inside += tokens[last].tokens
             last += 1
-        while first < last and tokens[first][0] <= end_s - WINDOW_S:
-            inside -= tokens[first][1]
+        while first < last and tokens[first].at_s <= end_s - WINDOW_S:
+            inside -= tokens[first].tokens
             first += 1
         rates.append(inside / WINDOW_S)
     return Rate(per_s=tuple(rates))
@@ -166,7 +176,8 @@ def _stair(stair: dict[str, Any]) -> str:
     return (
         f"{stair['from_s']:.3f}-{stair['to_s']:.3f} s: {stair['pipelines']} pipelines, {stair['instances']} "
         f"instances: {stair['tokens_per_s']:.0f} tokens/s of {stair['predicted_tokens_per_s']:.0f} that the "
-        f"profile predicts: {'-' if share is None else format(share, '.2f')}"
+        f"profile predicts: {'-' if share is None else format(share, '.2f')}; "
+        f"{stair['prompts']} first tokens of {stair['predicted_prompts']}"
     )
 
 

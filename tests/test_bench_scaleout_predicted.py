@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.scaleout_client import Burst
 from benchmarks.scaleout_predicted import predicted, stairs
+from benchmarks.scaleout_records import Arrival
 from benchmarks.scaleout_watch import Server, Serving
 from invoker.emulated.profiles import Batch, find_profile
 
@@ -33,8 +34,8 @@ def serving(at_s: float, *pipelines: Server, ready: tuple[str, ...] = ()) -> Ser
     return Serving(at_s=at_s, pipelines=pipelines, ready=ready)
 
 
-def tokens(moments: list[tuple[float, int]]) -> int:
-    return sum(count for _, count in moments)
+def tokens(arrivals: list[Arrival]) -> int:
+    return sum(one.tokens for one in arrivals)
 
 
 def test_an_instance_serves_as_the_profile_says() -> None:
@@ -52,7 +53,8 @@ def test_all_tokens_come_once_whoever_serves() -> None:
     seen = [serving(0.0), serving(0.1, four), serving(0.2, four, two), serving(0.3, two), serving(0.4, four)]
     told = predicted(PROFILE, BURST, seen, 60.0)
     assert tokens(told) == BURST.requests * BURST.output_tokens
-    assert told[0][0] > 0.1 and told == sorted(told)
+    assert sum(one.first for one in told) == BURST.requests
+    assert told[0].at_s > 0.1 and told == sorted(told)
 
 
 def test_a_pipeline_of_more_nodes_serves_more() -> None:
@@ -73,8 +75,11 @@ def test_stairs_hold_what_came_against_it() -> None:
         (0.3, 0.9, 2),
     ]
     assert {stair["of_predicted"] for stair in found} == {1.0}
-    late = [(at_s + 0.1, count) for at_s, count in told]
+    assert [stair["prompts"] for stair in found] == [stair["predicted_prompts"] for stair in found]
+    assert sum(stair["prompts"] for stair in found) == BURST.requests
+    late, later = ([one._replace(at_s=one.at_s + by_s) for one in told] for by_s in (0.1, 0.2))
     assert stairs(PROFILE, BURST, seen, late)[0]["of_predicted"] < 0.8
+    assert stairs(PROFILE, BURST, seen, later)[0]["prompts"] < BURST.requests
 
 
 def test_a_member_that_is_whole_takes_its_share() -> None:
@@ -82,7 +87,7 @@ def test_a_member_that_is_whole_takes_its_share() -> None:
     switched = [serving(0.0, two), serving(0.2, two, ready=ready), serving(0.4, ready=ready)]
     told = predicted(PROFILE, BURST, switched, 60.0)
     assert tokens(told) == BURST.requests * BURST.output_tokens
-    after = [0.4, *(at_s for at_s, _ in told if at_s > 0.4)]
+    after = [0.4, *(one.at_s for one in told if one.at_s > 0.4)]
     # Half of the calls are there already, and go on while the prompts of the others are run.
     assert max(b - a for a, b in pairwise(after)) < 1.2 * PROFILE.step_s(Batch(tokens=512, sequences=1))
     found = stairs(PROFILE, BURST, switched, told)
@@ -98,4 +103,4 @@ def test_a_member_that_is_whole_has_less_time_for_its_stage() -> None:
 
 
 def test_without_pipelines_there_are_no_stairs() -> None:
-    assert stairs(PROFILE, BURST, [serving(0.0), serving(0.5, ready=("n0",))], [(0.6, 1)]) == []
+    assert stairs(PROFILE, BURST, [serving(0.0), serving(0.5, ready=("n0",))], [Arrival(0.6, 1, 1)]) == []
