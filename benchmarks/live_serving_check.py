@@ -28,8 +28,8 @@ def wrong_rows(
     alone: Collection[str] = (),
 ) -> list[str]:
     """Where the ledger does not hold each request once, as its client saw it, with the time of each member
-    of its pipelines. Of the nodes `unsure`, which were killed, some time may be known to nobody. The requests
-    `alone` came while one node held the model: one that loads may have answered them by itself."""
+    of its pipelines. Of the instances `unsure`, which were killed, some time may be known to nobody. The
+    requests `alone` came while one node held the model: one that loads may have answered them by itself."""
     by_id: dict[str, list[RequestRecord]] = defaultdict(list)
     for row in rows:
         by_id[row.request_id.partition("~")[0]].append(row)
@@ -60,11 +60,23 @@ def _differences(
         found.append(f"an instance is twice in a call: {row.gpu}")
     elif row.start_kind == "live" and not pipelines_of(row) and answer.request_id not in alone:
         found.append(f"it was served live, by no two nodes: {row.gpu}")
-    if len(calls := _calls(row)) == 1:  # one that was cut short need not have come to each stage
-        unpaid = {part.node for part in row.gpu if not part.gpu_us} - set(unsure)
-        if unpaid:
-            found.append(f"nobody paid {', '.join(sorted(unpaid))} for its part of {calls}")
+    if unpaid := [part.node for part in last_members(row, unsure) if not part.gpu_us]:
+        found.append(f"nobody paid {', '.join(unpaid)} for its part of {row.gpu}")
     return found
+
+
+def last_members(row: RequestRecord, unsure: Collection[str] = ()) -> list[GpuSlice]:
+    """The instances that made a request's last token, each of which must have been paid: the members of its
+    last call. Nobody if one of them is `unsure`: that call may have been cut short before it came to each
+    stage, as any earlier one may."""
+    calls = _calls(row)
+    members = calls[max(calls, key=_number)] if calls else []
+    return [] if any(part.instance_id in unsure for part in members) else members
+
+
+def _number(call_id: str) -> int:
+    """Which of its request's calls it is: ids end in /NUMBER-POOL."""
+    return int(call_id.rpartition("/")[2].partition("-")[0])
 
 
 def _calls(row: RequestRecord) -> dict[str, list[GpuSlice]]:

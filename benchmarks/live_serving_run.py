@@ -13,7 +13,7 @@ import httpx2
 
 from benchmarks.chaos_check import Findings, final_books
 from benchmarks.chaos_cluster import Cluster
-from benchmarks.live_serving_check import pipelines_of, wrong_answers, wrong_rows
+from benchmarks.live_serving_check import last_members, pipelines_of, wrong_answers, wrong_rows
 from benchmarks.live_serving_client import Answer, Caller, Work, crowd, draw_works
 from benchmarks.live_serving_cluster import NotThere, Stage, until
 
@@ -74,7 +74,7 @@ class Serving:
         self.findings = findings
         self.expected: dict[tuple[str, Work], list[int]] = {}
         self.rounds: list[Round] = []
-        self.killed: set[str] = set()
+        self.killed: set[str] = set()  # instances
         self._chance = random.Random(seed)
         self._seed = seed
         self._works: dict[tuple[str, bool], list[Work]] = {}
@@ -155,11 +155,11 @@ class Serving:
             if found is None:
                 await asyncio.sleep(_POLL_S)
                 continue
-            node, place, stages, is_head = found
+            node, instance, place, stages, is_head = found
             part = next(part for part in self.cluster.nodes if part.name == node)
             if self.cluster.kill(part) is None:
                 continue
-            self.killed.add(node)
+            self.killed.add(instance)
             kill = Kill(
                 node=node,
                 place=place,
@@ -171,11 +171,17 @@ class Serving:
             )
             round_.kills.append(kill)
 
-    async def _victim(self, family: str) -> tuple[str, int, int, bool] | None:
+    async def _victim(self, family: str) -> tuple[str, str, int, int, bool] | None:
         """A stage of a pipeline that serves, whose node still loads."""
         states = await self.stage.states(family)
         found = [
-            (str(stage["node"]), place, len(pipeline["stages"]), place == pipeline["head"])
+            (
+                str(stage["node"]),
+                str(stage["instance_id"]),
+                place,
+                len(pipeline["stages"]),
+                place == pipeline["head"],
+            )
             for pipeline in await self.stage.pipelines(family)
             for place, stage in enumerate(pipeline["stages"])
             if states.get(stage["node"]) == "loading"
@@ -201,6 +207,7 @@ async def close_books(serving: Serving) -> dict[str, Any]:
     return {
         "rows": len(books.records),
         "by_pipelines": len(piped),
+        "paid_members": sum(len(last_members(row, serving.killed)) for row in piped),
         "lost_calls": len(books.lost),
         "busy_us": sum(one.busy_us for one in balance.instances),
         "used_us": sum(one.used_us for one in balance.instances),

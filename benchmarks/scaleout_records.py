@@ -56,9 +56,22 @@ class Rate:
     @property
     def half_peak_s(self) -> float:
         """When half of the peak is reached first, between two steps in proportion."""
-        half = self.peak / 2
-        at = next(at for at, rate in enumerate(self.per_s) if rate >= half)
-        before = self.per_s[at - 1] if at else 0.0
+        return self._passed_s(next(at for at, rate in enumerate(self.per_s) if rate >= self.peak / 2))
+
+    @property
+    def held_half_peak_s(self) -> float:
+        """When half of the peak is reached without falling below it again before the peak."""
+        top = self.per_s.index(self.peak)
+        low = (at for at in range(top, -1, -1) if self.per_s[at] < self.peak / 2)
+        return self._passed_s(next(low, -1) + 1)
+
+    def made(self, until_s: float) -> float:
+        """Tokens until then."""
+        return sum(self.per_s[: round(until_s / STEP_S)]) * STEP_S
+
+    def _passed_s(self, at: int) -> float:
+        """When half of the peak was passed on the way to this step."""
+        half, before = self.peak / 2, self.per_s[at - 1] if at else 0.0
         return (at - (self.per_s[at] - half) / (self.per_s[at] - before)) * STEP_S if at else 0.0
 
 
@@ -138,6 +151,7 @@ def record_of(
         "first_live_of_transfer": None if live_s is None else live_s / limits["transfer_s"],
         "peak_tokens_per_s": middle.peak,
         "half_peak_s": middle.half_peak_s,
+        "held_half_peak_s": middle.held_half_peak_s,
         "tokens_per_s": [round(rate, 1) for rate in middle.per_s],
         "step_s": STEP_S,
         "window_s": WINDOW_S,
@@ -183,8 +197,16 @@ def _stair(stair: dict[str, Any]) -> str:
 
 def compare(rows: Sequence[dict[str, Any]]) -> list[str]:
     """How much sooner the first of these modes is than each other one, a line each."""
-    return [
-        f"  {rows[0]['name']} beside {row['name']}: P90 TTFT {row['ttft_p90_s'] / rows[0]['ttft_p90_s']:.2f} "
-        f"times sooner, half of its peak after {rows[0]['half_peak_s'] / row['half_peak_s']:.2f} of the time"
-        for row in rows[1:]
-    ]
+    first, *others = rows
+    return [f"  {first['name']} beside {row['name']}: {_beside(first, row)}" for row in others]
+
+
+def _beside(ours: dict[str, Any], other: dict[str, Any]) -> str:
+    half_s = other["half_peak_s"]
+    here, there = (Rate(per_s=tuple(row["tokens_per_s"])).made(half_s) for row in (ours, other))
+    first, held = (ours[key] / other[key] for key in ("half_peak_s", "held_half_peak_s"))
+    return (
+        f"{'emulated ' if ours['emulated'] else ''}P90 TTFT {other['ttft_p90_s'] / ours['ttft_p90_s']:.2f} "
+        f"times sooner, half of its peak after {first:.2f} of the time, for good after {held:.2f}; "
+        f"at {half_s:.3f} s {here:.0f} tokens beside {there:.0f}"
+    )

@@ -204,7 +204,7 @@ def main() -> None:
         finally:
             with suppress(RuntimeError):  # nothing came up
                 cluster.down()
-    print({key: value for key, value in record.items() if key != "params"})
+    print("emulated:", {key: value for key, value in record.items() if key != "params"})
     if args.json:
         write_records(args.json, [record])
     if record["failed"]:

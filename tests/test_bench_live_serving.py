@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from benchmarks.live_serving import SHORT, parse, scenes
-from benchmarks.live_serving_check import pipelines_of, wrong_answers, wrong_rows
+from benchmarks.live_serving_check import last_members, pipelines_of, wrong_answers, wrong_rows
 from benchmarks.live_serving_client import Answer, Work, draw_works
 from benchmarks.live_serving_run import Kill, Round
 from benchmarks.live_serving_switch import Switch, longest_gap, record_of
@@ -55,7 +55,7 @@ def row(*gpu: GpuSlice) -> RequestRecord:
     )
 
 
-GOOD = row(part("live-0", "a", 700), part("live-0", "b", 800), part("live-0+1", "a", 30))
+GOOD = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 800), part("live-0/1-x", "a", 30))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_row_tells_the_pipelines_that_worked_on_it() -> None:
         ([replace(GOOD, completion_tokens=4)], "the ledger has"),
         ([replace(GOOD, status=RequestStatus.FAILED)], "failed"),
         ([replace(GOOD, billed_gpu_ms=9)], "billed 9 ms"),
-        ([row(part("live-0", "a", 700))], "by no two nodes"),
-        ([row(part("live-0", "a", 1), part("live-0", "b", 1), part("live-0", "a", 1))], "twice"),
+        ([row(part("live-0/0-x", "a", 700))], "by no two nodes"),
+        ([row(part("live-0/0-x", "a", 1), part("live-0/0-x", "b", 1), part("live-0/0-x", "a", 1))], "twice"),
         ([GOOD, replace(GOOD, request_id="live-7")], "nobody asked"),
     ],
 )
@@ -109,18 +109,29 @@ def test_rows_that_are_not_as_clients_saw_their_requests_are_found(
 
 
 def test_one_node_may_have_answered_where_one_held_the_model() -> None:
-    told, rows = answer(7, 8, 9), [row(part("live-0", "a", 700))]
+    told, rows = answer(7, 8, 9), [row(part("live-0/0-x", "a", 700))]
     assert wrong_rows([told], rows, alone=[told.request_id]) == []
     assert len(wrong_rows([told], rows, alone=["live-1"])) == 1
 
 
 def test_a_member_that_nobody_paid_is_found_unless_it_was_killed_or_the_call_went_on_elsewhere() -> None:
-    unpaid = row(part("live-0", "a", 700), part("live-0", "b", 0))
+    unpaid = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 0))
     (found,) = wrong_rows([answer(7, 8, 9)], [unpaid])
     assert "nobody paid b" in found
-    assert wrong_rows([answer(7, 8, 9)], [unpaid], unsure=["b"]) == []
-    cut_short = row(part("live-0", "a", 700), part("live-0", "b", 0), part("live-0+1", "a", 5))
+    assert wrong_rows([answer(7, 8, 9)], [unpaid], unsure=["on-b"]) == []
+    cut_short = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 0), part("live-0/1-x", "a", 5))
     assert wrong_rows([answer(7, 8, 9)], [cut_short]) == []
+    then_unpaid = row(part("live-0/10-x", "a", 700), part("live-0/10-x", "b", 0), part("live-0/9-x", "a", 5))
+    (found,) = wrong_rows([answer(7, 8, 9)], [then_unpaid], unsure=["on-c"])
+    assert "nobody paid b" in found
+
+
+def test_who_made_the_last_token_is_told_unless_one_of_them_was_killed() -> None:
+    assert last_members(GOOD) == [part("live-0/1-x", "a", 30)]
+    both = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 800))
+    assert last_members(both) == list(both.gpu)
+    assert last_members(both, ["on-b"]) == []
+    assert last_members(row()) == []
 
 
 def test_every_family_and_number_of_holders_is_played_with_and_without_a_switch() -> None:
