@@ -77,6 +77,7 @@ class Lane:
     def __init__(self, key: VersionKey) -> None:
         self.key = key
         self.held: FairLine[Ticket] = FairLine()
+        self.moving: dict[int, Ticket] = {}  # those of `held` that go to a certain instance, by arrival
         self.tenants = Tally()  # of `held`
         self.unready = False  # some of `held` have not seen a ready instance yet
         self.stage: Stage | None = None  # what `held` were told last
@@ -155,6 +156,8 @@ class Admission:
         lane = self.lane(ticket.key)
         lane.unready = lane.unready or ticket.ready_s is None
         lane.held.put_back(ticket)
+        if ticket.goes_to:
+            lane.moving[ticket.arrival] = ticket
         self._count(lane, ticket)
         ticket.instance = None
         ticket.wake.clear()
@@ -164,6 +167,7 @@ class Admission:
         lane = self._lanes[ticket.key]
         lane.held.take(ticket)
         self._discount(lane, ticket)
+        ticket.goes_to = ""
         ticket.instance, ticket.begun = instance, False
         ticket.wake.set()
 
@@ -218,6 +222,7 @@ class Admission:
         self._tenants.add(ticket.tenant)
 
     def _discount(self, lane: Lane, ticket: Ticket) -> None:
+        lane.moving.pop(ticket.arrival, None)
         lane.tenants.drop(ticket.tenant)
         self._tenants.drop(ticket.tenant)
 

@@ -13,7 +13,7 @@ from gateway.live_calls import LiveCalls
 from gateway.node_client import Links, NodeClient
 from gateway.placement import impossible
 from gateway.progress import StartProgress
-from gateway.router import Choice, Slots, slots_of
+from gateway.router import Slots, slots_of
 from gateway.servers import PipelineServer, Server, slots_key
 from gateway.serving import Outcome, Serving
 from gateway.wakeup import Wakeup
@@ -199,28 +199,30 @@ class CallDispatcher:
             lane.unready = False
             for ticket in lane.held:
                 ticket.ready_s = now if ticket.ready_s is None else ticket.ready_s
+        for ticket in list(lane.moving.values()):
+            self._move(ticket, ready)
         slots = sum(map(slots_of, ready))
         while (following := lane.held.first()) is not None:
             # If this one is not owed a slot nobody is: its tenant has the fewest.
             owed = following.batches and lane.held.is_owed(following.tenant, slots)
-            choice = self._destination(following, ready) or self.slots.choose(
-                ready, self._rng, now, owed=owed, cost=following.cost
-            )
+            choice = self.slots.choose(ready, self._rng, now, owed=owed, cost=following.cost)
             if choice.instance is None:
                 if choice.next_at is not None:
                     self._assign_at(lane.key, choice.next_at - now)
                 return
-            self.slots.take(slots_key(choice.instance), following.cost)
-            self._admission.assign(following, choice.instance)
-            following.goes_to = ""
+            self._assign(following, choice.instance)
 
-    def _destination(self, ticket: Ticket, ready: Sequence[Server]) -> Choice | None:
-        """Where a call goes that moves from a pipeline to a certain instance, if that has room: it has waited
-        for its slot already."""
-        for server in ready if ticket.goes_to else ():
+    def _move(self, ticket: Ticket, ready: Sequence[Server]) -> None:
+        """Give the instance that a call moves to from a pipeline that call, if it has room: whoever's turn
+        it is, this one has waited for its slot already, and what it leaves behind is not kept for long."""
+        for server in ready:
             if server.instance_id == ticket.goes_to and self.slots.room(server, owed=True) > 0:
-                return Choice(instance=server)
-        return None
+                self._assign(ticket, server)
+                return
+
+    def _assign(self, ticket: Ticket, server: Server) -> None:
+        self.slots.take(slots_key(server), ticket.cost)
+        self._admission.assign(ticket, server)
 
     def _assign_at(self, key: VersionKey, delay_s: float) -> None:
         if key not in self._timers:

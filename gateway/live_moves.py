@@ -65,8 +65,8 @@ class LiveMoves:
         """The calls that go to the instance; None while it does not take any."""
         for instance in self._directory.ready(key):
             if instance.instance_id == switch.instance_id:
-                # What waits for its first token has been given to it by now and goes before what is moved:
-                # that is served where it is, and moves with the pipeline's end at the latest.
+                # Calls that run in the pipeline go before those that wait for their first token in a lane:
+                # somebody reads them. What it has no room for moves with the pipeline's end at the latest.
                 room = self._slots.room(instance)
                 leaving = self._calls.share(pipeline.name, switch.instance_id, switch.sharers, room)
                 return leaving.call_ids

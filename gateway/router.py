@@ -87,6 +87,9 @@ class Slots:
         stages = len(server.pipeline.stages) if isinstance(server, PipelineServer) else 1
         return _AHEAD * stages - self._fresh[slots_key(server)]
 
+    def _keeps_up(self, server: Server) -> bool:
+        return isinstance(server, PipelineServer) or self._ahead(server) > 0
+
     def choose(
         self, ready: Iterable[Server], rng: random.Random, now: float, *, owed: bool = False, cost: int = 1
     ) -> Choice:
@@ -107,7 +110,7 @@ class Slots:
             until = self._full_until.get(server.instance_id)
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
-            elif self.room(server, owed=owed) > 0 and not (beside_pipelines and self._ahead(server) <= 0):
+            elif self.room(server, owed=owed) > 0 and (not beside_pipelines or self._keeps_up(server)):
                 able.append(server)
         if any(isinstance(server, PipelineServer) for server in able):
             return Choice(instance=self._soonest(able, cost), next_at=next_at)

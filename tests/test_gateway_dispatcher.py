@@ -10,6 +10,7 @@ from gateway.callrun import CallRun
 from gateway.contract import Assigned, Call, Deadlines, DispatchError, Stage
 from gateway.control import ControlSettings
 from gateway.fake_node import tokens_after
+from gateway.serving import Outcome
 from registry.errors import RemoteError
 from registry.function import Scaling, Task
 from registry.messages import HandlerChunk, InvokeHandler, Tokens, Usage
@@ -134,6 +135,28 @@ def test_a_generation_goes_on_elsewhere_when_its_node_dies() -> None:
             assert len(assigned) == 1
             assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (3, 20)
             assert cluster.control.stats().failovers == 1
+
+    asyncio.run(main())
+
+
+def test_a_call_that_goes_to_a_certain_instance_waits_for_nobody_who_cannot() -> None:
+    async def main() -> None:
+        async with open_cluster(1) as cluster:
+            version = await cluster.deploy(Scaling(target_concurrency=4))
+            await ask(cluster.control, make_call(version))  # an instance is ready
+            dispatcher = cluster.control.dispatcher
+            first, moves = (dispatcher.enter(make_call(version, request_id=name)) for name in ("a", "b"))
+            there = first.instance
+            assert there is not None and there is moves.instance
+            moves.goes_to = there.instance_id
+            dispatcher.again(moves, Outcome.MOVED, failover=False)
+            dispatcher.again(first, Outcome.FULL, failover=False)
+            dispatcher.pump()
+            assert (first.instance, moves.instance) == (None, there)
+            assert moves.goes_to == "" and not dispatcher._admission.lane(moves.key).moving
+            dispatcher.leave(first)
+            dispatcher.leave(moves)
+            assert cluster.control.stats().held == cluster.control.stats().in_flight == 0
 
     asyncio.run(main())
 

@@ -168,6 +168,15 @@ def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:
     stage = LiveStage(node="n", instance_id="i", first=0, last=8)
     lone = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6))
     assert slots.room(lone) == 6
+    many = tuple(
+        LiveStage(node=f"m{at}", instance_id=f"m{at}", first=4 * at, last=4 * at + 4) for at in range(2)
+    )
+    pipeline = server_of(LivePipeline(pipeline_id="q", epoch=0, stages=many, head=1, rate=0.1, slots=64))
+    rng, chosen = random.Random(1), []
+    while (server := slots.choose([pipeline, lone], rng, 0.0).instance) is not None:
+        slots.take(slots_key(server), 600)
+        chosen.append(server.instance_id)
+    assert (chosen.count("q.0"), chosen.count("p.0")) == (4, 6)  # beside a pipeline, too
 
 
 def test_a_pair_takes_as_many_as_can_wait_there_for_its_target() -> None:

@@ -132,6 +132,32 @@ def test_a_stage_gives_what_it_has_before_the_step_that_closes_it() -> None:
     asyncio.run(main())
 
 
+def test_a_stage_gives_no_part_of_a_prompt_whose_rest_is_on_its_way() -> None:
+    async def main() -> None:
+        given: list[tuple[str, int]] = []
+        stage = MeteredStage(
+            FakeStage(1, 2, 3, pages=1 << 20),
+            NoMeter(),
+            lambda _: NOBODY,
+            aside=lambda sequence, one: given.append((sequence, one.tokens)),
+        )
+        rows = torch.full((TOKENS, 1), 5.0, dtype=torch.float64)
+        half = TOKENS // 2
+        some = StageChunk(sequence="0", start=0, count=half, last=False)
+        begins = StageStep(number=0, closed=(), opened=prompt(0).opened, chunks=(some,))
+        rest = StageChunk(sequence="0", start=half, count=TOKENS - half, last=True)
+        ends = StageStep(number=1, closed=(), opened=(), chunks=(rest,))
+        last = StageStep(number=2, closed=("0",), opened=(), chunks=(), kept=("0",))
+        await asyncio.to_thread(stage.run, StageInput(step=begins, data=rows[:half]))
+        stage.give("0")
+        assert given == []
+        await asyncio.to_thread(stage.run, StageInput(step=ends, data=rows[half:]))
+        stage.run(StageInput(step=last, data=rows[:0]))
+        assert given == [("0", TOKENS)]
+
+    asyncio.run(main())
+
+
 class TargetAtWork:
     """The target of a pair, which has one of three layers; the gate holds its steps."""
 

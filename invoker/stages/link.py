@@ -64,6 +64,7 @@ def dial(
         _send(made, _LENGTH.pack(len(said)) + said, deadline)
         if _receive(made, 1, time.monotonic() + answer_s) != _TAKEN:
             raise LinkLost(f"{url} has no use for a link to {key}")
+        _prefer(made, key)
     except (OSError, CastError) as error:
         made.close()
         raise LinkLost(f"no link to {url}: {error}") from error
@@ -89,7 +90,9 @@ def admit(
         (length,) = _LENGTH.unpack(_receive(accepted, _LENGTH.size, deadline))
         if length > _MAX_KEY_BYTES:
             raise LinkLost(f"a name of {length} bytes")
-        return accepted, _keys.decode(_receive(accepted, length, deadline))
+        key = _keys.decode(_receive(accepted, length, deadline))
+        _prefer(accepted, key)
+        return accepted, key
     except (OSError, CastError) as error:
         accepted.close()
         raise LinkLost(str(error)) from error
@@ -130,8 +133,13 @@ def _connect(url: str, deadline: float, same_host: bool, tls: ssl.SSLContext | N
         raise LinkLost(f"cannot connect to {url}: {error}") from error
 
 
+def _prefer(one: socket.socket, key: StageKey) -> None:
+    """Hidden states are short, and steps wait for them; the keys and values of a sequence are neither."""
+    if not key.sequence:
+        make_urgent(one)
+
+
 def _tune(one: socket.socket) -> None:
-    make_urgent(one)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE_S)

@@ -92,7 +92,8 @@ class MeteredStage:
         self.stage = stage
         self._calls = StepCalls(meter, join)
         self._aside = aside
-        self._given: set[str] = set()  # sequences put aside before the step that closes them
+        self._drawn: set[str] = set()  # sequences whose prompts have run
+        self._given: set[str] = set()  # those of them put aside before the step that closes them
         self._rate = rate or PrefillRate()
 
     def __repr__(self) -> str:
@@ -105,12 +106,14 @@ class MeteredStage:
             if name not in self._given:
                 self._put_aside(name)
         for name in step.closed:
+            self._drawn.discard(name)
             self._given.discard(name)
             self._calls.release(name)
         for opening in step.opened:
             self._calls.enter(opening.sequence, opening.call)
         if not step.chunks:
             return self.stage.run(given)
+        self._drawn.update([chunk.sequence for chunk in step.wanting])
         ran = [(chunk.sequence, chunk.count) for chunk in step.chunks]
         return self._calls.metered(lambda: self._timed(given), ran)
 
@@ -122,9 +125,9 @@ class MeteredStage:
         return self._calls.metered(lambda: self.stage.finish(given), ran)
 
     def give(self, sequence: str) -> None:
-        """Put aside what there is of a sequence that somebody goes on with, once; nothing if none of it has
-        run here yet: then the step that closes it does."""
-        if sequence not in self._given and self._put_aside(sequence):
+        """Put aside what there is of a sequence that somebody goes on with, once; nothing before all of its
+        prompt has run here: then the step that closes it does, behind which there is more of it."""
+        if sequence in self._drawn and sequence not in self._given and self._put_aside(sequence):
             self._given.add(sequence)
 
     def close(self) -> None:
