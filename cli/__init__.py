@@ -1,1 +1,19 @@
-"""The hypercast command."""
+"""The `hypercast` command.
+
+- `client`: client of the gateway's HTTP interface
+- `commands/`: the commands
+- `errors`: exceptions and their exit codes
+- `group`: the command group
+- `health`: warning where shown data may be out of date
+- `interrupts`: Ctrl-C during imports
+- `options`: options shared by commands
+- `output`: tables, JSON and CSV on stdout
+- `plan_view/`: views of transfer plans
+- `progress`: progress on stderr
+- `refresh`: output that refreshes every second
+- `settings`: address and key of the gateway
+- `supervise/`: the processes of `hypercast up`
+- `tables`: tables that fit the terminal
+- `upload/`: uploads of functions
+- `values`: sizes, times, durations, money as text
+"""

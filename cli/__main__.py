@@ -1,12 +1,12 @@
-"""Where the `hypercast` command begins: nothing is imported before an interrupt can end it quietly."""
+"""The entry point of the `hypercast` command: imports come after interrupts are handled."""
 
 from cli.interrupts import leaving_at_once
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command; the console script."""
     with leaving_at_once():
-        from cli.commands import main as run  # here, as it takes most of the command's first second
+        from cli.group import main as run  # here, as it takes most of the command's first second
     run()
 
 

@@ -1,7 +1,7 @@
-"""The gateway's HTTP interface, as the command line uses it."""
+"""A client of the gateway's HTTP interface."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -9,14 +9,22 @@ from urllib.parse import quote
 
 import httpx2
 
-from cli.errors import AuthError, CliError, MissingError, RoomError, TimeoutExceeded, UsageError
+from cli.errors import (
+    AuthError,
+    CliError,
+    ForbiddenError,
+    MissingError,
+    RoomError,
+    TimeoutExceeded,
+    UsageError,
+)
 from cli.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 10.0
 
 
 class Client:
-    """A synchronous client. Every failure is a CliError with the right exit code."""
+    """A synchronous HTTP client. Every failure is a CliError with its exit code."""
 
     def __init__(self, settings: ClientSettings, timeout_s: float = 600.0) -> None:
         self.url = settings.url
@@ -36,23 +44,27 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """One exchange; raises for every status of 400 and more."""
+    def request(
+        self, method: str, path: str, expect: Collection[int] = (), **options: Any
+    ) -> httpx2.Response:
+        """Return the response to one request. Raises CliError for every status from 400 on, but `expect`."""
         with self._translated():
             response = self._http.request(method, path, **options)
-            raise_for(response)
+            if response.status_code not in expect:
+                raise_for(response)
             return response
 
-    def json(self, method: str, path: str, **options: Any) -> Any:
-        response = self.request(method, path, **options)
+    def json(self, method: str, path: str, expect: Collection[int] = (), **options: Any) -> Any:
+        """Return the JSON body of the response to one request."""
+        response = self.request(method, path, expect, **options)
         try:
             return response.json()
         except ValueError as exc:
-            raise CliError(f"{self.url} answers, but not as a Hypercast gateway does") from exc
+            raise CliError(f"{self.url} is not a Hypercast gateway (its response is not JSON)") from exc
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
-        """A streamed response; the body of an error is read first."""
+        """Yield a streamed response. Raises CliError for every status from 400 on."""
         with self._translated(), self._http.stream(method, path, **options) as response:
             if response.status_code >= 400:
                 response.read()
@@ -64,7 +76,7 @@ class Client:
         try:
             yield
         except httpx2.TimeoutException as exc:
-            raise TimeoutExceeded(f"{self.url} did not answer in time") from exc
+            raise TimeoutExceeded(f"{self.url} did not respond in time") from exc
         except httpx2.ConnectError as exc:
             raise CliError(
                 f"cannot reach {self.url}: {exc}. Is it running (`hypercast up`)? "
@@ -77,18 +89,20 @@ class Client:
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path, whatever characters are in it."""
+    """Return a name quoted as one segment of a path."""
     return quote(name, safe=":")
 
 
 def raise_for(response: httpx2.Response) -> None:
-    """Translate an error response into a CliError."""
+    """Raise the CliError of an error response; return for any other."""
     if response.status_code < 400:
         return
     message = error_message(response)
     match response.status_code:
-        case 401 | 403:
+        case 401:
             raise AuthError(f"{message} (set a key with --api-key or HYPERCAST_API_KEY)")
+        case 403:
+            raise ForbiddenError(f"{message} (the API key in use lacks this right)")
         case 404:
             raise MissingError(message)
         case 400 | 413 | 422:
@@ -102,6 +116,7 @@ def raise_for(response: httpx2.Response) -> None:
 
 
 def error_message(response: httpx2.Response) -> str:
+    """Return the message of an error response."""
     try:
         return str(response.json()["error"]["message"])
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
@@ -109,7 +124,7 @@ def error_message(response: httpx2.Response) -> str:
 
 
 def server_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:
-    """SSE as (kind, text): kind is `data` or `comment`."""
+    """Yield server-sent events as (kind, text), where kind is `data` or `comment`."""
     for line in response.iter_lines():
         if line.startswith("data:"):
             yield "data", line[5:].strip()

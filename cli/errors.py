@@ -1,17 +1,18 @@
 """Exceptions of the command line, each with its exit code.
 
-CliError            1 other
+CliError            1 any other error
 ├── UsageError      2 bad arguments
-├── AuthError       3 no key, a wrong key, or not allowed
+├── AuthError       3 no key or a wrong one
+│   └── ForbiddenError  3 the key lacks the right
 ├── MissingError    4 no such function, node, key or file
 ├── DeployError     5 a deploy failed
-├── RoomError       1 a disk is full: trying again does not help
-└── TimeoutExceeded 6 it took longer than allowed
+├── RoomError       1 a disk is full: a retry does not help
+└── TimeoutExceeded 6 timed out
 """
 
 
 class CliError(Exception):
-    """Something failed; the message is for the user."""
+    """A failure with a message for the user."""
 
     exit_code = 1
 
@@ -24,6 +25,10 @@ class AuthError(CliError):
     exit_code = 3
 
 
+class ForbiddenError(AuthError):
+    """The key is valid and lacks the right."""
+
+
 class MissingError(CliError):
     exit_code = 4
 
@@ -33,7 +38,7 @@ class DeployError(CliError):
 
 
 class RoomError(CliError):
-    """A disk is full: trying again does not help."""
+    """A disk is full: a retry does not help."""
 
 
 class TimeoutExceeded(CliError):

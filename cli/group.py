@@ -1,4 +1,4 @@
-"""The `hypercast` command's parts: one file a command, loaded when it is called."""
+"""The `hypercast` command and its subcommands, each imported when it is used."""
 
 import importlib
 import os
@@ -7,35 +7,35 @@ import sys
 import click
 
 from cli.errors import CliError
-from cli.interrupts import INTERRUPTED, SAID, leaving_at_once
+from cli.interrupts import INTERRUPTED, MESSAGE, leaving_at_once
 from registry.errors import RegistryError
 
-# name: (module, help). A module has a click command of the same name (dashes as underscores).
+# name: (module, help). The module has a click command `NAME_command` (dashes as underscores).
 COMMANDS = {
-    "up": ("cli.up", "Start Redis, a gateway and nodes on this machine."),
-    "down": ("cli.down", "Stop what `up` started."),
-    "gateway": ("cli.processes", "Run one gateway process."),
-    "invoker": ("cli.processes", "Run one node's invoker process."),
-    "deploy": ("cli.deploy", "Register a model or a handler as a function."),
-    "list": ("cli.functions", "List functions."),
-    "describe": ("cli.functions", "Show one function, its versions and instances."),
-    "rollback": ("cli.functions", "Make an earlier version current."),
-    "delete": ("cli.functions", "Delete a function."),
-    "invoke": ("cli.invoke", "Call a function."),
-    "warm": ("cli.scaling", "Bring a function's image into host memory."),
-    "scale": ("cli.scaling", "Set a function's number of instances now."),
-    "evict": ("cli.scaling", "Drop a function's idle image from a tier."),
-    "logs": ("cli.logs", "Show a function's log lines."),
-    "nodes": ("cli.nodes", "List nodes and what they hold."),
-    "casts": ("cli.casts", "Show images on their way to nodes, and how each node gets on."),
-    "usage": ("cli.usage", "Usage and cost."),
-    "gpu-time": ("cli.gpu_time", "What accelerators did with their time."),
-    "prices": ("cli.prices", "Show and set prices."),
-    "keys": ("cli.keys", "Make, list, limit and revoke API keys."),
-    "plan": ("cli.plan", "Show how a model would be given to many nodes, step by step."),
-    "pack": ("cli.pack", "Pack a checkpoint into a model image, without deploying it."),
-    "doctor": ("cli.doctor", "Check this machine and say how to mend what is missing."),
-    "completion": ("cli.completion", "Print a shell's completion script."),
+    "up": ("cli.commands.up", "Start a platform on this machine: Redis, gateways and nodes."),
+    "down": ("cli.commands.down", "Stop a platform that `up` started."),
+    "gateway": ("cli.commands.processes", "Run one gateway process."),
+    "invoker": ("cli.commands.processes", "Run one node (invoker) process."),
+    "deploy": ("cli.commands.deploy", "Deploy a model or a handler as a function."),
+    "list": ("cli.commands.functions", "List functions."),
+    "describe": ("cli.commands.functions", "Show the settings, versions and instances of a function."),
+    "rollback": ("cli.commands.functions", "Make an earlier version current."),
+    "delete": ("cli.commands.functions", "Delete a function with all its versions."),
+    "invoke": ("cli.commands.invoke", "Call a function and print its response."),
+    "warm": ("cli.commands.scaling", "Load a function's image into host memory."),
+    "scale": ("cli.commands.scaling", "Set a function's current number of instances."),
+    "evict": ("cli.commands.scaling", "Drop a function's idle image from GPU or host memory."),
+    "logs": ("cli.commands.logs", "Print the log of a function."),
+    "nodes": ("cli.commands.nodes", "List nodes with their memory and instances."),
+    "casts": ("cli.commands.casts", "Show model transfers between nodes and their progress."),
+    "usage": ("cli.commands.usage", "Show use and cost."),
+    "gpu-time": ("cli.commands.gpu_time", "Show GPU time: used, loading, idle."),
+    "prices": ("cli.commands.prices", "Show and set prices."),
+    "keys": ("cli.commands.keys", "Create, list, limit and revoke API keys."),
+    "plan": ("cli.commands.plan", "Plan a transfer of a model to many nodes, step by step."),
+    "pack": ("cli.commands.pack", "Pack a checkpoint into a folder that `deploy` accepts."),
+    "doctor": ("cli.commands.doctor", "Check this machine and suggest fixes."),
+    "completion": ("cli.commands.completion", "Print the completion script for a shell."),
 }
 
 EPILOG = """\b
@@ -46,12 +46,13 @@ Examples:
   hypercast invoke my-model -p 'def fib(n):' --stream
   hypercast usage report
 
-Exit codes: 0 ok, 1 other, 2 usage, 3 auth, 4 not found, 5 deploy failed, 6 timed out.
+Exit codes: 0 ok, 1 any other error, 2 usage, 3 auth, 4 not found, 5 deploy failed,
+6 timed out.
 """
 
 
-class Lazy(click.Group):
-    """A group whose commands are imported when they are needed, so that `--help` is quick."""
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used, so that `--help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -70,18 +71,18 @@ class Lazy(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=Lazy, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="hypercast", prog_name="hypercast")
 def cli() -> None:
-    """Hypercast: a serverless function platform for machine-learning models."""
+    """Deploy and serve machine-learning models on the Hypercast serverless platform."""
 
 
 def main() -> None:
-    """Run the command: every failure is one clear line on stderr and an exit code."""
+    """Run the command; every failure is one line on stderr and an exit code."""
     try:
         code = cli.main(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        sys.stderr.write(SAID)
+        sys.stderr.write(MESSAGE)
         sys.exit(INTERRUPTED)
     except click.ClickException as exc:
         exc.show()
@@ -90,7 +91,7 @@ def main() -> None:
         sys.stderr.write(f"hypercast: {exc}\n")
         sys.exit(exc.exit_code if isinstance(exc, CliError) else 1)
     except BrokenPipeError:
-        # Nobody reads any more, as in `hypercast … | head`; keep the interpreter from saying so at its end.
+        # The reader has left, as in `hypercast … | head`: keep the interpreter from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as exc:

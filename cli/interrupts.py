@@ -1,4 +1,4 @@
-"""Ctrl-C while a command is being imported: nothing has begun yet, so there is nothing to clean up."""
+"""Ctrl-C while a command is imported: there is nothing to clean up yet."""
 
 import os
 import signal
@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERRUPTED = 130
-SAID = "interrupted\n"
+MESSAGE = "interrupted\n"
 
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process with one line: an exception would come out of the import system's own
-    code, in parts of which Python can only print it."""
+    """End the process on Ctrl-C with one line while the block runs.
+
+    An exception would be raised inside the import system, parts of which can only print it.
+    """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, as of a background job, or a program's own
+    if before is not signal.default_int_handler:  # ignored in a background job, or a handler of the caller
         yield
         return
     signal.signal(signal.SIGINT, _leave)
@@ -25,5 +27,5 @@ def leaving_at_once() -> Iterator[None]:
 
 
 def _leave(*_: object) -> None:
-    os.write(2, SAID.encode())
+    os.write(2, MESSAGE.encode())
     os._exit(INTERRUPTED)

@@ -1,85 +1,69 @@
-"""Data on stdout, as a table, JSON or CSV."""
+"""Data on stdout: tables for people, JSON and CSV for programs.
+
+JSON and CSV have the same fields and values: numbers without units, times in ISO 8601 (UTC). In a CSV cell
+the items of a list are joined by `;`, and what is nested is JSON.
+"""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cli.errors import UsageError
-from cli.progress import human_bytes
-from registry.tables import to_csv, to_parquet
+from cli.tables import Column, Row, colours_wanted, fields, human, is_moment, table, terminal_width
+from cli.values import utc_ms
+from registry.accounting.tables import to_csv, to_parquet
 
-FORMATS = ("table", "json", "csv")
+FORMATS = ("table", "wide", "json", "csv")
 REPORT_FORMATS = (*FORMATS, "parquet")
 
-Row = Mapping[str, Any]
 
-
-def render(rows: Sequence[Row], columns: Sequence[str], form: str) -> str:
-    """`rows` with their `columns` (JSON keeps every field)."""
+def render(rows: Sequence[Row], columns: Sequence[Column], names: Sequence[str], form: str) -> str:
+    """Return rows in a form: tables have `columns`, CSV the fields `names`, JSON every field."""
     if form == "json":
-        return json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False) + "\n"
+        return json.dumps([portable(row) for row in rows], indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
-        return to_csv([{column: cell(row.get(column)) for column in columns} for row in rows], columns)
-    return table(rows, columns)
+        return to_csv([csv_row(row, names) for row in rows], names)
+    return table(rows, columns, width=terminal_width(), wide=form == "wide", colour=colours_wanted())
 
 
-def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Columns as wide as what is in them: a terminal may wrap a line, but nothing is cut off."""
-    heads = [column.replace("_", " ") for column in columns]
-    cells = [[shown(column, row.get(column)) for column in columns] for row in rows]
-    widths = [max(len(line[index]) for line in [heads, *cells]) for index in range(len(columns))]
-    numeric = [
-        bool(rows) and all(isinstance(row.get(column), int | float) for row in rows) for column in columns
-    ]
-    lines = [heads, ["─" * width for width in widths], *cells]
-    return "".join(
-        "   ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in lines
-    )
+def emit_rows(rows: Sequence[Row], columns: Sequence[Column], names: Sequence[str], form: str) -> None:
+    """Write rows to stdout."""
+    write(render(rows, columns, names, form))
 
 
-def shown(column: str, value: object) -> str:
-    """A value as people read it: sizes with a unit, times as UTC."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if column == "bytes" or column.endswith("_bytes"):
-            return human_bytes(value)
-        if column.endswith("_at") or column in ("since", "from", "to"):
-            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return cell(value)
+def emit_record(record: Row, form: str, shown: Sequence[tuple[str, str]] | None = None) -> None:
+    """Write one record: a JSON object, one CSV row, or labelled values (`shown`, by default every field)."""
+    if form == "json":
+        write(json.dumps(portable(record), indent=2, ensure_ascii=False) + "\n")
+    elif form == "csv":
+        flat = flattened(record)
+        write(to_csv([csv_row(flat, list(flat))], list(flat)))
+    else:
+        write_fields(labelled(record) if shown is None else shown)
 
 
-def cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".")
-    if isinstance(value, list | tuple):
-        return " ".join(cell(item) for item in value)
-    if isinstance(value, dict):
-        return " ".join(f"{key}={cell(item)}" for key, item in value.items())
-    return str(value)
+def write_fields(shown: Sequence[tuple[str, str]]) -> None:
+    """Write labelled values to stdout."""
+    write(fields(shown, width=terminal_width(), colour=colours_wanted()))
 
 
-def emit_report(rows: Sequence[Row], columns: Sequence[str], form: str, file: Path | None) -> None:
-    """Rows to stdout or a file, as Parquet too. Raises UsageError for Parquet on a terminal."""
+def emit_report(
+    rows: Sequence[Row], columns: Sequence[Column], names: Sequence[str], form: str, file: Path | None
+) -> None:
+    """Write rows to stdout or a file, as Parquet too. Raises UsageError for Parquet on a terminal."""
     if form == "parquet":
         if file is None and sys.stdout.isatty():
-            raise UsageError("Parquet is binary: name a file with --file, or send the output to one")
-        content = to_parquet(rows, columns)
+            raise UsageError("Parquet is binary: name a file with --file, or redirect stdout")
+        content = to_parquet(rows, names)
     elif file is None:
-        emit_rows(rows, columns, form)
+        emit_rows(rows, columns, names, form)
         return
+    elif form in ("json", "csv"):
+        content = render(rows, columns, names, form).encode()
     else:
-        content = render(rows, columns, form).encode()
+        content = table(rows, columns, wide=form == "wide").encode()
     if file is not None:
         file.write_bytes(content)
     else:
@@ -87,19 +71,56 @@ def emit_report(rows: Sequence[Row], columns: Sequence[str], form: str, file: Pa
         sys.stdout.flush()
 
 
-def emit_rows(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
-    sys.stdout.write(render(rows, columns, form))
+def write(text: str) -> None:
+    """Write to stdout at once."""
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def emit_record(record: Row, form: str) -> None:
-    """One record: a JSON object, one CSV row, or a table of field and value."""
-    if form == "json":
-        sys.stdout.write(json.dumps(dict(record), indent=2, ensure_ascii=False) + "\n")
-    elif form == "csv":
-        sys.stdout.write(render([record], list(record), "csv"))
-    else:
-        width = max(map(len, record), default=0)
-        for name, value in record.items():
-            sys.stdout.write(f"{name.replace('_', ' '):<{width}}  {shown(name, value)}".rstrip() + "\n")
-    sys.stdout.flush()
+def labelled(record: Row) -> list[tuple[str, str]]:
+    """Return every field with a label made of its name."""
+    return [
+        (name.replace("_", " ").capitalize().replace("gpu", "GPU"), human(name, value))
+        for name, value in record.items()
+    ]
+
+
+def portable(record: Row) -> dict[str, Any]:
+    """Return a record for programs: times in ISO 8601."""
+    return {name: _portable(name, value) for name, value in record.items()}
+
+
+def _portable(name: str, value: object) -> object:
+    if isinstance(value, Mapping):
+        return portable(value)
+    if isinstance(value, list | tuple):
+        return [_portable("", item) for item in value]
+    if is_moment(name) and isinstance(value, int | float) and not isinstance(value, bool):
+        return utc_ms(value)
+    return value
+
+
+def csv_row(row: Row, names: Sequence[str]) -> dict[str, object]:
+    """Return the cells of the fields `names`."""
+    return {name: _csv_cell(_portable(name.rpartition(".")[2], row.get(name))) for name in names}
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return ";".join(str(item) for item in value)
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value
+
+
+def flattened(record: Row, prefix: str = "") -> dict[str, Any]:
+    """Return a record without nested objects: `scaling.min_instances` for a field of a field."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

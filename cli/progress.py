@@ -1,6 +1,7 @@
-"""Progress on stderr: a bar on a terminal, a line now and then otherwise."""
+"""Progress on stderr: a bar on a terminal, occasional lines otherwise."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from cli.values import human_bytes
+
 LINE_EVERY_S = 5.0
 
 
@@ -25,7 +28,7 @@ class Meter(Protocol):
     def advance(self, amount: int) -> None: ...
 
     def reach(self, done: int) -> None:
-        """Say how much is done in all."""
+        """Set the total done so far."""
         ...
 
 
@@ -45,6 +48,7 @@ class _Lines:
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total, self._done = label, total, 0
         self._next_s = time.monotonic() + LINE_EVERY_S
+        note(f"{label} {human_bytes(total)}")
 
     def advance(self, amount: int) -> None:
         self.reach(self._done + amount)
@@ -59,7 +63,7 @@ class _Lines:
 
 @contextmanager
 def byte_meter(label: str, total: int) -> Iterator[Meter]:
-    """A meter of bytes, shown while the block runs."""
+    """Show a meter of bytes while the block runs."""
     if not sys.stderr.isatty():
         yield _Lines(label, total)
         return
@@ -75,7 +79,7 @@ def byte_meter(label: str, total: int) -> Iterator[Meter]:
 
 
 class StageLine:
-    """A line that says which stage something is in: rewritten in place on a terminal."""
+    """A line that names the current stage; rewritten in place on a terminal."""
 
     def __init__(self) -> None:
         self._tty = sys.stderr.isatty()
@@ -96,15 +100,40 @@ class StageLine:
             sys.stderr.flush()
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show what is waited for while the block runs: the seconds on a terminal, else a line now and then."""
+    over = threading.Event()
+    began_s = time.monotonic()
+    tty = sys.stderr.isatty()
+
+    def show() -> None:
+        while not over.wait(1.0 if tty else LINE_EVERY_S):
+            line = f"{text} ({time.monotonic() - began_s:.0f} s)"
+            if tty:
+                sys.stderr.write(f"\r\x1b[K{line}")
+                sys.stderr.flush()
+            else:
+                note(line)
+
+    if tty:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    else:
+        note(text)
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if tty:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 def note(text: str) -> None:
-    """One line for people."""
+    """Write one line to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-def human_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

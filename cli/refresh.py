@@ -1,4 +1,4 @@
-"""Output that is drawn anew every second."""
+"""Output that refreshes every second."""
 
 import sys
 import time
@@ -14,15 +14,14 @@ REFRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What to show now, and whether nothing will change any more."""
+    """The text to show now; `last` where it will not change any more."""
 
     text: str
     last: bool = False
 
 
 def redraw(frame: Callable[[], Frame]) -> None:
-    """Show frame after frame until the last: in place on a terminal, else one below the other. Ctrl-C leaves
-    what was shown at last."""
+    """Show frames until the last: in place on a terminal, else one below the other."""
     if not sys.stdout.isatty():
         for one in _frames(frame):
             sys.stdout.write(one.text + "\n")
@@ -30,7 +29,8 @@ def redraw(frame: Callable[[], Frame]) -> None:
         return
     with Live(console=Console(), auto_refresh=False) as live:
         for one in _frames(frame):
-            live.update(Text(one.text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            text = Text.from_ansi(one.text, no_wrap=True, overflow="ellipsis")
+            live.update(text, refresh=True)
 
 
 def _frames(frame: Callable[[], Frame]) -> Iterator[Frame]:

@@ -1,4 +1,4 @@
-"""Where the gateway is and which key to use: flags, then environment, then the user's config file."""
+"""The gateway's address and key: from flags, then the environment, then the user's configuration file."""
 
 import os
 import tomllib
@@ -14,7 +14,7 @@ KNOWN_KEYS = {"url", "api_key"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """`api_key` may be None: then only open endpoints answer. It never appears in a repr."""
+    """Address and key of a gateway. Without `api_key` only open endpoints respond; a repr never shows it."""
 
     url: str
     api_key: str | None
@@ -24,12 +24,13 @@ class ClientSettings:
 
 
 def config_path(environ: Mapping[str, str]) -> Path:
+    """Return the path of the user's configuration file."""
     base = environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "hypercast" / "config.toml"
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """The config file's settings, {} if there is none. Raises UsageError naming a bad key or line."""
+    """Return the settings in the configuration file, {} if there is none. Raises UsageError."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -48,13 +49,13 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def resolve(url: str | None, api_key: str | None, environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """Flags win over `HYPERCAST_URL` and `HYPERCAST_API_KEY`, which win over the config file."""
+    """Return the settings: flags win over the environment, which wins over the configuration file."""
     config = read_config(config_path(environ))
     chosen = url or environ.get("HYPERCAST_URL") or config.get("url") or DEFAULT_URL
     if "://" not in chosen:
         chosen = f"http://{chosen}"
     key = api_key or environ.get("HYPERCAST_API_KEY") or config.get("api_key")
-    # As one from a file with Windows' line ends; a header cannot carry it, and who says so shows it.
+    # For example a key read from a file with CRLF line ends, which no header can carry.
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("the API key has a character that no key has: see its end for a line break")
+        raise UsageError("the API key contains an invalid character; check it for a trailing line break")
     return ClientSettings(url=chosen.rstrip("/"), api_key=key)

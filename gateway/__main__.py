@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway of a cluster."""
+"""Run one gateway of a cluster: `python -m gateway`."""
 
 import asyncio
 import gc
@@ -9,34 +9,37 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import uvloop
+from setproctitle import setproctitle
 
-from gateway.app import make_app
-from gateway.blob_keeper import BlobKeeper
-from gateway.control import Control, ControlSettings, make_control
-from gateway.dialing import channel_dial
-from gateway.metrics import ControlFacts, Metrics
-from gateway.server import GatewayServer
-from gateway.services import make_services
-from gateway.settings import GatewaySettings, parse
+from gateway.api.app import make_app
+from gateway.api.blob_collector import BlobCollector
+from gateway.cluster.dialer import channel_dialer
+from gateway.control.assembly import Control, ControlSettings, make_control
+from gateway.core.settings import GatewaySettings, parse
+from gateway.http.metrics import ControlFacts, Metrics
+from gateway.http.server import GatewayServer
+from gateway.requests.services import Services, make_services
+from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
+from registry.config.secrets import load_or_create_admin_key
 from registry.errors import RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
-from registry.prices import ensure_default_rates
-from registry.redis_state import RedisState
-from registry.secrets import load_or_create_admin_key
+from registry.redis.state import RedisState
 from registry.state import ClusterConfig, State
 
 _log = logging.getLogger("hypercast.gateway")
 
-_WAIT_S = 60.0
+_STATE_WAIT_S = 60.0
 _RETRY_S = 0.2
 
 
 async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> None:
-    """What the first gateway of a cluster sets up, and every other finds: its configuration, the mark
-    on the store, the admin key, the price table. Waits a while for Redis to come up."""
-    deadline = asyncio.get_running_loop().time() + _WAIT_S
-    told = ""
+    """Set up the cluster's configuration, store owner, admin key and price table unless they exist.
+
+    Retries for up to a minute while Redis is starting. Raises StateUnavailable after that.
+    """
+    deadline = asyncio.get_running_loop().time() + _STATE_WAIT_S
+    reported = ""
     while True:
         try:
             config = await state.cluster_config(
@@ -46,14 +49,14 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
         except StateUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            if str(error) != told:
-                told = str(error)
-                _log.info("waiting for the shared state: %s", told)
+            if str(error) != reported:
+                reported = str(error)
+                _log.info("waiting for the shared state: %s", reported)
             await asyncio.sleep(_RETRY_S)
     owner = await store.claim(config.cluster_id)
     if owner != config.cluster_id:
-        # A new Redis over an old store: the blobs are content-addressed, so they are good; but nodes
-        # tell by this mark whether they read the same store, so say what is amiss.
+        # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
+        # compare this owner to detect that they read another store.
         _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
     if settings.admin_key_file is not None:
         await load_or_create_admin_key(settings.admin_key_file, state)
@@ -71,7 +74,7 @@ async def run(settings: GatewaySettings) -> None:
             make_control(
                 state=state,
                 blobs=store,
-                dial=channel_dial(settings.secret),
+                dial=channel_dialer(settings.secret),
                 gateway_id=gateway_id,
                 clock=clock,
                 settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
@@ -84,45 +87,51 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            settled=control.settlement.note,
+            settled=control.settlement.add,
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)
-        control.directory.each_start(services.metrics.note_start)
-        control.directory.cast_ends.each(services.metrics.note_cast)
-        keeper = BlobKeeper(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
-        server = GatewayServer(make_app(services, keeper), services.gate, settings)
-        await services.pulse.beat(rates=True)
+        control.state_cache.subscribe_ready(services.metrics.note_start)
+        control.state_cache.cast_tracker.subscribe(services.metrics.note_cast)
+        collector = BlobCollector(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
+        server = GatewayServer(make_app(services, collector), services.limiter, settings)
+        await services.health.probe(rates=True)
         await control.ready.wait()
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(services.pulse.run(), name="pulse"),
-                group.create_task(services.places.run(), name="places"),
-                group.create_task(services.biller.spool.run(), name="spool"),
-                group.create_task(keeper.run(), name="blob keeper"),
-            ]
-            try:
-                await server.serve_and_drain()
-            finally:
-                for task in tasks:
-                    task.cancel()
-    _log.info("%s has left", gateway_id)
+        await _serve(server, services, collector)
+    _log.info("%s: stopped", gateway_id)
+
+
+async def _serve(server: GatewayServer, services: Services, collector: BlobCollector) -> None:
+    """Run the server beside its background tasks until it has drained."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(services.health.run(), name="health"),
+            group.create_task(services.leases.run(), name="leases"),
+            group.create_task(services.biller.outbox.run(), name="outbox"),
+            group.create_task(collector.run(), name="blob collector"),
+        ]
+        try:
+            await server.serve_and_drain()
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 def control_facts(control: Control) -> ControlFacts:
+    """Return the figures of the control side that metrics export."""
     stats = control.stats()
     return ControlFacts(failovers=stats.failovers, moved=stats.moved, desired=stats.desired)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the gateway; returns the process's exit code."""
+    """Run the gateway; return the process's exit code."""
     settings = parse(argv)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    # Requests make objects that soon go by themselves: to search for cycles after every 700 is a waste.
+    # Requests create few cycles: collecting after every 700 allocations wastes time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     try:
@@ -134,4 +143,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    setproctitle("hypercast gateway")
     sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,15 @@
-"""The invoker: one process a node; it holds images in tiers and runs instances."""
+"""The invoker: one process per node, which caches images in tiers and runs instances.
+
+- `assembly`: builds a node and runs it until it leaves
+- `device`: properties of the accelerator, and default memory sizes
+- `log_rings`: recent log lines of each function
+- `node`: handles requests from gateways
+- `publisher`: publishes the node's state to the registry
+- `scratch`: scratch folders for handlers
+- `serving`: runs requests on ready instances
+- `settings`: command-line flags and environment
+- `watchdog`: ends the process when an engine hangs
+- `base`, `memory`, `host_tier`, `loading`, `instances`, `metering`: storage, life cycle and accounting
+- `engine`, `emulated`, `handlers`: what runs models and user code
+- `links`, `kv`, `pipeline`, `prefill`, `live`: serving while a model loads
+"""

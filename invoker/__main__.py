@@ -9,24 +9,25 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
+from setproctitle import setproctitle
 
 from invoker.assembly import run_node
-from invoker.emulated.engines import EmulatedEngines
-from invoker.engines import Engines, RealEngines
-from invoker.errors import InvokerError, SettingsError
+from invoker.base.errors import InvokerError, SettingsError
+from invoker.emulated.engines import EmulatedEngineFactory
+from invoker.engine.factory import EngineFactory, TorchEngineFactory
 from invoker.settings import Settings, parse_settings
-from registry.emulation import is_emulated, parse_device
+from registry.config.emulation import is_emulated, parse_device
 from registry.errors import RegistryError
-from registry.redis_state import RedisState
+from registry.redis.state import RedisState
 
 USAGE_ERROR = 2
-_GIL_TURN_S = 0.0005
+_GIL_SWITCH_INTERVAL_S = 0.0005
 
 log = logging.getLogger("invoker")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the node; returns the process's exit code."""
+    """Run the node and return the process's exit code."""
     try:
         settings = parse_settings(argv, os.environ)
     except SettingsError as error:
@@ -38,22 +39,22 @@ def main(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         force=True,
     )
-    # Calls make objects that soon go by themselves: to search for cycles after every 700 is a waste.
+    # Most objects of requests are freed by reference counting: collect cycles rarely.
     gc.set_threshold(20_000, 20, 50)
-    # An engine's thread kept the loop waiting for 5 ms at each turn, and a switch is a chain of turns.
-    sys.setswitchinterval(_GIL_TURN_S)
+    # By default an engine's thread delays the loop by 5 ms per GIL switch, and moving requests takes many.
+    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
     except (InvokerError, RegistryError, OSError) as error:
-        log.error("node %s ends: %s", settings.node_id, error)
+        log.error("node %s: exiting: %s", settings.node_id, error)
         return 1
     return 0
 
 
-def engines_for(device: str) -> Engines:
-    """What runs models on such a device."""
-    return EmulatedEngines(parse_device(device)) if is_emulated(device) else RealEngines()
+def engines_for(device: str) -> EngineFactory:
+    """Return the engine factory for a device."""
+    return EmulatedEngineFactory(parse_device(device)) if is_emulated(device) else TorchEngineFactory()
 
 
 async def _run(settings: Settings) -> None:
@@ -62,9 +63,9 @@ async def _run(settings: Settings) -> None:
 
     def on_signal(number: int) -> None:
         if stop.is_set():
-            log.warning("signal %d again: leaving at once", number)
+            log.warning("second signal %d: exiting immediately", number)
             os._exit(128 + number)
-        log.info("signal %d: leaving", number)
+        log.info("signal %d: shutting down", number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,4 +75,5 @@ async def _run(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    setproctitle("hypercast node")
     sys.exit(main(sys.argv[1:]))

@@ -1,246 +1,311 @@
-"""Puts a node together, runs it until it is told to leave, and takes it apart again."""
+"""Builds a node, runs it until it is stopped, and shuts it down."""
 
 import asyncio
 import logging
 import os
 import tempfile
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from invoker.arena import Arena, CpuArena
-from invoker.calls import Calls
-from invoker.cast_ends import make_connector, open_ends
-from invoker.cast_fetch import CastGear
-from invoker.counters import Counters
-from invoker.cuda_arena import CudaArena
+from invoker.base.counters import Counters
 from invoker.device import (
     DeviceFacts,
     default_arena_bytes,
     default_host_bytes,
     default_spare_bytes,
-    find_device,
+    detect_device,
     usable_cores,
 )
 from invoker.emulated.arena import EmulatedArena
 from invoker.engine.compute_threads import set_compute_threads
-from invoker.engines import Engines
+from invoker.engine.factory import EngineFactory
 from invoker.handlers.process import HandlerProcess
-from invoker.host_tier import HostTier
-from invoker.instances import Instances
-from invoker.loader import ImageLoader
+from invoker.host_tier.tier import HostTier
+from invoker.instances.calls import Calls
+from invoker.instances.device_cache import DeviceCache
+from invoker.instances.manager import Instances
+from invoker.instances.starting import InstanceContext
+from invoker.kv.transfer import KvConnector
+from invoker.links.listener import StageListener
+from invoker.live.hosted import HostedStages
+from invoker.live.pipelines import HostedPipelines
+from invoker.loading.cast_fetch import CastContext
+from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.published import PublishedImages
+from invoker.loading.store_access import reach_store
+from invoker.loading.transports import make_connector, open_transports
 from invoker.log_rings import LogRings
-from invoker.meter import GpuMeter
-from invoker.meter_journal import MeterJournal, adopt, discard
-from invoker.node import Node, Parts
-from invoker.published import PublishedImages
+from invoker.memory.arena import Arena, CpuArena
+from invoker.memory.cuda_arena import CudaArena
+from invoker.metering.journal import MeterJournal, discard_recovered, recover_journals
+from invoker.metering.meter import GpuMeter
+from invoker.node import Node, NodeDependencies
+from invoker.pipeline.engines import StageContext
 from invoker.publisher import BACKOFF_S, Publisher
-from invoker.residents import Residents
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
-from invoker.stages.door import Door
-from invoker.stages.engines import StageGear
-from invoker.stages.heads import Pipelines
-from invoker.stages.hosted import HostedStages
-from invoker.stages.kv_moves import KvMoves
-from invoker.starting import Equipment
-from invoker.store_access import reach_store
-from invoker.threads import in_thread
 from invoker.watchdog import watch_steps
-from rdmacast.address import Endpoint, parse_url
-from rdmacast.region_server import RegionServer
-from rdmacast.watching import RegionWatcher
-from registry.channel import ChannelServer
+from rdmacast.address import TcpAddress, parse_url
+from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.protocol.tls import NodeTls
+from rdmacast.server.region_server import RegionServer
+from rdmacast.transports.connector import Connector
+from registry.channel.client import ChannelServer
 from registry.clock import Clock, SystemClock
-from registry.emulation import is_emulated, parse_device
+from registry.config.emulation import is_emulated, parse_device
 from registry.errors import NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
 
-LEAVE_S = 5.0  # for the last words to the shared state
-HANGS = 70  # exit code of a process that had to end itself
+LEAVE_TIMEOUT_S = 5.0  # for the last update of the registry
+EXIT_HANGING = 70  # exit code after an engine hung
 
 log = logging.getLogger("invoker.assembly")
 
 
 async def run_node(
-    settings: Settings, state: State, engines: Engines, stop: asyncio.Event, clock: Clock | None = None
+    settings: Settings, state: State, engines: EngineFactory, stop: asyncio.Event, clock: Clock | None = None
 ) -> None:
-    """Be a node until `stop` is set: then drain, leave the cluster and return.
+    """Run a node until `stop` is set; then drain, leave the cluster and return.
 
-    Raises StaleEpoch when another process has taken the node's id; SettingsError, HostTierError and
-    OSError when it cannot start.
+    Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
+    it cannot start.
     """
     config = await _cluster_config(state, stop)
     if config is None:
         return
     epoch = await state.next_node_epoch(settings.node_id)
     async with AsyncExitStack() as stack:
-        node, publisher, channel = await _assemble(
-            settings, state, engines, config, epoch, clock or SystemClock(), stack
+        setup = _Setup(
+            settings=settings,
+            state=state,
+            engines=engines,
+            config=config,
+            epoch=epoch,
+            clock=clock or SystemClock(),
         )
-        log.info("node %s (epoch %d) serves at %s", settings.node_id, epoch, channel.url)
+        node, publisher, channel = await _assemble(setup, stack)
+        log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)
         publishing = asyncio.create_task(publisher.run(node.record), name="publisher")
         stack.callback(asyncio.create_task(node.keep_metering(), name="metering").cancel)
         watching = watch_steps(
-            node.longest_step_us, settings.step_timeout_s, partial(_give_up, settings.node_id, epoch, state)
+            node.longest_step_us, settings.step_timeout_s, partial(_abort, settings.node_id, epoch, state)
         )
         stack.callback(asyncio.create_task(watching, name="watchdog").cancel)
         try:
-            await _first(publishing, asyncio.create_task(_until(stop)))
+            await _wait_for_either(publishing, asyncio.create_task(_until(stop)))
             if not publishing.done():
-                log.info("node %s leaves: draining", settings.node_id)
-                await _first(publishing, asyncio.create_task(node.drain()))
+                log.info("node %s: draining", settings.node_id)
+                await _wait_for_either(publishing, asyncio.create_task(node.drain()))
                 await _leave(settings, state, epoch, publisher, publishing)
         finally:
-            publishing.cancel()
-            await asyncio.wait([publishing])
+            await cancel_and_wait(publishing)
         if not publishing.cancelled():
             publishing.result()
 
 
-async def _assemble(
-    settings: Settings,
-    state: State,
-    engines: Engines,
-    config: ClusterConfig,
-    epoch: int,
-    clock: Clock,
-    stack: AsyncExitStack,
-) -> tuple[Node, Publisher, ChannelServer]:
-    facts = await in_thread(find_device, settings.device)
-    set_compute_threads(settings.threads or max(1, usable_cores() // settings.nodes_hint))
-    store = await reach_store(settings.store_url or config.store_url, config.cluster_id)
-    arena = _make_arena(settings, facts)
-    stack.callback(arena.close)
-    root = settings.shm_dir / f"hypercast-{config.cluster_id}"
-    tier = await in_thread(_make_tier, settings, root / settings.host_id)
-    stack.callback(tier.close)
-    rate = settings.link_rate_bytes_s
-    ends = open_ends(settings, arena, stack)
-    regions = RegionServer(
-        settings.secret,
-        Endpoint(settings.listen_host, settings.cast_port).url,
-        settings.host_id,
-        advertise=settings.advertise,
-        link_rate_bytes_s=rate,
-        tls=ends.tls.server,
-        verbs=ends.verbs_node,
-        lender=ends.lender,
-        nixl=ends.nixl_node,
-    )
-    connector = make_connector(settings, root, ends)
-    counters, rings = Counters(), LogRings(clock)
-    journals = root / ".journals"  # no host can be called that
-    if settings.journal_dir is not None:
-        journals = settings.journal_dir / root.name
-    meter, journal = await in_thread(_make_meter, settings.node_id, epoch, journals, clock)
-    stack.callback(lambda: journal.close(remove=meter.at_rest))
-    calls = Calls(meter, clock.monotonic_s)
-    publisher = Publisher(state, epoch, settings.lease_s, meter)
-    meter.on_due(publisher.record_due)
-    residents = Residents(arena, settings.keep_hot_s, clock, publisher.node_changed)
-    published = PublishedImages(regions, tier, residents.buffer, residents.gpu_pointer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setup:
+    """What a node is built from."""
+
+    settings: Settings
+    state: State
+    engines: EngineFactory
+    config: ClusterConfig
+    epoch: int
+    clock: Clock
+
+    @property
+    def root(self) -> Path:
+        """Return the cluster's folder in shared memory."""
+        return self.settings.shm_dir / f"hypercast-{self.config.cluster_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    facts: DeviceFacts
+    arena: Arena
+    tier: HostTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Casting:
+    regions: RegionServer
+    connector: Connector
+    tls: NodeTls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accounting:
+    counters: Counters
+    meter: GpuMeter
+    calls: Calls
+    publisher: Publisher
+
+
+async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
+    settings, clock = setup.settings, setup.clock
+    memory = await _open_memory(setup, stack)
+    casting = _open_casting(setup, memory.arena, stack)
+    accounting = await _open_accounting(setup, stack)
+    device_cache = DeviceCache(memory.arena, settings.keep_hot_s, clock, accounting.publisher.node_changed)
+    published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
     stack.callback(published.close)
-    casting = CastGear(
-        node=settings.node_id,
-        connector=connector,
-        watcher=RegionWatcher(settings.secret, tls=ends.tls.client),
-        counters=counters,
-        clock=clock,
-        tell=publisher.cast_changed,
-    )
+    sources = await _load_sources(setup, casting, accounting, device_cache)
     loader = ImageLoader(
-        node=settings.node_id,
-        host=settings.host_id,
-        tier=tier,
-        published=published,
-        store=store,
-        connector=connector,
-        casting=casting,
-        in_arena=residents.buffer,
-        counters=counters,
-        changed=publisher.node_changed,
+        sources, memory.tier, published, accounting.counters, accounting.publisher.node_changed
     )
-    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{config.cluster_id}"
-    gear = Equipment(
-        arena=arena,
-        residents=residents,
+    rings = LogRings(clock)
+    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
+    resources = InstanceContext(
+        arena=memory.arena,
+        device_cache=device_cache,
         loader=loader,
-        engines=engines,
+        engines=setup.engines,
         make_handler=HandlerProcess if settings.allow_handlers else None,
         scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=clock,
-        meter=meter,
-        tell=rings.add,
+        meter=accounting.meter,
+        log_line=rings.add,
     )
-    instances = Instances(settings.node_id, gear, counters, published=publisher.instance_changed)
-    door = Door(
+    instances = Instances(
+        settings.node_id,
+        resources,
+        accounting.counters,
+        published=accounting.publisher.instance_changed,
+    )
+    listener = StageListener(
         settings.listen_host,
         settings.stage_port,
         settings.advertise,
         settings.host_id,
         settings.secret,
-        ends.tls,
+        casting.tls,
     )
-    made_with = StageGear(gear=gear, calls=calls, instance=instances.get)
-    pipelines = Pipelines(
-        settings.node_id, settings.secret, door, made_with, lambda peer: peer in channel.peers
+    context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
+    pipelines = HostedPipelines(
+        settings.node_id, settings.secret, listener, context, lambda peer: peer in channel.peers
     )
-    parts = Parts(
+    dependencies = NodeDependencies(
         settings=settings,
-        facts=facts,
+        facts=memory.facts,
         clock=clock,
-        arena=arena,
-        tier=tier,
-        residents=residents,
+        arena=memory.arena,
+        tier=memory.tier,
+        device_cache=device_cache,
         published=published,
         loader=loader,
         instances=instances,
-        stages=HostedStages(door, made_with),
+        stages=HostedStages(listener, context),
         pipelines=pipelines,
-        kv_moves=KvMoves(door, settings.kv_moves),
-        meter=meter,
-        calls=calls,
+        kv_connector=KvConnector(listener, settings.kv_moves),
+        meter=accounting.meter,
+        calls=accounting.calls,
         rings=rings,
-        counters=counters,
-        cast_sent_bytes=lambda: regions.counters["cast_sent_bytes"],
-        changed=publisher.node_changed,
+        counters=accounting.counters,
+        cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
+        changed=accounting.publisher.node_changed,
     )
-    node = Node(parts, epoch)
+    node = Node(dependencies, setup.epoch)
     stack.push_async_callback(instances.drain, 0.0)
-    stack.push_async_callback(parts.pipelines.aclose)
-    await stack.enter_async_context(regions)
-    await stack.enter_async_context(door)
+    stack.push_async_callback(pipelines.aclose)
+    await stack.enter_async_context(casting.regions)
+    await stack.enter_async_context(listener)
     channel = ChannelServer(
-        Endpoint(settings.listen_host, settings.listen_port).url,
+        TcpAddress(settings.listen_host, settings.listen_port).url,
         settings.secret,
         node.handle,
-        on_peer_closed=lambda peer, _: calls.peer_closed(peer),
+        on_peer_closed=lambda peer, _: accounting.calls.peer_closed(peer),
     )
     await stack.enter_async_context(channel)
     port = parse_url(channel.url).port
-    node.listening(Endpoint(settings.advertise, port).url, regions.address.url)
-    return node, publisher, channel
+    node.listening(TcpAddress(settings.advertise, port).url, casting.regions.address.url)
+    return node, accounting.publisher, channel
+
+
+async def _open_accounting(setup: _Setup, stack: AsyncExitStack) -> _Accounting:
+    settings = setup.settings
+    journals = setup.root / ".journals"  # not a valid host id
+    if settings.journal_dir is not None:
+        journals = settings.journal_dir / setup.root.name
+    meter, journal = await run_in_thread(_make_meter, settings.node_id, setup.epoch, journals, setup.clock)
+    stack.callback(lambda: journal.close(remove=meter.is_settled))
+    publisher = Publisher(setup.state, setup.epoch, settings.lease_s, meter)
+    meter.on_record(publisher.ledger_changed)
+    calls = Calls(meter, setup.clock.monotonic_s)
+    return _Accounting(counters=Counters(), meter=meter, calls=calls, publisher=publisher)
+
+
+async def _open_memory(setup: _Setup, stack: AsyncExitStack) -> _Memory:
+    settings = setup.settings
+    facts = await run_in_thread(detect_device, settings.device)
+    set_compute_threads(settings.threads or max(1, usable_cores() // settings.nodes_hint))
+    arena = _make_arena(settings, facts)
+    stack.callback(arena.close)
+    tier = await run_in_thread(_make_tier, settings, setup.root / settings.host_id)
+    stack.callback(tier.close)
+    return _Memory(facts=facts, arena=arena, tier=tier)
+
+
+def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Casting:
+    settings = setup.settings
+    transports = open_transports(settings, arena, stack)
+    regions = RegionServer(
+        settings.secret,
+        TcpAddress(settings.listen_host, settings.cast_port).url,
+        settings.host_id,
+        advertise=settings.advertise,
+        link_rate_bytes_s=settings.link_rate_bytes_s,
+        tls=transports.tls.server,
+        exporters=transports.exporters,
+    )
+    connector = make_connector(settings, setup.root, transports)
+    return _Casting(regions=regions, connector=connector, tls=transports.tls)
+
+
+async def _load_sources(
+    setup: _Setup, casting: _Casting, accounting: _Accounting, device_cache: DeviceCache
+) -> LoadSources:
+    settings, config = setup.settings, setup.config
+    casts = CastContext(
+        node=settings.node_id,
+        connector=casting.connector,
+        watcher=RegionWatcher(settings.secret, tls=casting.tls.client),
+        counters=accounting.counters,
+        clock=setup.clock,
+        publish=accounting.publisher.cast_changed,
+    )
+    return LoadSources(
+        node=settings.node_id,
+        host=settings.host_id,
+        connector=casting.connector,
+        store=await reach_store(settings.store_url or config.store_url, config.cluster_id),
+        casts=casts,
+        device_buffer=device_cache.buffer,
+    )
 
 
 def _make_meter(node: str, epoch: int, folder: Path, clock: Clock) -> tuple[GpuMeter, MeterJournal]:
-    """The node's meter, which begins with what the journals of dead nodes still owe the ledger."""
-    journal, adopted = MeterJournal(folder, node, epoch), adopt(folder)
+    """Create the node's meter, with unsent records recovered from the journals of dead nodes."""
+    journal, orphans = MeterJournal(folder, node, epoch), recover_journals(folder)
     meter = GpuMeter(
         node,
         epoch,
         now_us=lambda: int(clock.monotonic_s() * 1e6),
         wall_s=clock.wall_s(),
         journal=journal,
-        dues=[record for one in adopted for record in one.records],
+        unsent=[record for one in orphans for record in one.records],
     )
-    discard(adopted, journal)
+    discard_recovered(orphans, journal)
     return meter, journal
 
 
 def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
     nbytes = settings.gpu_memory_bytes or default_arena_bytes(facts, settings.nodes_hint)
-    log.info("taking %d bytes of %s (%s)", nbytes, facts.device, facts.gpu_type)
+    log.info("arena: %d bytes on %s (%s)", nbytes, facts.device, facts.gpu_type)
     if facts.device == "cpu":
         return CpuArena(nbytes)
     if is_emulated(facts.device):
@@ -257,14 +322,14 @@ def _make_tier(settings: Settings, folder: Path) -> HostTier:
 
 
 async def _cluster_config(state: State, stop: asyncio.Event) -> ClusterConfig | None:
-    """The cluster's configuration, once a gateway has set it; None if told to stop before."""
+    """Wait for a gateway to set the cluster's configuration; None if `stop` is set before."""
     tries = 0
     while not stop.is_set():
         try:
             return await state.cluster_config()
         except (StateUnavailable, NotFound) as error:
             if not tries:
-                log.warning("waiting for the cluster: %s", error)
+                log.warning("waiting for the cluster's configuration: %s", error)
             wait_s = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
             tries += 1
             try:
@@ -282,29 +347,28 @@ async def _until(stop: asyncio.Event) -> None:
 async def _leave(
     settings: Settings, state: State, epoch: int, publisher: Publisher, publishing: asyncio.Task[None]
 ) -> None:
-    """Say the last words, then go; a state that does not answer learns of it from the lease."""
+    """Publish the last state and remove the node; if the registry is unavailable, its lease expires."""
     publisher.close()
     try:
-        async with asyncio.timeout(LEAVE_S):
+        async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await asyncio.wait([publishing])
             await state.remove_node(settings.node_id, epoch)
     except (TimeoutError, StateUnavailable) as error:
-        log.warning("left without a word, the shared state does not answer: %s", error)
+        log.warning("cannot remove the node from the registry, its lease will expire: %s", error)
 
 
-async def _give_up(node: str, epoch: int, state: State) -> None:
-    """End the process, of which a thread hangs; what it owes the ledger is in its journal."""
+async def _abort(node: str, epoch: int, state: State) -> None:
+    """End the process because a thread hangs; unsent ledger records are in its journal."""
     with suppress(TimeoutError, StateUnavailable):
-        async with asyncio.timeout(LEAVE_S):
+        async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await state.remove_node(node, epoch)
-    os._exit(HANGS)
+    os._exit(EXIT_HANGING)
 
 
-async def _first(publishing: asyncio.Task[None], other: asyncio.Task[None]) -> None:
-    """Return when either ends; the other task's exception is raised, the publisher's is the caller's."""
+async def _wait_for_either(publishing: asyncio.Task[None], other: asyncio.Task[None]) -> None:
+    """Wait until either task ends; raise the exception of `other`, not that of `publishing`."""
     await asyncio.wait([publishing, other], return_when=asyncio.FIRST_COMPLETED)
     if not other.done():
-        other.cancel()
-        await asyncio.wait([other])
+        await cancel_and_wait(other)
     elif not other.cancelled():
         other.result()

@@ -1,4 +1,4 @@
-"""What is known of the accelerator and of this machine's memory, and the default sizes that follow."""
+"""Properties of the accelerator and the machine's memory, and default sizes derived from them."""
 
 import os
 import re
@@ -7,16 +7,19 @@ from pathlib import Path
 
 import psutil
 
-from invoker.emulated.profiles import known_device
-from invoker.errors import SettingsError
-from registry.emulation import is_emulated, parse_device
+from invoker.base.errors import SettingsError
+from invoker.emulated.profiles import find_device
+from registry.config.emulation import is_emulated, parse_device
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """`device` is `cpu`, `cuda:N` or `emulated:…`; `gpu_type` is what bills and prices name."""
+    """Properties of one device: `cpu`, `cuda:N` or `emulated:…`.
+
+    `gpu_type` is its name in prices and usage.
+    """
 
     device: str
     gpu_type: str
@@ -24,11 +27,10 @@ class DeviceFacts:
     free_bytes: int
 
 
-def find_device(wanted: str) -> DeviceFacts:
-    """The facts of `cpu`, `cuda:N`, `emulated:…` or (`auto`) the first CUDA device if there is one, else
-    the CPU.
+def detect_device(wanted: str) -> DeviceFacts:
+    """Return the properties of a device; for `auto`, of the first CUDA device or else the CPU.
 
-    Raises SettingsError if a CUDA device is asked for by name and cannot be used.
+    Raises SettingsError if a CUDA device is named and cannot be used.
     """
     if wanted == "cpu":
         return _cpu_facts()
@@ -44,31 +46,34 @@ def find_device(wanted: str) -> DeviceFacts:
 
 
 def default_arena_bytes(facts: DeviceFacts, nodes_on_machine: int) -> int:
-    """CPU: min(2 GiB, a quarter of the memory shared among the nodes). GPU: nine tenths of what is free."""
+    """Return the default arena size: on a CPU at most 2 GiB and the node's share of 1/4 of memory.
+
+    90 % of a GPU.
+    """
     if facts.device == "cpu":
         return min(2 * GIB, facts.memory_bytes // 4 // max(1, nodes_on_machine))
     return facts.free_bytes * 9 // 10
 
 
 def default_host_bytes(shm_dir: Path, nodes_on_machine: int) -> int:
-    """A quarter of the shared-memory file system, less if many virtual hosts may share the machine."""
+    """Return the default host tier size: 1/4 of the shared-memory file system, less for over 3 nodes."""
     stat = os.statvfs(_existing(shm_dir))
     total = stat.f_blocks * stat.f_frsize
     return min(total // 4, total * 3 // 4 // max(1, nodes_on_machine))
 
 
 def default_spare_bytes(host_bytes: int, nodes_on_machine: int) -> int:
-    """1 GiB, or a quarter of the host tier shared among the nodes if that is less."""
+    """Return the default pre-faulted bytes: at most 1 GiB and the node's share of 1/4 of the tier."""
     return min(GIB, host_bytes // 4 // max(1, nodes_on_machine))
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def slug(name: str) -> str:
-    """A device name as a word: `NVIDIA H200` becomes `nvidia-h200`."""
+    """Return a device name as an identifier: `NVIDIA H200` becomes `nvidia-h200`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -81,7 +86,7 @@ def _cpu_facts() -> DeviceFacts:
 
 def _emulated_facts(wanted: str) -> DeviceFacts:
     device = parse_device(wanted)
-    gpu, _ = known_device(device)
+    gpu, _ = find_device(device)
     nbytes = device.count * gpu.memory_bytes // device.scale
     return DeviceFacts(
         device=wanted, gpu_type=f"emulated-{slug(gpu.name)}", memory_bytes=nbytes, free_bytes=nbytes
@@ -108,7 +113,7 @@ def _cuda_facts(index: int) -> DeviceFacts:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder of `path` that exists."""
+    """Return `path` or its nearest existing parent."""
     while not path.exists():
         path = path.parent
     return path

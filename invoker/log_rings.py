@@ -1,4 +1,4 @@
-"""The last log lines of each function on this node, and those who follow them."""
+"""Recent log lines of each function on this node, with followers."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _FOLLOWER_BACKLOG = 1000
 
 
 class LogRings:
-    """Bounded in lines, in their length and in functions: the least recently written function goes first.
+    """Ring buffers of log lines by function, bounded in lines, line length and functions (LRU).
 
     Belongs to the event loop's thread.
     """
@@ -30,13 +30,13 @@ class LogRings:
         return f"<LogRings {len(self._rings)} functions>"
 
     def add(self, function: str, text: str) -> None:
-        """Add lines, each stamped with the time. A follower that does not keep up misses some."""
+        """Append lines with timestamps; a slow follower loses lines."""
         stamp = self._stamp(self._clock.wall_s())
         ring = self._rings.setdefault(function, deque(maxlen=MAX_LINES))
         self._rings.move_to_end(function)
         if len(self._rings) > MAX_FUNCTIONS:
             self._rings.popitem(last=False)
-        # At most MAX_LINES could be kept; and of what Unicode takes for line ends, only this one counts.
+        # Only \n separates lines, not other Unicode line ends; at most MAX_LINES are kept.
         for raw in text.removesuffix("\n").rsplit("\n", MAX_LINES)[-MAX_LINES:]:
             line = f"{stamp} {raw[:MAX_LINE_CHARACTERS]}"
             ring.append(line)
@@ -46,18 +46,18 @@ class LogRings:
 
     def _stamp(self, moment_s: float) -> str:
         second = int(moment_s)
-        if second != self._second:  # spelling it out is the dearest part of a line
+        if second != self._second:  # formatting is the most expensive part of a line
             self._second = second
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{int(moment_s * 1000) % 1000:03d}Z"
 
     def tail(self, function: str, lines: int) -> tuple[str, ...]:
-        """The last `lines` lines, oldest first."""
+        """Return the last `lines` lines, oldest first."""
         ring = self._rings.get(function, deque())
         return tuple(ring)[-lines:] if lines > 0 else ()
 
     async def follow(self, function: str, lines: int) -> AsyncIterator[tuple[str, ...]]:
-        """The last lines, then new ones in batches as they come, until closed."""
+        """Yield the last `lines` lines, then new ones in batches, until closed."""
         queue: asyncio.Queue[str] = asyncio.Queue(_FOLLOWER_BACKLOG)
         followers = self._followers.setdefault(function, set())
         followers.add(queue)

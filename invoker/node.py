@@ -1,4 +1,4 @@
-"""The node: what one invoker holds, and how it answers the gateways' requests."""
+"""The node: handles requests from gateways and reports its state."""
 
 import asyncio
 import logging
@@ -6,35 +6,34 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from invoker.arena import Arena
-from invoker.calls import Calls, keep_metering
-from invoker.counters import Counters
+from invoker.base.counters import Counters
+from invoker.base.errors import InvokerError, NodeDraining, PipelineLost, StartFailed, StartStopped
 from invoker.device import DeviceFacts
 from invoker.engine.contract import EngineError
-from invoker.errors import Draining, InvokerError, PipelineLost, StartFailed, StartStopped
 from invoker.handlers.errors import HandlerError
-from invoker.host_tier import HostTier
-from invoker.instances import Instances
-from invoker.loader import ImageLoader, ProgressThrottle
+from invoker.host_tier.tier import HostTier
+from invoker.instances.calls import Calls, keep_metering
+from invoker.instances.device_cache import DeviceCache
+from invoker.instances.manager import Instances
+from invoker.kv.transfer import KvConnector
+from invoker.live.hosted import HostedStages
+from invoker.live.pipelines import HostedPipelines
+from invoker.loading.loader import ImageLoader, ProgressThrottle
+from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
-from invoker.meter import GpuMeter
-from invoker.published import PublishedImages
-from invoker.residents import Residents
+from invoker.memory.arena import Arena
+from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, generate, generate_by, invoke_handler
 from invoker.settings import Settings
-from invoker.stages.heads import Pipelines
-from invoker.stages.hosted import HostedStages
-from invoker.stages.kv_moves import KvMoves
-from invoker.threads import in_thread
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import CastError
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
-from registry.instance import InstanceState
-from registry.live_messages import LeaveCalls, LinkStage, OpenPipeline, OpenStage, held_as_bytes
-from registry.messages import (
+from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenStage, encode_layer_set
+from registry.messages.node import (
+    Acknowledged,
     CallsUsed,
     Compute,
-    Done,
     DropImage,
     EndCalls,
     Generate,
@@ -42,7 +41,7 @@ from registry.messages import (
     InstanceProgress,
     InstanceStarted,
     InvokeHandler,
-    LogLines,
+    LogChunk,
     NodeStatus,
     Reply,
     Request,
@@ -50,30 +49,31 @@ from registry.messages import (
     StartInstance,
     StopInstance,
     TailLogs,
-    UnkeepImage,
+    UnpinImage,
     WarmImage,
 )
-from registry.node import Holding, NodeRecord, NodeState, Tier
+from registry.records.instance import InstanceState
+from registry.records.node import CachedImage, NodeRecord, NodeState, Tier
 
 log = logging.getLogger("invoker.node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a node is made of; `invoker/assembly.py` puts it together."""
+class NodeDependencies:
+    """Dependencies of a node, built by `invoker/assembly.py`."""
 
     settings: Settings
     facts: DeviceFacts
     clock: Clock
     arena: Arena
     tier: HostTier
-    residents: Residents
+    device_cache: DeviceCache
     published: PublishedImages
     loader: ImageLoader
     instances: Instances
     stages: HostedStages
-    pipelines: Pipelines
-    kv_moves: KvMoves
+    pipelines: HostedPipelines
+    kv_connector: KvConnector
     meter: GpuMeter
     calls: Calls
     rings: LogRings
@@ -83,74 +83,74 @@ class Parts:
 
 
 class Node:
-    """Answers requests. Belongs to the event loop's thread; its parts are closed by who made them."""
+    """Handles requests of one node. Belongs to the event loop's thread; does not own its dependencies."""
 
-    def __init__(self, parts: Parts, epoch: int) -> None:
-        self._parts = parts
+    def __init__(self, dependencies: NodeDependencies, epoch: int) -> None:
+        self._dependencies = dependencies
         self._epoch = epoch
-        self._started_at = parts.clock.wall_s()
+        self._started_at = dependencies.clock.wall_s()
         self._state = NodeState.READY
         self._channel_url = ""
         self._cast_url = ""
 
     def __repr__(self) -> str:
-        return f"<Node {self._parts.settings.node_id} {self._state} {self._parts.instances!r}>"
+        return f"<Node {self._dependencies.settings.node_id} {self._state} {self._dependencies.instances!r}>"
 
     def listening(self, channel_url: str, cast_url: str) -> None:
-        """Where this node's servers are."""
+        """Set the addresses of this node's servers."""
         self._channel_url, self._cast_url = channel_url, cast_url
 
     async def keep_metering(self) -> None:
-        """Have time written down as it goes by; never returns."""
-        parts = self._parts
-        await keep_metering(parts.meter, parts.calls, parts.settings.meter_interval_s)
+        """Journal elapsed time; never returns."""
+        dependencies = self._dependencies
+        await keep_metering(dependencies.meter, dependencies.calls, dependencies.settings.meter_interval_s)
 
     def longest_step_us(self) -> int:
-        """How long the longest of its engines' steps under way has been running."""
-        return self._parts.meter.longest_step_us()
+        """Return the age of the longest running engine step."""
+        return self._dependencies.meter.longest_step_us()
 
     async def drain(self) -> None:
-        """Take nothing new, and finish what is under way within the grace period."""
+        """Refuse new requests, and let running ones finish within the grace period."""
         self._state = NodeState.DRAINING
-        self._parts.changed()
-        await self._parts.instances.drain(self._parts.settings.grace_s)
-        await self._parts.calls.close()
+        self._dependencies.changed()
+        await self._dependencies.instances.drain(self._dependencies.settings.grace_s)
+        await self._dependencies.calls.close()
 
     def record(self) -> NodeRecord:
-        """The node's record as of now; whatever it lists is served to other nodes too."""
-        parts = self._parts
+        """Return the node's current record; the images in it are served to other nodes."""
+        dependencies = self._dependencies
         holdings = self._holdings()
-        parts.published.publish_all({holding.image: holding.bytes for holding in holdings})
+        dependencies.published.publish_all({holding.image: holding.bytes for holding in holdings})
         return NodeRecord(
-            id=parts.settings.node_id,
-            host=parts.settings.host_id,
+            id=dependencies.settings.node_id,
+            host=dependencies.settings.host_id,
             pid=os.getpid(),
             epoch=self._epoch,
             state=self._state,
-            device=parts.facts.device,
-            gpu_type=parts.facts.gpu_type,
+            device=dependencies.facts.device,
+            gpu_type=dependencies.facts.gpu_type,
             gpu_count=1,
             channel=self._channel_url,
             cast=self._cast_url,
-            gpu_bytes=parts.arena.capacity_bytes,
-            gpu_free_bytes=parts.arena.free_bytes,
-            host_bytes=parts.tier.limit_bytes,
-            host_free_bytes=max(0, parts.tier.limit_bytes - parts.tier.used_bytes()),
-            reads_store=parts.loader.reads_store,
-            allows_handlers=parts.settings.allow_handlers,
-            link_rate_bytes_s=parts.settings.link_rate_bytes_s,
+            gpu_bytes=dependencies.arena.capacity_bytes,
+            gpu_free_bytes=dependencies.arena.free_bytes,
+            host_bytes=dependencies.tier.limit_bytes,
+            host_free_bytes=max(0, dependencies.tier.limit_bytes - dependencies.tier.used_bytes()),
+            reads_store=dependencies.loader.reads_store,
+            allows_handlers=dependencies.settings.allow_handlers,
+            link_rate_bytes_s=dependencies.settings.link_rate_bytes_s,
             started_at=self._started_at,
             holdings=holdings,
             counters=self._counters().snapshot(),
         )
 
     async def handle(self, request: Request) -> AsyncIterator[Reply]:
-        """The replies to one request, in order. Raises RemoteError with a code of registry/messages.py."""
+        """Yield the replies to one request. Raises RemoteError with a code of `registry.messages`."""
         try:
-            async for reply in self._answer(request):
+            async for reply in self._dispatch(request):
                 yield reply
         except PipelineLost:
-            raise  # its text begins with the node that is lost
+            raise  # its message starts with the lost node
         except (InvokerError, EngineError, HandlerError) as error:
             raise RemoteError(error.code, str(error)) from error
         except RemoteError:
@@ -158,20 +158,24 @@ class Node:
         except (RegistryError, CastError, OSError) as error:
             raise RemoteError("start_failed", str(error) or type(error).__name__) from error
 
-    def _answer(self, request: Request) -> AsyncGenerator[Reply, None]:
-        parts = self._parts
+    def _dispatch(self, request: Request) -> AsyncGenerator[Reply, None]:
+        dependencies = self._dependencies
         match request:
             case Generate(pipeline=name) if name:
-                return generate_by(parts.pipelines.get(name), request, parts.clock, parts.calls)
+                return generate_by(
+                    dependencies.pipelines.get(name), request, dependencies.clock, dependencies.calls
+                )
             case Generate():
-                instance = parts.instances.get(request.instance_id)
-                return generate(instance, request, parts.clock, parts.calls, parts.kv_moves)
+                instance = dependencies.instances.get(request.instance_id)
+                return generate(
+                    instance, request, dependencies.clock, dependencies.calls, dependencies.kv_connector
+                )
             case Compute():
-                instance = parts.instances.get(request.instance_id)
-                return compute(instance, request, parts.clock, parts.calls)
+                instance = dependencies.instances.get(request.instance_id)
+                return compute(instance, request, dependencies.clock, dependencies.calls)
             case InvokeHandler():
-                instance = parts.instances.get(request.instance_id)
-                return invoke_handler(instance, request, parts.clock, parts.calls)
+                instance = dependencies.instances.get(request.instance_id)
+                return invoke_handler(instance, request, dependencies.clock, dependencies.calls)
             case StartInstance():
                 return self._start(request)
             case StopInstance():
@@ -180,7 +184,7 @@ class Node:
                 return self._warm(request)
             case DropImage():
                 return self._drop(request)
-            case UnkeepImage():
+            case UnpinImage():
                 return self._unkeep(request)
             case TailLogs():
                 return self._tail(request)
@@ -191,24 +195,24 @@ class Node:
             case SettleCalls():
                 return self._settle_calls(request)
             case OpenPipeline():
-                return parts.pipelines.open(request)
-            case LeaveCalls():
-                return parts.pipelines.leave(request)
+                return dependencies.pipelines.open(request)
+            case HandOffCalls():
+                return dependencies.pipelines.move_calls(request)
             case OpenStage():
-                return parts.stages.open(request)
+                return dependencies.stages.open(request)
             case LinkStage():
-                return parts.stages.link(request)
+                return dependencies.stages.link(request)
 
     async def _start(self, request: StartInstance) -> AsyncGenerator[Reply, None]:
-        instance = self._parts.instances.start(request)
-        told = None
+        instance = self._dependencies.instances.start(request)
+        reported = None
         while instance.state in (InstanceState.STARTING, InstanceState.LOADING):
-            held = held_as_bytes(instance.held) if request.live else b""
+            held = encode_layer_set(instance.loaded_layers) if request.live else b""
             now = InstanceProgress(stage=instance.life.phase, fraction=instance.life.progress, held=held)
-            if now == told:
+            if now == reported:
                 await instance.next_change()
             else:
-                told = now
+                reported = now
                 yield now
         life = instance.life
         if life.state is InstanceState.STOPPED:
@@ -223,17 +227,19 @@ class Node:
         )
 
     async def _stop(self, request: StopInstance) -> AsyncGenerator[Reply, None]:
-        await self._parts.instances.stop(request.instance_id, request.grace_s)
-        yield Done()
+        await self._dependencies.instances.stop(request.instance_id, request.grace_s)
+        yield Acknowledged()
 
     async def _warm(self, request: WarmImage) -> AsyncGenerator[Reply, None]:
         if self._state is NodeState.DRAINING:
-            raise Draining(f"node {self._parts.settings.node_id} is leaving")
-        parts, image = self._parts, request.image
-        manifest = await parts.loader.manifest(image)
+            raise NodeDraining(f"node {self._dependencies.settings.node_id} is draining")
+        dependencies, image = self._dependencies, request.image
+        manifest = await dependencies.loader.manifest(image)
         reports: asyncio.Queue[float | None] = asyncio.Queue()
-        throttle = ProgressThrottle(reports.put_nowait, parts.clock.monotonic_s)
-        async with parts.loader.arriving(image, manifest, throttle, yielding=request.yielding) as arrival:
+        throttle = ProgressThrottle(reports.put_nowait, dependencies.clock.monotonic_s)
+        async with dependencies.loader.open_image(
+            image, manifest, throttle, yielding=request.preserve_pinned
+        ) as arrival:
             complete = asyncio.ensure_future(arrival.complete())
             complete.add_done_callback(lambda _: reports.put_nowait(None))
             try:
@@ -242,85 +248,85 @@ class Node:
                 await complete
             finally:
                 complete.cancel()
-            if request.keep:  # while it is mapped here nobody evicts it
-                await in_thread(parts.tier.keep, image.image)
-                parts.changed()
+            if request.pin:  # it is mapped here, so it cannot be evicted meanwhile
+                await run_in_thread(dependencies.tier.keep, image.image)
+                dependencies.changed()
         detail = f"image {image.image[:12]} from {arrival.source}"
-        parts.rings.add(request.function, f"warmed {detail}")
-        yield Done(detail=detail)
+        dependencies.rings.add(request.function, f"warmed {detail}")
+        yield Acknowledged(detail=detail)
 
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:
-        parts = self._parts
+        dependencies = self._dependencies
         if request.tier == Tier.GPU:
-            dropped = parts.residents.drop(request.image)
+            dropped = dependencies.device_cache.drop(request.image)
         elif request.tier == Tier.HOST:
-            parts.published.idle(request.image)
-            dropped = await in_thread(parts.tier.evict, request.image)
+            dependencies.published.release_mapping(request.image)
+            dropped = await run_in_thread(dependencies.tier.evict, request.image)
         else:
-            raise RemoteError("bad_request", f"images are dropped from gpu or host, not {request.tier!r}")
-        parts.changed()
-        yield Done(detail="dropped" if dropped else "in use, or not here")
+            raise RemoteError("bad_request", f"images can be dropped from gpu or host, not {request.tier!r}")
+        dependencies.changed()
+        yield Acknowledged(detail="dropped" if dropped else "in use, or not cached")
 
-    async def _unkeep(self, request: UnkeepImage) -> AsyncGenerator[Reply, None]:
-        await in_thread(self._parts.tier.unkeep, request.image)
-        self._parts.changed()
-        yield Done()
+    async def _unkeep(self, request: UnpinImage) -> AsyncGenerator[Reply, None]:
+        await run_in_thread(self._dependencies.tier.unkeep, request.image)
+        self._dependencies.changed()
+        yield Acknowledged()
 
     async def _tail(self, request: TailLogs) -> AsyncGenerator[Reply, None]:
         if not request.follow:
-            yield LogLines(lines=self._parts.rings.tail(request.function, request.lines))
+            yield LogChunk(lines=self._dependencies.rings.tail(request.function, request.lines))
             return
-        async for lines in self._parts.rings.follow(request.function, request.lines):
-            yield LogLines(lines=lines)
+        async for lines in self._dependencies.rings.follow(request.function, request.lines):
+            yield LogChunk(lines=lines)
 
     async def _status(self) -> AsyncGenerator[Reply, None]:
         yield NodeStatus(record=self.record())
 
     async def _end_calls(self, request: EndCalls) -> AsyncGenerator[Reply, None]:
-        yield CallsUsed(gpu_us=await self._parts.calls.end(request.request_ids))
+        yield CallsUsed(gpu_us=await self._dependencies.calls.end(request.request_ids))
 
     async def _settle_calls(self, request: SettleCalls) -> AsyncGenerator[Reply, None]:
-        self._parts.calls.settle(request.request_ids)
-        yield Done()
+        self._dependencies.calls.settle(request.request_ids)
+        yield Acknowledged()
 
     def _counters(self) -> Counters:
-        parts = self._parts
-        busy_us, loading_us, idle_us = parts.meter.totals()
+        dependencies = self._dependencies
+        busy_us, loading_us, idle_us = dependencies.meter.totals()
         return replace(
-            parts.counters,
+            dependencies.counters,
             busy_us=busy_us,
             loading_us=loading_us,
             idle_us=idle_us,
-            cast_sent_bytes=parts.cast_sent_bytes(),
-            evictions=parts.residents.evictions + parts.tier.evictions,
+            cast_sent_bytes=dependencies.cast_sent_bytes(),
+            evictions=dependencies.device_cache.evictions + dependencies.tier.evictions,
         )
 
-    def _holdings(self) -> tuple[Holding, ...]:
-        """All complete images of this node, each with all its tiers."""
-        parts = self._parts
-        on_device = {one.image: one for one in parts.residents.complete()}
-        wall_s, now_s = parts.clock.wall_s(), parts.clock.monotonic_s()
+    def _holdings(self) -> tuple[CachedImage, ...]:
+        """Return the complete images of this node, each with its tiers."""
+        dependencies = self._dependencies
+        on_device = {one.image: one for one in dependencies.device_cache.complete()}
+        wall_s, now_s = dependencies.clock.wall_s(), dependencies.clock.monotonic_s()
         holdings = []
-        for image in parts.tier.images():
-            resident = on_device.pop(image.digest, None)
+        for image in dependencies.tier.images():
+            device_image = on_device.pop(image.digest, None)
             used_at = image.last_used_at
             tiers: tuple[Tier, ...] = (Tier.HOST,)
-            if resident is not None:
-                used_at = max(used_at, wall_s - (now_s - resident.last_used_s))
+            if device_image is not None:
+                used_at = max(used_at, wall_s - (now_s - device_image.last_used_s))
                 tiers = (Tier.GPU, Tier.HOST)
             holdings.append(
-                Holding(
+                CachedImage(
                     image=image.digest,
                     tiers=tiers,
                     bytes=image.nbytes,
                     last_used_at=used_at,
-                    kept=image.kept,
+                    pinned=image.kept,
                 )
             )
-        for resident in on_device.values():
-            used_at = wall_s - (now_s - resident.last_used_s)
-            nbytes = resident.region.nbytes
+        for device_image in on_device.values():
+            used_at = wall_s - (now_s - device_image.last_used_s)
+            nbytes = device_image.region.nbytes
             holdings.append(
-                Holding(image=resident.image, tiers=(Tier.GPU,), bytes=nbytes, last_used_at=used_at)
+                CachedImage(image=device_image.image, tiers=(Tier.GPU,), bytes=nbytes, last_used_at=used_at)
             )
         return tuple(sorted(holdings, key=lambda holding: holding.image))

@@ -1,4 +1,4 @@
-"""Tells the shared state about this node: heartbeats, and changes at once."""
+"""Publishes this node's state to the registry: heartbeats, and changes promptly."""
 
 import asyncio
 import logging
@@ -7,46 +7,45 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from registry.cast import CastProgress
 from registry.errors import StateUnavailable
-from registry.instance import TRANSITIONS, InstanceRecord
-from registry.node import NodeRecord
+from registry.records.cast import CastProgress
+from registry.records.instance import TRANSITIONS, InstanceRecord
+from registry.records.node import NodeRecord
+from registry.records.usage import InstanceInterval, LostCall
 from registry.state import State
-from registry.usage import InstanceInterval, LostCall
 
 COALESCE_S = 0.05
 BACKOFF_S = (0.1, 0.2, 0.5)
-DUES_AT_ONCE = 50  # a round trip each: then whatever else is new comes first again
-MOST_CASTS = 64  # of which the last word waits for a state that does not answer
+LEDGER_BATCH = 50  # records, one round trip each, before other changes are published
+MAX_PENDING_CASTS = 64  # casts whose last progress is kept while the registry is unavailable
 
 log = logging.getLogger("invoker.publisher")
 
 
-class Dues(Protocol):
-    """Records that the ledger is to have, oldest first; they stay until they are paid."""
+class LedgerOutbox(Protocol):
+    """Ledger records, oldest first, kept until acknowledged."""
 
-    def first_due(self) -> tuple[int, InstanceInterval | LostCall] | None: ...
+    def next_record(self) -> tuple[int, InstanceInterval | LostCall] | None: ...
 
-    def paid(self, due: int) -> None: ...
+    def acknowledge(self, number: int) -> None: ...
 
 
 class Publisher:
-    """One task that writes; everything else only says that something changed.
+    """One task that writes all changes of this node to the registry.
 
-    While the state does not answer, the node
-    goes on and the publisher tries again; then it publishes everything, since what was written last may
-    be lost. `run` raises StaleEpoch when another process has taken the node's id.
+    While the registry is unavailable it retries, and then publishes everything, since the last writes may be
+    lost. `run` raises StaleEpoch if another process has taken the node's id.
     """
 
-    def __init__(self, state: State, epoch: int, lease_s: float, dues: Dues) -> None:
+    def __init__(self, state: State, epoch: int, lease_s: float, outbox: LedgerOutbox) -> None:
         self._state = state
         self._epoch = epoch
         self._lease_s = lease_s
         self._pending: dict[str, InstanceRecord] = {}
         self._live: dict[str, InstanceRecord] = {}
         self._casts: dict[str, CastProgress] = {}
-        self._dues = dues
-        self._wanted = asyncio.Event()
+        self._outbox = outbox
+        self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
         self._node_dirty = True
         self._heartbeat_s = 0.0
@@ -55,47 +54,47 @@ class Publisher:
 
     def __repr__(self) -> str:
         state = "registered" if self.registered.is_set() else "not registered"
-        return f"<Publisher {state}, {len(self._pending)} instances to tell of>"
+        return f"<Publisher {state}, {len(self._pending)} instances pending>"
 
     def node_changed(self) -> None:
-        """Have the node's record published soon."""
+        """Schedule the node's record for publication."""
         self._node_dirty = True
-        self._wanted.set()
+        self._changed.set()
 
     def instance_changed(self, record: InstanceRecord) -> None:
-        """Have an instance's record published soon; of several changes the last one counts."""
-        # A new place at the end, so that records go out in the order of their last change.
+        """Schedule an instance's record for publication; the last of several changes counts."""
+        # Moved to the end, so that records are published in the order of their last change.
         self._pending.pop(record.instance_id, None)
         self._pending[record.instance_id] = record
-        known = self._live.get(record.instance_id)
-        if known is None or known.state is not record.state:
-            self._urgent.set()  # requests wait for this one; progress alone can wait a moment
-        self._wanted.set()
+        previous = self._live.get(record.instance_id)
+        if previous is None or previous.state is not record.state:
+            self._urgent.set()  # requests wait for state changes, not for progress
+        self._changed.set()
 
     def cast_changed(self, progress: CastProgress) -> None:
-        """Have it published soon how far a cast has come here; of several words the last one counts."""
+        """Schedule a cast's progress for publication; the last of several reports counts."""
         self._casts.pop(progress.cast_id, None)
         self._casts[progress.cast_id] = progress
-        if len(self._casts) > MOST_CASTS:
+        if len(self._casts) > MAX_PENDING_CASTS:
             del self._casts[next(iter(self._casts))]
-        self._wanted.set()
+        self._changed.set()
 
-    def record_due(self) -> None:
-        """Have what is due written to the ledger soon."""
-        self._wanted.set()
+    def ledger_changed(self) -> None:
+        """Schedule unsent ledger records."""
+        self._changed.set()
 
     def close(self) -> None:
-        """Let `run` end after it has told everything once more, if the state answers."""
+        """End `run` after it has published everything once more, if the registry is available."""
         self._closing = True
         self._node_dirty = True
-        self._wanted.set()
+        self._changed.set()
         self._urgent.set()
 
     async def run(self, node: Callable[[], NodeRecord]) -> None:
-        """Publish until closed; `node` builds the node's record anew. Raises StaleEpoch."""
+        """Publish until closed; `node` returns the node's current record. Raises StaleEpoch."""
         failures = 0
         while True:
-            self._wanted.clear()
+            self._changed.clear()
             self._urgent.clear()
             closing = self._closing
             try:
@@ -104,31 +103,32 @@ class Publisher:
                 if closing:
                     return
                 if not failures:
-                    log.warning("the shared state does not answer, serving on: %s", error)
+                    log.warning("registry unavailable, serving on: %s", error)
                 self._pending = {**self._live, **self._pending}
                 self._node_dirty = True
                 wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
-                await asyncio.sleep(wait_s)  # a change is no reason to try earlier
+                await asyncio.sleep(wait_s)  # even if there are new changes
                 continue
             if failures:
-                log.info("the shared state answers again after %d tries", failures)
+                log.info("registry available again after %d retries", failures)
                 failures = 0
             if closing:
                 return
             await self._pause(max(0.0, self._heartbeat_s - time.monotonic()))
 
     async def _publish(self, node: Callable[[], NodeRecord]) -> None:
-        await self._tell(node)
-        while await self._pay():
-            await self._tell(node)
+        await self._publish_changes(node)
+        while await self._send_records():
+            await self._publish_changes(node)
 
-    async def _tell(self, node: Callable[[], NodeRecord]) -> None:
-        # The node first: an instance of an unknown node would make no sense to a reader.
+    async def _publish_changes(self, node: Callable[[], NodeRecord]) -> None:
+        # The node first: readers ignore instances of an unknown node.
         if self._node_dirty or time.monotonic() >= self._heartbeat_s:
             await self._publish_node(node)
         while self._pending:
-            if self._node_dirty:  # what an instance took of the arena is told no later than that it did
+            # The arena's free bytes must not be published after the instance that uses it.
+            if self._node_dirty:
                 await self._publish_node(node)
             instance_id = next(iter(self._pending))
             record = self._pending.pop(instance_id)
@@ -150,18 +150,21 @@ class Publisher:
                 self._casts.setdefault(cast_id, progress)
                 raise
 
-    async def _pay(self) -> bool:
-        """Pay some dues, until a heartbeat is due at most; whether there are more."""
-        for _ in range(DUES_AT_ONCE):
-            due = self._dues.first_due()
-            if due is None:
+    async def _send_records(self) -> bool:
+        """Send a batch of ledger records, at most until the next heartbeat.
+
+        Return whether more may be left.
+        """
+        for _ in range(LEDGER_BATCH):
+            unsent = self._outbox.next_record()
+            if unsent is None:
                 return False
-            number, owed = due
-            if isinstance(owed, InstanceInterval):
-                await self._state.add_interval(owed)
+            number, record = unsent
+            if isinstance(record, InstanceInterval):
+                await self._state.add_interval(record)
             else:
-                await self._state.add_lost_call(owed)
-            self._dues.paid(number)
+                await self._state.add_lost_call(record)
+            self._outbox.acknowledge(number)
             if time.monotonic() >= self._heartbeat_s:
                 break
         return True
@@ -170,14 +173,14 @@ class Publisher:
         self._node_dirty = False
         self._heartbeat_s = time.monotonic() + self._lease_s / 3
         if not await self._state.put_node(node(), self._lease_s):
-            self._pending = {**self._live, **self._pending}  # it knows nothing of them (any more)
+            self._pending = {**self._live, **self._pending}  # the registry has lost them
         self.registered.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for a change, at most `seconds`; then a moment more, so that changes go out together."""
+        """Wait for a change, at most `seconds`; then up to COALESCE_S for further ones, unless urgent."""
         try:
             async with asyncio.timeout(seconds):
-                await self._wanted.wait()
+                await self._changed.wait()
         except TimeoutError:
             return
         with suppress(TimeoutError):

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class TcpAddress:
     """A TCP address; port 0 lets the system choose when listening."""
 
     host: str
@@ -17,9 +17,9 @@ class Endpoint:
         return f"tcp://{host}:{self.port}"
 
 
-def parse_url(url: str) -> Endpoint:
-    """Read `tcp://host:port`, or raise ValueError saying what is wrong with it."""
+def parse_url(url: str) -> TcpAddress:
+    """Parse `tcp://host:port`. Raises ValueError, which names what is wrong with it."""
     parts = urlsplit(url)
     if parts.scheme != "tcp" or not parts.hostname or parts.port is None or parts.path not in ("", "/"):
         raise ValueError(f"bad address {url!r}: use tcp://host:port")
-    return Endpoint(parts.hostname, parts.port)
+    return TcpAddress(parts.hostname, parts.port)

@@ -1,7 +1,7 @@
-"""Which blocks a node holds, and which are on their way to it: what nodes tell each other (pure).
+"""The blocks that a node holds, and those that it expects, as nodes exchange them (pure).
 
 On the wire: version, reserved, blocks, epoch, then two bitmaps of ceil(blocks / 8) bytes, block 0 in the
-lowest bit of the first byte. Everything is little-endian and of a length that follows from `blocks`.
+lowest bit of the first byte. All numbers are little-endian, and the length follows from `blocks`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,11 @@ from rdmacast.errors import ProtocolError
 VERSION = 1
 MAX_BLOCKS = 1 << 16
 _HEAD = Struct("<BxxxIQ")
-LEAST_MAP_BYTES = _HEAD.size + 2
-MOST_MAP_BYTES = _HEAD.size + 2 * MAX_BLOCKS // 8
+MIN_BITFIELD_BYTES = _HEAD.size + 2
+MAX_BITFIELD_BYTES = _HEAD.size + 2 * MAX_BLOCKS // 8
 
 
-def bits_of(blocks: Iterable[int]) -> int:
+def to_bits(blocks: Iterable[int]) -> int:
     bits = 0
     for block in blocks:
         bits |= 1 << block
@@ -25,65 +25,66 @@ def bits_of(blocks: Iterable[int]) -> int:
 
 
 def blocks_in(bits: int) -> Iterator[int]:
-    """The numbers of the bits that are set, ascending."""
+    """Yield the numbers of the bits that are set, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
 
 
-def blocks_of(nbytes: int, block_bytes: int) -> int:
-    """How many blocks a region has. Raises ProtocolError if no have-map could name them."""
+def block_count(nbytes: int, block_bytes: int) -> int:
+    """Return the number of blocks of a region. Raises ProtocolError if a bitfield cannot hold them."""
     blocks = -(-nbytes // block_bytes)
     if not 1 <= blocks <= MAX_BLOCKS:
-        raise ProtocolError(f"{nbytes} bytes are {blocks} blocks of {block_bytes}; 1 to {MAX_BLOCKS} may be")
+        raise ProtocolError(f"{nbytes} bytes are {blocks} blocks of {block_bytes}; use 1 to {MAX_BLOCKS}")
     return blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HaveMap:
-    """Blocks of a cast as bits: held (and checked), and under way from somebody who holds them.
+class Bitfield:
+    """The blocks of a cast as bits: those that are held (and checked), and those pending.
 
-    `epoch` grows when a node comes back, or lost what it held; a map of an older one is stale.
+    A pending block is on its way from a node that holds it. `epoch` grows when a node returns or loses
+    blocks; a bitfield of an older epoch is stale.
     """
 
     blocks: int
     epoch: int
     held: int
-    coming: int = 0
+    pending: int = 0
 
     def __repr__(self) -> str:
         return (
-            f"HaveMap({self.held.bit_count()} of {self.blocks} held, {self.coming.bit_count()} coming, "
+            f"Bitfield({self.held.bit_count()} of {self.blocks} held, {self.pending.bit_count()} coming, "
             f"epoch {self.epoch})"
         )
 
-    def tells_more(self, before: "HaveMap") -> bool:
-        """Whether those who know the map `before` must hear of this one.
+    def is_news_after(self, before: "Bitfield") -> bool:
+        """Return whether receivers of the bitfield `before` need this one.
 
-        That more is coming need not be told at once: who is to give it holds it already.
+        More pending blocks alone are no reason: their source holds them already.
         """
-        gone = before.coming & ~self.coming & ~self.held
+        gone = before.pending & ~self.pending & ~self.held
         return self.epoch != before.epoch or self.held != before.held or gone != 0
 
     def encode(self) -> bytes:
         size = -(-self.blocks // 8)
         head = _HEAD.pack(VERSION, self.blocks, self.epoch)
-        return head + self.held.to_bytes(size, "little") + self.coming.to_bytes(size, "little")
+        return head + self.held.to_bytes(size, "little") + self.pending.to_bytes(size, "little")
 
     @staticmethod
-    def decode(data: bytes) -> "HaveMap":
-        """Raises ProtocolError."""
+    def decode(data: bytes) -> "Bitfield":
+        """Read what `encode` returned. Raises ProtocolError."""
         if len(data) < _HEAD.size:
-            raise ProtocolError("a have-map is cut off")
+            raise ProtocolError("a bitfield is truncated")
         version, blocks, epoch = _HEAD.unpack_from(data)
         if version != VERSION:
-            raise ProtocolError(f"a have-map of version {version}, not {VERSION}")
+            raise ProtocolError(f"a bitfield of version {version}, not {VERSION}")
         size = -(-blocks // 8)
         if not 1 <= blocks <= MAX_BLOCKS or len(data) != _HEAD.size + 2 * size:
-            raise ProtocolError(f"a have-map of {blocks} blocks in {len(data)} bytes")
+            raise ProtocolError(f"a bitfield of {blocks} blocks in {len(data)} bytes")
         held = int.from_bytes(data[_HEAD.size : _HEAD.size + size], "little")
-        coming = int.from_bytes(data[_HEAD.size + size :], "little")
-        if (held | coming) >> blocks:
-            raise ProtocolError(f"a have-map tells of blocks beyond its {blocks}")
-        return HaveMap(blocks=blocks, epoch=epoch, held=held, coming=coming)
+        pending = int.from_bytes(data[_HEAD.size + size :], "little")
+        if (held | pending) >> blocks:
+            raise ProtocolError(f"a bitfield has blocks beyond its {blocks}")
+        return Bitfield(blocks=blocks, epoch=epoch, held=held, pending=pending)

@@ -1,16 +1,16 @@
 """Exceptions of rdmacast.
 
 CastError
-├── AuthError         the peer does not know the cluster's secret
+├── PeerAuthError         the peer does not have the cluster's secret
 ├── ProtocolError     the peer broke the wire format or a bound
-├── LinkClosed        the connection is gone; reads under way end with this
+├── LinkClosed        the connection is closed; pending reads end with this
 ├── RegionGone        the peer does not hold (or no longer holds) the region
 │   └── NotShared     the peer holds it, but not in a file or memory that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
-├── DeviceError       an RDMA device refused something (says what)
+├── DeviceError       an RDMA device or driver refused an operation
 ├── ChecksumError     a unit arrived damaged from every holder (names the units)
 ├── NoHolder          no holder is left for the missing bytes (names them)
-│   └── BlocksLost    the same of a cast, whose other nodes said what they hold (names the blocks too)
+│   └── BlocksLost    the same of a cast, after its nodes' bitfields (names the blocks too)
 └── PlanError         a transfer plan breaks its law (names step, node and block)
 """
 
@@ -19,8 +19,8 @@ class CastError(Exception):
     """Any failure of rdmacast."""
 
 
-class AuthError(CastError):
-    """The peer does not know the cluster's secret."""
+class PeerAuthError(CastError):
+    """The peer does not have the cluster's secret."""
 
 
 class ProtocolError(CastError):
@@ -28,7 +28,7 @@ class ProtocolError(CastError):
 
 
 class LinkClosed(CastError):
-    """The connection to the peer is gone."""
+    """The connection to the peer is closed."""
 
 
 class RegionGone(CastError):
@@ -56,7 +56,7 @@ class ChecksumError(CastError):
 
 
 class NoHolder(CastError):
-    """Nobody is left who holds the missing bytes. `missing` are half-open byte ranges `[start, end)`."""
+    """No node is left that holds the missing bytes; `missing` are half-open byte ranges `[start, end)`."""
 
     def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class NoHolder(CastError):
 
 
 class BlocksLost(NoHolder):
-    """No node of a cast can give these `blocks` any more; what the others gave stays."""
+    """No node of a cast can serve these `blocks` any more; blocks that arrived stay valid."""
 
     def __init__(
         self, message: str, blocks: tuple[int, ...] = (), missing: tuple[tuple[int, int], ...] = ()

@@ -1,4 +1,4 @@
-"""Regions whose bytes may lie in the memory of a GPU."""
+"""Regions whose bytes may be in GPU memory."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,13 +7,16 @@ from rdmacast.transport import RegionSource
 
 @runtime_checkable
 class GpuSource(Protocol):
-    """A region that knows where on a GPU it is. Asked only for what its `wait_for` has promised."""
+    """A region that knows its place in GPU memory."""
 
     def gpu_pointer(self, offset: int, nbytes: int) -> int | None:
-        """The device pointer of the range; None where it is not on a GPU, or the processor has it too."""
+        """Return the device pointer of a range that `wait_for` has promised.
+
+        None if the range is not on a GPU, or is in host memory as well.
+        """
         ...
 
 
 def gpu_pointer(source: RegionSource, offset: int, nbytes: int) -> int | None:
-    """Where on a GPU the range is, if anywhere."""
+    """Return the device pointer of the range, or None if it has none."""
     return source.gpu_pointer(offset, nbytes) if isinstance(source, GpuSource) else None

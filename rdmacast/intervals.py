@@ -17,26 +17,29 @@ class IntervalSet:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         return tuple(zip(self._starts, self._ends, strict=True))
 
-    def add(self, start: int, end: int) -> None:
+    def add(self, start: int, end: int) -> int:
+        """Add `[start, end)`; return the number of bytes that were not in the set."""
         if start >= end:
-            return
+            return 0
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:
             start = min(start, self._starts[first])
             end = max(end, self._ends[last - 1])
+        before = sum(self._ends[first:last]) - sum(self._starts[first:last])
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
+        return end - start - before
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of `[start, end)` is in the set; an empty range always is."""
+        """Return whether all of `[start, end)` is in the set; an empty range always is."""
         if start >= end:
             return True
         index = bisect_right(self._starts, start) - 1
         return index >= 0 and end <= self._ends[index]
 
     def missing(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """The parts of `[start, end)` that are not in the set."""
+        """Return the parts of `[start, end)` that are not in the set."""
         gaps = []
         for have_start, have_end in self.ranges:
             if have_end <= start:

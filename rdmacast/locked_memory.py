@@ -1,16 +1,16 @@
-"""How much memory this process may lock, as each registration with a device does."""
+"""The limit of memory that this process may lock, as each registration with a device does."""
 
 import resource
 
 
 def locked_limit() -> int | None:
-    """Bytes; None: as much as there is."""
+    """Return the limit in bytes; None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def why_not_locked(nbytes: int, locked_bytes: int) -> str:
-    """What the limit has to do with it that `nbytes` more were refused, if anything; begins with `: `."""
+    """Return why `nbytes` more could not be locked, after `: `; empty if the limit is not the reason."""
     limit = locked_limit()
     if limit is None or locked_bytes + nbytes <= limit:
         return ""

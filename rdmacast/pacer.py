@@ -2,11 +2,11 @@
 
 
 class Pacer:
-    """Tells each caller how long to wait before it moves its next piece.
+    """A token bucket that returns how long to wait before the next piece.
 
-    Reservations are served in the order they are made. Links that ask for one piece of at most
-    `piece_bytes` at a time, and for the next only when that has gone, therefore share the rate
-    equally. Within any `t` seconds at most `rate·t + burst + piece` bytes pass.
+    Reservations are served in order. Links that reserve one piece of at most `piece_bytes` at a time, and
+    the next one only after it, share the rate equally. Within any `t` seconds at most `rate·t + burst +
+    piece` bytes pass.
     """
 
     def __init__(self, rate_bytes_s: float, burst_bytes: int | None = None) -> None:
@@ -27,7 +27,7 @@ class Pacer:
         return self._piece_bytes
 
     def reserve(self, now_s: float, nbytes: int) -> float:
-        """Take `nbytes` of the rate; returns the seconds to wait before moving them."""
+        """Reserve `nbytes` of the rate; returns the seconds to wait before moving them."""
         self._free_s = max(self._free_s, now_s - self._burst_s)
         wait_s = max(0.0, self._free_s - now_s)
         self._free_s += nbytes / self._rate_bytes_s

@@ -1,4 +1,4 @@
-"""When a block is to leave its source by the plan (pure)."""
+"""The slot of a plan in which a block leaves its source's port (pure)."""
 
 import struct
 from dataclasses import dataclass
@@ -7,33 +7,36 @@ from zlib import crc32
 from rdmacast.errors import ProtocolError
 
 _DUE = struct.Struct(">III")
-DUE_BYTES = _DUE.size
-MOST_STEPS = 1 << 31
+SLOT_BYTES = _DUE.size
+MAX_STEPS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """In `step` of the plan of the cast that is marked so. What leaves its source in one of the first `after`
-    steps leaves before it; between these and `step` nothing does."""
+class PlanSlot:
+    """The slot `step` of the plan of the cast with this mark.
+
+    The block that leaves the source before it does so in one of the first `after` steps; none leaves
+    between these and `step`.
+    """
 
     mark: int
     step: int
     after: int
 
     def encode(self) -> bytes:
-        if not (0 <= self.mark < 1 << 32 and 0 <= self.after <= self.step < MOST_STEPS):
-            raise ProtocolError(f"nothing can be due as {self} says")
+        if not (0 <= self.mark < 1 << 32 and 0 <= self.after <= self.step < MAX_STEPS):
+            raise ProtocolError(f"a plan slot is out of bounds: {self}")
         return _DUE.pack(self.mark, self.step, self.after)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Due":
-        """Raises ProtocolError."""
+    def decode(cls, data: bytes) -> "PlanSlot":
+        """Read SLOT_BYTES. Raises ProtocolError."""
         mark, step, after = _DUE.unpack(data)
-        if not after <= step < MOST_STEPS:
-            raise ProtocolError(f"nothing is due in step {step} after {after}")
+        if not after <= step < MAX_STEPS:
+            raise ProtocolError(f"a plan slot {step} after {after} is out of bounds")
         return cls(mark=mark, step=step, after=after)
 
 
-def mark_of(cast: str) -> int:
-    """A short name of a cast's plan."""
+def plan_mark(cast: str) -> int:
+    """Return a 32-bit mark of a cast's plan."""
     return crc32(cast.encode())

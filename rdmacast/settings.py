@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """`ping_timeout_s` is how long a peer may be silent before it counts as dead."""
+    """Time limits of a link; a peer that is silent for `ping_timeout_s` is considered dead."""
 
     handshake_timeout_s: float = 10.0
     ping_interval_s: float = 5.0

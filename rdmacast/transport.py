@@ -5,23 +5,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rdmacast.due import Due
+from rdmacast.plan_slot import PlanSlot
 
-Began = Callable[[], None]
+OnStart = Callable[[], None]
 Check = Callable[[int, memoryview], Sequence[int]]  # bytes at an offset of a region; returns damaged units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddress:
-    """Where a region server listens (`tcp://host:port`) and on which (virtual) host it runs."""
+    """The address of a region server (`tcp://host:port`) and the (virtual) host that it runs on."""
 
     url: str
     host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which transport serves a pair of nodes, and why."""
+class TransportChoice:
+    """The transport that serves a pair of nodes, and the reason."""
 
     transport: str
     reason: str
@@ -30,7 +30,7 @@ class Choice:
 class Link(Protocol):
     """A connection to one peer.
 
-    Several `read_into` calls may be under way at once; each completes by itself. A link that raised
+    Several `read_into` calls may be pending at once; each completes by itself. A link that raised
     LinkClosed stays closed.
     """
 
@@ -39,27 +39,29 @@ class Link(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes of regions have come so far, those of reads under way too."""
+        """The bytes of regions received so far, those of pending reads included."""
         ...
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
         """Fill `into` from `[offset, offset + len(into))` of the peer's region.
 
-        Waits while the peer has not yet published those bytes; `began` is called once the peer gives them
-        (more often where that takes several requests). The buffer belongs to the link until
-        this returns or raises; after cancellation too, nothing is written into it any more once the
-        call has ended. Raises RegionGone, LinkClosed, ProtocolError.
+        Waits while the peer has not published those bytes yet; `on_start` is called once the peer sends
+        them (more often if this takes several requests). The buffer belongs to the link until this returns
+        or raises; after cancellation too, nothing is written into it once the call has ended. Raises
+        RegionGone, LinkClosed, ProtocolError.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close; reads under way raise LinkClosed. Idempotent."""
+        """Close; pending reads raise LinkClosed. Idempotent."""
         ...
 
 
 @runtime_checkable
 class CheckingLink(Protocol):
-    """A Link whose reads are copies by this processor."""
+    """A Link whose reads are copies by this host's processor."""
 
     async def read_checked(
         self,
@@ -68,9 +70,9 @@ class CheckingLink(Protocol):
         into: memoryview,
         check: Check,
         piece_bytes: int,
-        began: Began | None = None,
+        on_start: OnStart | None = None,
     ) -> Sequence[int]:
-        """As `read_into`; each piece is checked, in a thread, while the processor's cache has it.
+        """Read as `read_into` does, and check each piece in a thread while it is in the processor's cache.
 
         Returns the damaged units of all pieces. Raises what `check` raises, too.
         """
@@ -78,18 +80,18 @@ class CheckingLink(Protocol):
 
 
 @runtime_checkable
-class TurnLink(Protocol):
-    """A Link whose peer can keep to a plan's order: the port is what several readers share."""
+class SlottedLink(Protocol):
+    """A Link whose peer serves payloads in the slots of a plan: several readers share its port."""
 
-    async def read_in_turn(
-        self, region: str, offset: int, into: memoryview, due: Due, began: Began | None = None
+    async def read_in_slot(
+        self, region: str, offset: int, into: memoryview, slot: PlanSlot, on_start: OnStart | None = None
     ) -> None:
-        """As `read_into`; what is due before at the peer goes before, unless it does not come."""
+        """Read as `read_into` does, in the slot: earlier slots are served first unless they are skipped."""
         ...
 
 
 class Transport(Protocol):
-    """Makes links of one kind."""
+    """A factory of links of one kind."""
 
     @property
     def name(self) -> str: ...
@@ -111,7 +113,7 @@ class RegionSource(Protocol):
         ...
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """A read-only view. Only bytes that `wait_for` has promised may be read."""
+        """Return a read-only view; only bytes that `wait_for` has promised may be read."""
         ...
 
     async def wait_for(self, offset: int, nbytes: int) -> None:

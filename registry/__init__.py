@@ -1,1 +1,18 @@
-"""What gateway and invoker share: records, messages, model images, state in Redis, the usage ledger."""
+"""The shared part of gateway and invoker: records, messages, model images, state in Redis, the usage ledger.
+
+- `accounting`: usage reports, prices, exports and reconciliation
+- `aio`: asyncio helpers
+- `channel`: the gateway-invoker channel
+- `clock`: time as a parameter
+- `codec`: records to JSON and back
+- `config`: command-line arguments, secrets, `function.yaml`
+- `errors`: exceptions of the registry
+- `images`: model images, manifests and the blob store
+- `keys`: every Redis key and time to live
+- `memory`: the shared state in one process
+- `messages`: messages of the gateway-invoker channel
+- `records`: records of the shared state
+- `redis`: the shared state and the ledger in Redis
+- `state`: protocols of the shared state
+- `units`: durations, sizes and rates
+"""

@@ -1,11 +1,11 @@
-"""Time as a parameter: a protocol, the real clock, and a fake that tests move by hand."""
+"""Time as a parameter: a protocol, the real clock, and a fake that tests advance."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """`wall_s()` is for records (Unix seconds); `monotonic_s()` is for durations and deadlines."""
+    """A source of time: `wall_s()` (Unix seconds) for records, `monotonic_s()` for durations."""
 
     def wall_s(self) -> float: ...
 
@@ -13,12 +13,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    """The clock of the operating system."""
+
     wall_s = staticmethod(time.time)
     monotonic_s = staticmethod(time.monotonic)
 
 
 class FakeClock:
-    """A clock that stands still until `advance` is called; `step_wall` sets the time of day alone."""
+    """A clock that moves only by `advance`; `step_wall` steps the time of day alone."""
 
     def __init__(self, wall_s: float = 1_700_000_000.0, monotonic_s: float = 1000.0) -> None:
         self._wall_s = wall_s
@@ -31,9 +33,10 @@ class FakeClock:
         return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
+        """Advance both clocks."""
         self._wall_s += seconds
         self._monotonic_s += seconds
 
     def step_wall(self, seconds: float) -> None:
-        """What an operator or NTP does: durations go on as if nothing had happened."""
+        """Step the time of day, as an operator or NTP does; durations are unaffected."""
         self._wall_s += seconds

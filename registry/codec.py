@@ -1,27 +1,27 @@
-"""Records to JSON and back, typed: what does not decode names the key that it stood under."""
+"""Typed encoding of records as JSON; a decoding error names the Redis key of the value."""
 
 from typing import Any, TypeVar
 
 import msgspec
 
-from registry.change import (
+from registry.errors import InvalidRecord
+from registry.records.change import (
     CastChanged,
     CastPartEnded,
     Change,
-    DemandChanged,
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
     LiveChanged,
+    LoadReport,
     NodeGone,
     NodeUp,
-    ScaleAsked,
+    ScaleRequested,
 )
-from registry.errors import InvalidRecord
 
 T = TypeVar("T")
 
-# The kind of a change in the feed is its class name: JSON alone would not tell the classes apart.
+# The kind of a change in the feed is its class name: JSON alone does not distinguish the classes.
 _CHANGES: dict[bytes, type[Change]] = {
     kind.__name__.encode(): kind
     for kind in (
@@ -30,8 +30,8 @@ _CHANGES: dict[bytes, type[Change]] = {
         InstanceChanged,
         FunctionChanged,
         FunctionDeleted,
-        DemandChanged,
-        ScaleAsked,
+        LoadReport,
+        ScaleRequested,
         CastChanged,
         CastPartEnded,
         LiveChanged,
@@ -45,7 +45,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(kind: type[T], data: bytes | str, key: str) -> T:
-    """The record of type `kind` in `data`. Raises InvalidRecord naming `key`."""
+    """Decode a record of type `kind`. Raises InvalidRecord, which names `key`."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -57,11 +57,11 @@ def decode(kind: type[T], data: bytes | str, key: str) -> T:
 
 
 def kind_of(change: Change) -> str:
-    """The name under which a change stands in the feed."""
+    """Return the name of the kind of change in the feed."""
     return type(change).__name__
 
 
 def decode_change(kind: bytes, data: bytes, key: str) -> Change | None:
-    """The change of an entry of the feed, or None for a kind that this release does not know."""
+    """Decode an entry of the feed; None for a kind that this release does not know."""
     known = _CHANGES.get(kind)
     return None if known is None else decode(known, data, key)

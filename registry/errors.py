@@ -3,15 +3,15 @@
 RegistryError
 ├── InvalidRecord        a value that breaks a record's rules (the message names the field)
 ├── NotFound             no such function, version, key, blob or node
-├── Conflict             the record changed meanwhile, or exists already
-├── StaleEpoch           a writer whose lease has passed to another
+├── Conflict             the record was changed concurrently, or exists already
+├── StaleEpoch           a writer of which the lease has passed to another
 ├── StateUnavailable     Redis does not answer
 ├── KeyRefused           an API key that is malformed, unknown, revoked or expired
 ├── ChannelError         the gateway-invoker channel
-│   ├── ChannelClosed    the peer is gone; calls under way end with this
+│   ├── ChannelClosed    the peer is lost; calls in progress end with this
 │   └── RemoteError      the peer answered with an error (code, message)
 └── ImageError           model images
-    ├── CheckpointError  a checkpoint that cannot be packed (the message says why and which file)
+    ├── CheckpointError  a checkpoint that cannot be packed (the message names the file and the reason)
     ├── CorruptImage     bytes that do not match their checksum (names the units)
     └── StoreError       the store cannot be read or written; StoreFull where it has no room
 """
@@ -26,11 +26,11 @@ class InvalidRecord(RegistryError, ValueError):
 
 
 class NotFound(RegistryError, LookupError):
-    """No record of that name."""
+    """There is no such function, version, key, blob or node."""
 
 
 class Conflict(RegistryError):
-    """The record exists already or changed meanwhile."""
+    """The record exists already or was changed concurrently."""
 
 
 class StaleEpoch(RegistryError):
@@ -50,7 +50,7 @@ class ChannelError(RegistryError):
 
 
 class ChannelClosed(ChannelError):
-    """The peer is gone."""
+    """The peer is lost."""
 
 
 class RemoteError(ChannelError):

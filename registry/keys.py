@@ -6,14 +6,14 @@
 | `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
 | `hc:functions` | hash | function name -> Function |
 | `hc:versions` | hash | `name:version` -> FunctionVersion |
-| `hc:last-versions` | hash | function name -> highest number ever given; outlives the function |
+| `hc:last-versions` | hash | function name -> highest number ever assigned; outlives the function |
 | `hc:epochs` | hash | node id -> latest epoch; outlives the node |
 | `hc:nodes` | set | ids that may have a node record |
 | `hc:node:<id>` | hash | `epoch`, `record`; expires when heartbeats stop |
 | `hc:instances:<node>` | hash | instance id -> InstanceRecord; field "" = the epoch that they belong to |
-| `hc:gateways` | set | ids that may have a demand record |
-| `hc:demand:<gateway>` | string | DemandChanged; expires |
-| `hc:scale:<token>` | string | a wish that is in the feed already |
+| `hc:gateways` | set | ids that may have a load report |
+| `hc:load:<gateway>` | string | DemandChanged; expires |
+| `hc:scale:<token>` | string | a scale request that is in the feed already |
 | `hc:casts` | set | ids that may have a cast |
 | `hc:cast:<id>` | hash | `epoch`, `record`; `node <id>` -> brief CastProgress, `more <id>` -> CastDetails, |
 | | | `part <id>`, `at <id>` -> epoch and time of these; expires |
@@ -23,15 +23,16 @@
 | `hc:lease-epochs` | hash | lease name -> latest epoch, and `name beats` -> beats so far |
 | `hc:keys` | hash | key id -> ApiKey |
 | `hc:bucket:<key id>` | hash | `at` (ms), `requests`, `tokens`: units used of the key's rates; expires |
-| `hc:places:<key id>` | sorted set | requests under way by when they lapse (ms); expires |
+| `hc:concurrency:<key id>` | sorted set | requests in progress by lease expiry (ms); expires |
 | `hc:spend:<key id>` | hash | day, month or `total` -> what the key's requests cost in it, in nanos |
 | `hc:requests` | hash | request id -> RequestRecord |
 | `hc:requests-by-end` | sorted set | request ids by `ended_at` |
+| `hc:requests-by-client-id` | sorted set | `<client request id> <ended_at> <request id>` |
 | `hc:usage:<day>` | hash | JSON [function, tenant, column] -> sum over the UTC day's records |
 | `hc:usage-days` | set | days that have sums |
 | `hc:intervals` | hash | JSON [instance id, state, from_at] -> InstanceInterval |
 | `hc:intervals-by-end` | sorted set | the same identities by `to_at` |
-| `hc:intervals-by-start` | sorted set | and by `from_at`; earlier releases did not write it |
+| `hc:intervals-by-start` | sorted set | and by `from_at` |
 | `hc:lost` | hash | id -> LostCall |
 | `hc:lost-by-end` | sorted set | the same ids by `ended_at` |
 | `hc:rates` | hash | rate id -> Rate |
@@ -47,7 +48,7 @@ NODES = "hc:nodes"
 NODE_PREFIX = "hc:node:"
 INSTANCES_PREFIX = "hc:instances:"
 GATEWAYS = "hc:gateways"
-DEMAND_PREFIX = "hc:demand:"
+LOAD_PREFIX = "hc:load:"
 SCALE_PREFIX = "hc:scale:"
 CASTS = "hc:casts"
 CAST_PREFIX = "hc:cast:"
@@ -57,10 +58,11 @@ LEASE_PREFIX = "hc:lease:"
 LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
 BUCKET_PREFIX = "hc:bucket:"
-PLACES_PREFIX = "hc:places:"
+CONCURRENCY_PREFIX = "hc:concurrency:"
 SPEND_PREFIX = "hc:spend:"
 REQUESTS = "hc:requests"
 REQUESTS_BY_END = "hc:requests-by-end"
+REQUESTS_BY_CLIENT_ID = "hc:requests-by-client-id"
 USAGE_PREFIX = "hc:usage:"
 USAGE_DAYS = "hc:usage-days"
 INTERVALS = "hc:intervals"
@@ -70,16 +72,16 @@ LOST_CALLS = "hc:lost"
 LOST_CALLS_BY_END = "hc:lost-by-end"
 RATES = "hc:rates"
 
-# Entries that the feed keeps, about: a watcher further behind takes a new snapshot.
+# Approximate length of the feed: a watcher that is further behind takes a new snapshot.
 FEED_LENGTH = 10_000
-# The instances of a node outlive its record by this, so that a node that lapsed for a moment gets
-# them back with its next heartbeat; renewed by each heartbeat.
+# The instances of a node outlive its record by this, so that a node that expired for a moment regains
+# them with its next heartbeat; renewed by each heartbeat.
 INSTANCES_TTL_S = 3600
-# For this long a repeated wish of one token is known as a repetition.
+# A scale request repeated with the same token within this time is ignored.
 SCALE_TOKEN_TTL_S = 3600
-# A cast is told of for so long after its last change.
+# A cast is kept for this long after its last change.
 CAST_TTL_S = 3600
-# A key that asked for nothing for so long has paid its debt of tokens.
+# A bucket unused for this long is empty.
 BUCKET_TTL_S = 86_400
 
 
@@ -91,8 +93,8 @@ def instances(node_id: str) -> str:
     return INSTANCES_PREFIX + node_id
 
 
-def demand(gateway: str) -> str:
-    return DEMAND_PREFIX + gateway
+def load_report(gateway: str) -> str:
+    return LOAD_PREFIX + gateway
 
 
 def scale(token: str) -> str:
@@ -111,12 +113,17 @@ def lease(name: str) -> str:
     return LEASE_PREFIX + name
 
 
+def client_request(client_request_id: str, ended_at: float, request_id: str) -> str:
+    """Return the member of the index by client request id: all of one id in order of their end."""
+    return f"{client_request_id} {ended_at:017.6f} {request_id}"
+
+
 def bucket(key_id: str) -> str:
     return BUCKET_PREFIX + key_id
 
 
-def places(key_id: str) -> str:
-    return PLACES_PREFIX + key_id
+def concurrency(key_id: str) -> str:
+    return CONCURRENCY_PREFIX + key_id
 
 
 def spend(key_id: str) -> str:
@@ -128,5 +135,5 @@ def usage(day: int) -> str:
 
 
 def version(function: str, number: int) -> str:
-    """The field of a version in VERSIONS; a function's name has no colon."""
+    """Return the field of a version in VERSIONS; a function's name has no colon."""
     return f"{function}:{number}"

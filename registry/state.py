@@ -1,29 +1,28 @@
-"""The shared state as a seam: everything gateways and nodes know of each other.
+"""Protocols of the shared state of gateways and nodes.
 
-`RedisState` (registry/redis_state.py) is the real one, `MemoryState` (registry/memory_state.py) the
-fake beside it; both pass one contract suite. Every method may raise StateUnavailable; after it the
-caller may simply try again, since every write is idempotent. A cancelled call leaves no half-read
-connection behind.
+`RedisState` (registry/redis/state.py) is the real implementation, `MemoryState` (registry/memory/state.py)
+the fake; both pass one contract suite. Every method may raise StateUnavailable and may then be retried, since
+every write is idempotent. A cancelled call leaves no half-read connection.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from registry.api_key import ApiKey, SpendPeriod
-from registry.cast import CastProgress, CastRecord, CastStatus
-from registry.change import Change, Demand, ScaleTarget, Snapshot
-from registry.function import Function, FunctionVersion, Scaling
-from registry.instance import InstanceRecord
-from registry.live import LiveRecord
-from registry.node import NodeRecord
-from registry.quota import Place, Standing
-from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
+from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.cast import CastProgress, CastRecord, CastStatus
+from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
+from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.instance import InstanceRecord
+from registry.records.live import LiveRecord
+from registry.records.node import NodeRecord
+from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Set once at the cluster's first start; nodes that join read it from here."""
+    """The cluster's configuration, set at its first start and read by nodes that join."""
 
     cluster_id: str
     store_url: str
@@ -31,7 +30,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Which request records: Unix seconds `[since, until)` of `ended_at`, and equal fields where given."""
+    """A filter of request records: `ended_at` in `[since, until)` (Unix seconds), and fields where set."""
 
     since: float | None = None
     until: float | None = None
@@ -41,7 +40,7 @@ class UsageFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """Sums over request records of one function and tenant."""
+    """Sums over the request records of one function and tenant."""
 
     function: str
     tenant: str
@@ -53,10 +52,10 @@ class UsageRow:
 
 
 class ClusterState(Protocol):
-    """Functions, nodes, instances, demand, casts, live pipelines, leases and the feed of their changes."""
+    """Functions, nodes, instances, load reports, casts, live serving, leases and the feed of changes."""
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
-        """The cluster's configuration; `default` becomes it if there is none. Raises NotFound."""
+        """Return the cluster's configuration, set to `default` if there is none. Raises NotFound."""
         ...
 
     async def create_version(
@@ -64,9 +63,9 @@ class ClusterState(Protocol):
     ) -> FunctionVersion:
         """Store `draft` under the next free number and (atomically) make it current.
 
-        `scaling=None` keeps the function's settings (defaults for a new function). A draft equal to
-        the current version but for `version` and `created_at` makes no new version: the current one
-        is returned (its scaling updated).
+        `scaling=None` keeps the function's settings (defaults for a new function). A draft equal to the
+        current version except for `version` and `created_at` creates no new version: the current one is
+        returned, with its scaling updated.
         """
         ...
 
@@ -75,7 +74,7 @@ class ClusterState(Protocol):
     async def functions(self) -> list[Function]: ...
 
     async def version(self, name: str, version: int | None = None) -> FunctionVersion:
-        """A version, by default the current one. Raises NotFound."""
+        """Return a version, by default the current one. Raises NotFound."""
         ...
 
     async def versions(self, name: str | None = None) -> list[FunctionVersion]: ...
@@ -87,52 +86,60 @@ class ClusterState(Protocol):
     async def delete_function(self, name: str) -> None: ...
 
     async def next_node_epoch(self, node: str) -> int:
-        """A number greater than any that this node id was given before."""
+        """Return an epoch greater than all earlier ones of this node id."""
         ...
 
     async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
-        """Heartbeat. Raises StaleEpoch if a later epoch of the node is known.
+        """Store a heartbeat. Raises StaleEpoch if a later epoch of the node is known.
 
-        False if nothing is known of the node's instances: those that it has are to be told again.
+        Returns False if the node's instances are unknown, so that it has to publish them again.
         """
         ...
 
     async def remove_node(self, node: str, epoch: int) -> None:
-        """Forget the node and its instances, unless a later epoch is known."""
+        """Remove the node and its instances, unless a later epoch is known."""
         ...
 
     async def put_instance(self, record: InstanceRecord, node_epoch: int) -> None:
         """Publish an instance; a final state deletes the record. Raises StaleEpoch."""
         ...
 
-    async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None: ...
+    async def put_load_report(self, gateway: str, loads: Sequence[VersionLoad], ttl_s: float) -> None: ...
 
-    async def ask_scale(self, target: ScaleTarget) -> None: ...
+    async def request_scale(self, target: ScaleTarget) -> None: ...
 
     async def put_cast(self, record: CastRecord) -> None:
-        """Publish a cast, which is kept for an hour from its last change. One of no later epoch than is
-        known changes nothing."""
+        """Publish a cast, which is kept for an hour after its last change.
+
+        A record without a later epoch than the known one is ignored.
+        """
         ...
 
     async def put_cast_progress(self, progress: CastProgress) -> None:
-        """Tell of a node's part; in the feed is its last word alone. What does not follow what is known
-        (CastProgress) changes nothing."""
+        """Publish the progress of a node's part; only the final one enters the feed.
+
+        Progress that does not follow the known one (CastProgress.follows) is ignored.
+        """
         ...
 
     async def casts(
-        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+        self, prefix: str = "", *, function: str | None = None, brief: bool = False
     ) -> list[CastStatus]:
-        """Those that are kept, of the function if one is named, and whose ids begin so, the latest first.
-        With `brief` only what its members told is read, without the details (CastDetails)."""
+        """Return casts with an id that begins with `prefix`, of the function if set, the latest first.
+
+        With `brief` only the progress of members is read, without the details (CastDetails).
+        """
         ...
 
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
-        """Tell how a function version serves while it loads, for `ttl_s`. One that is older than what is
-        known (LiveRecord.order) changes nothing; told again it holds for longer."""
+        """Publish for `ttl_s` how a function version serves while it loads.
+
+        A record older than the known one (LiveRecord.order) is ignored; publishing it again renews it.
+        """
         ...
 
     async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
-        """Take or renew a lease: its epoch (greater at each change of holder), or None if taken."""
+        """Acquire or renew a lease; return its epoch (greater after each change of holder), None if taken."""
         ...
 
     async def release_lease(self, name: str, holder: str) -> None: ...
@@ -140,7 +147,7 @@ class ClusterState(Protocol):
     async def snapshot(self) -> Snapshot: ...
 
     def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
-        """Changes after `cursor`, each with its own cursor, as they happen; never ends by itself.
+        """Yield changes after `cursor`, each with its own cursor, as they happen; never ends by itself.
 
         Raises NotFound when the feed no longer reaches back to `cursor`: take a new snapshot.
         """
@@ -157,67 +164,78 @@ class KeyState(Protocol):
     async def keys(self) -> list[ApiKey]: ...
 
     async def replace_key(self, before: ApiKey, after: ApiKey) -> None:
-        """Put `after` in the place of `before`, its earlier record. Raises NotFound, and Conflict if the
-        record is another by now: read it again."""
+        """Replace the record `before` by `after`.
+
+        Raises NotFound, and Conflict if the record was changed concurrently.
+        """
         ...
 
 
 class QuotaState(Protocol):
-    """What keys with limits have used, counted for the whole cluster.
+    """Rate limits, concurrency limits and spend limits of keys, counted for the whole cluster.
 
-    Time is the state's own (Redis' clock), so that no gateway's clock matters; but spending is counted
-    by the UTC days and months of the records, and `now` (Unix seconds) names the period.
+    Time is that of Redis, so that the gateways' clocks do not matter; but spending is counted by the UTC days
+    and months of the records, and `now` (Unix seconds) selects the period.
     """
 
-    async def admit(self, key: ApiKey, place: str, *, ttl_s: float, now: float) -> Standing:
-        """Judge one request by the key's limits and, unless it is refused, count it, atomically.
+    async def admit(self, key: ApiKey, lease_id: str, *, ttl_s: float, now: float) -> RateLimitDecision:
+        """Check one request against the key's limits and, unless it is refused, count it, atomically.
 
-        Admitted, it holds a place of the key (`place` is unique among all requests) until that is
-        released, or not kept for `ttl_s`. A refused request counts nowhere. Asked again for the same
-        place it is admitted again, and counted once.
+        An admitted request holds a concurrency lease of the key (`lease_id` is unique among all requests)
+        until that is released or not renewed for `ttl_s`. A refused request counts nowhere. A repetition
+        with the same `lease_id` is admitted again and counted once.
         """
         ...
 
-    async def keep_places(self, places: Sequence[Place], *, ttl_s: float) -> None:
-        """Hold these places for `ttl_s` from now, lapsed ones too: call it for none that was released."""
+    async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
+        """Renew leases for `ttl_s`, expired ones too; must not be called for released ones."""
         ...
 
-    async def release_places(self, places: Sequence[Place]) -> None:
-        """Give places back; one that is not held is no error."""
+    async def release_concurrency_leases(self, leases: Sequence[ConcurrencyLease]) -> None:
+        """Release leases; one that is not held is ignored."""
         ...
 
     async def spent_nanos(self, key_id: str, period: SpendPeriod, now: float) -> int:
-        """What the key's requests that ended in the period of `now` cost, by the ledger's records."""
+        """Return the ledger's cost of the key's requests that ended in the period of `now`."""
         ...
 
 
 class Ledger(Protocol):
-    """The usage ledger: append-only (but for `void_request`), idempotent by id."""
+    """The usage ledger: append-only (except `void_request`), idempotent by id."""
 
     def add_request(self, record: RequestRecord) -> Awaitable[bool]:
-        """Add the record and its sums, those of its key among them, and take its tokens off the key's
-        rate, atomically. False if that request_id is there already."""
+        """Add the record, its sums and its key's spending and tokens, atomically.
+
+        Returns False if the ledger has that request_id already.
+        """
         ...
 
     async def void_request(self, record: RequestRecord) -> bool:
-        """Where the ledger holds just this record, make it a failed one and take its cost out of the sums,
-        atomically. False if it holds none such: call it for none that a client was told is good."""
+        """Turn exactly this record into a failed one without cost, and subtract its cost from the sums.
+
+        Atomic; returns False if the ledger does not hold this record. It must not be called for a request
+        that was reported to its client as successful.
+        """
         ...
 
     async def request(self, request_id: str) -> RequestRecord: ...
 
+    async def requests_by_client_id(self, client_request_id: str, *, limit: int = 100) -> list[RequestRecord]:
+        """Return the last requests with this id of their client, in order of `ended_at`."""
+        ...
+
     async def requests(
         self, where: UsageFilter, *, limit: int = 1000, cursor: str = ""
     ) -> tuple[list[RequestRecord], str]:
-        """Records in order of `ended_at`, and the cursor of the next page ("" at the end)."""
+        """Return records in order of `ended_at`, and the cursor of the next page ("" at the end)."""
         ...
 
     async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
-        """Those of these records that there are, in no order."""
+        """Return the records with these ids that exist, in no particular order."""
         ...
 
     async def report(self, where: UsageFilter) -> list[UsageRow]:
-        """Sums by function and tenant, ordered by both."""
+        """Return sums by function and tenant, ordered by both."""
         ...
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
@@ -227,38 +245,38 @@ class Ledger(Protocol):
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[InstanceInterval]:
-        """The intervals that overlap `[since, until)`, in order of `from_at`."""
+        """Return the intervals that overlap `[since, until)`, in order of `from_at`."""
         ...
 
     def interval_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[InstanceInterval]]:
-        """All that was read to find the same, some at a time, in order of `to_at`: others are among them."""
+        """Yield pages in order of `to_at` that contain all of these intervals, and possibly others."""
         ...
 
     async def add_lost_call(self, lost: LostCall) -> bool:
-        """Add what a call used that its gateway may not know of. False if that id is there already."""
+        """Add the usage of a call that its gateway may not know; return False if that id exists already."""
         ...
 
     async def lost_calls(self, *, since: float | None = None, until: float | None = None) -> list[LostCall]:
-        """Those that ended in `[since, until)`, in order of `ended_at`."""
+        """Return the lost calls that ended in `[since, until)`, in order of `ended_at`."""
         ...
 
     def lost_call_pages(
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[LostCall]]:
-        """The same, some at a time."""
+        """Yield the same in pages."""
         ...
 
-    async def rates(self) -> list[Rate]: ...
+    async def rates(self) -> list[PriceRate]: ...
 
-    async def put_rate(self, rate: Rate) -> None:
-        """Rates are immutable: a new price is a new id. Raises Conflict for a changed rate of a known id."""
+    async def put_rate(self, rate: PriceRate) -> None:
+        """Store a rate; rates are immutable. Raises Conflict for a changed rate of a known id."""
         ...
 
 
 class State(ClusterState, KeyState, QuotaState, Ledger, Protocol):
-    """All of it, over one connection pool."""
+    """The whole shared state, over one connection pool."""
 
     async def ping(self) -> None: ...
 

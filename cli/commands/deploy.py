@@ -1,25 +1,38 @@
 """`deploy`: register a model or a handler as a function."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
-from cli.client import Client
-from cli.errors import AuthError, CliError, DeployError, TimeoutExceeded, UsageError
+from cli.client import Client, segment
+from cli.errors import (
+    AuthError,
+    CliError,
+    DeployError,
+    ForbiddenError,
+    MissingError,
+    TimeoutExceeded,
+    UsageError,
+)
 from cli.options import DURATION, LIVE, NAME, client_options, connect, output_option
 from cli.output import emit_record
-from cli.progress import byte_meter, human_bytes, note
-from cli.upload import MemorySource, Source, upload
-from registry.emulation import is_emulated
+from cli.progress import byte_meter, note, waiting
+from cli.upload.blobs import MemorySource, Source, upload
+from cli.upload.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
+from cli.upload.packed import is_packed
+from cli.values import human_bytes
+from registry.config.emulation import is_emulated
+from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
-from registry.function import Scaling
-from registry.function_yaml import DTYPES, FunctionSpec
 from registry.images.plan import ImagePlan
 from registry.images.source import local_folder
-from registry.live import Live
+from registry.records.function import Scaling, check_name
+from registry.records.live import LiveMode
+
+RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
 
 
 class ImageSource(Source):
@@ -36,18 +49,25 @@ class ImageSource(Source):
 
 @click.command("deploy")
 @click.argument("source", metavar="PATH|HUB_ID")
-@click.option("--name", type=NAME, help="The function's name (default: function.yaml's).")
-@click.option("--min-instances", type=int, help="Instances that always run (default 0).")
-@click.option("--max-instances", type=int, help="At most so many (default: one a node).")
 @click.option(
-    "--target-concurrency", type=int, help="Requests an instance before another starts (default 8)."
+    "--name", type=NAME, help="Name of the function.  [default: from function.yaml, else of the source]"
 )
-@click.option("--keep-alive", type=DURATION, help="Idle time before an instance stops (default 60s).")
-@click.option("--live", type=LIVE, help="Serve while the model arrives (default auto).")
-@click.option("--ttft-target", type=DURATION, help="First token that --live auto tries to keep (default 1s).")
-@click.option("--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights (default: as stored).")
-@click.option("--model", metavar="PATH|HUB_ID", help="The checkpoint of a function.yaml that names none.")
-@click.option("--description", help="For people.")
+@click.option("--min-instances", type=int, help="Instances that always run.  [default: 0]")
+@click.option("--max-instances", type=int, help="Most instances at once.  [default: one per node]")
+@click.option(
+    "--target-concurrency", type=int, help="Concurrent requests per instance to scale for.  [default: 8]"
+)
+@click.option("--keep-alive", type=DURATION, help="Idle time before an instance stops.  [default: 60s]")
+@click.option("--live", type=LIVE, help="Serve requests while the model is still loading.  [default: auto]")
+@click.option(
+    "--ttft-target", type=DURATION, help="Target time to first token for --live auto.  [default: 1s]"
+)
+@click.option(
+    "--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights to this type.  [default: as stored]"
+)
+@click.option("--model", metavar="PATH|HUB_ID", help="Checkpoint for a function.yaml that names none.")
+@click.option("--description", help="Free-text description.")
+@click.option("--force", is_flag=True, help="Replace a function that has another task.")
 @output_option
 @client_options
 def deploy_command(
@@ -62,22 +82,24 @@ def deploy_command(
     dtype: str | None,
     model: str | None,
     description: str | None,
+    force: bool,
     form: str,
     url: str | None,
     api_key: str | None,
 ) -> None:
-    """Register a checkpoint folder, a hub id or a handler's folder as a function.
+    """Deploy a model or a handler as a function.
 
-    Returns when the image is stored and one node holds it in memory. Deploying again makes a new
-    version and switches to it without a failed request.
+    The source is a checkpoint folder, a Hugging Face hub id, a folder that `hypercast pack` wrote, or a
+    folder with a function.yaml. Returns when the image is stored and one node has it in memory. Deploying
+    to an existing name makes a new version, to which calls switch without a failed request.
 
     \b
     Examples:
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
+      hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy functions/echo
       hypercast deploy builtin:echo
       hypercast deploy functions/embed --model ./my-bert
-      hypercast deploy some-org/some-model --name m --dtype bfloat16
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
     given = {
@@ -85,17 +107,13 @@ def deploy_command(
         "max_instances": max_instances,
         "target_concurrency": target_concurrency,
         "keep_alive_s": keep_alive,
-        "live": None if live is None else Live(live),
+        "live": None if live is None else LiveMode(live),
         "ttft_target_s": ttft_target,
     }
     scaling: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     try:
         spec = read_spec(source)
-        chosen = name or (spec.name if spec else None)
-        if chosen is None:
-            if not is_emulated(source):
-                local_folder(source)  # a name would not help where there is none
-            raise UsageError("give the function a name with --name")
+        chosen = name or (spec and spec.name) or default_name(source)
         if spec is not None:
             scaling = {**spec_scaling(spec), **scaling}
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
@@ -106,22 +124,72 @@ def deploy_command(
         raise UsageError(str(exc)) from exc
     try:
         with connect(url, api_key) as client:
+            if not force:
+                check_task(client, chosen, str(bundle.task), bundle.architecture)
             send(client, bundle)
-            note("registering; waiting for a first copy in host memory")
-            made = client.json("POST", "/admin/functions", json=registration(chosen, bundle, scaling))
+            body = registration(chosen, bundle, scaling) | ({"replace_task": True} if force else {})
+            with waiting("registering; loading the first copy into host memory"):
+                made = client.json("POST", "/admin/functions", json=body)
     except (AuthError, TimeoutExceeded, UsageError, DeployError):
         raise
     except CliError as exc:
         raise DeployError(str(exc)) from exc
-    emit_record(
-        {key: made[key] for key in ("name", "version", "image", "bytes", "blocks") if key in made}, form
-    )
+    emit_record({key: made[key] for key in RESULT if key in made}, form, deployed(made))
+    note(switched(made))
+
+
+def default_name(source: str) -> str:
+    """Return a name made of a hub id's or a folder's. Raises ImageError, UsageError."""
+    if not is_emulated(source):
+        folder = local_folder(source)
+        if folder is not None and not (folder / "config.json").is_file() and not is_packed(folder):
+            raise DeployError(
+                f"{source} is not a model: it has no config.json, no {FILE_NAME}, "
+                "and was not written by `hypercast pack`"
+            )
+        last = (folder.resolve() if folder is not None else Path(source)).name
+        name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
+        try:
+            return check_name(name)
+        except InvalidRecord:
+            pass
+    raise UsageError(f"name the function with --name: {source!r} does not give it one")
+
+
+def check_task(client: Client, name: str, task: str, architecture: str) -> None:
+    """Raise DeployError where `name` is a function with another task, before anything is uploaded."""
+    try:
+        current = client.json("GET", f"/admin/functions/{segment(name)}")["current"]
+    except (MissingError, ForbiddenError):
+        return
+    if current["task"] != task:
+        raise DeployError(
+            f"{name} has the task {current['task']} ({current['architecture']}), and {architecture} has the "
+            f"task {task}: its callers would break. Choose another --name, or replace it with --force."
+        )
+
+
+def deployed(made: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the labelled values of a deployed version."""
+    shown = [("Name", made["name"]), ("Version", str(made["version"]))]
+    if made["image"]:
+        shown.append(("Image", made["image"]))
+        shown.append(("Size", f"{human_bytes(made['bytes'])} in {made['blocks']} blocks"))
+    return shown
+
+
+def switched(made: dict[str, Any]) -> str:
+    """Return which version is current now, and which was before."""
+    text = f"{made['name']}: version {made['version']}"
+    if made.get("previous_version") is None:
+        return f"{text} (new)"
+    return f"{text} (was {made['previous_version']}, {made['previous_architecture']})"
 
 
 def make_bundle(
     source: str, spec: FunctionSpec | None, model: str | None, dtype: str | None, description: str | None
 ) -> Bundle:
-    """What to send for `source`; its function.yaml, if any, gives what no flag says."""
+    """Collect what to upload for `source`; flags come before its function.yaml."""
     if spec is not None and spec.handler is not None:
         if model is not None:
             raise UsageError("a function with a handler has no --model")
@@ -135,6 +203,7 @@ def make_bundle(
 
 
 def spec_scaling(spec: FunctionSpec) -> dict[str, Any]:
+    """Return the scaling settings of a function.yaml."""
     return {
         "min_instances": spec.scaling.min_instances,
         "max_instances": spec.scaling.max_instances,
@@ -147,6 +216,7 @@ def spec_scaling(spec: FunctionSpec) -> dict[str, Any]:
 
 
 def registration(name: str, bundle: Bundle, scaling: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of the request that registers a version."""
     return {
         "name": name,
         "task": str(bundle.task),
@@ -162,7 +232,7 @@ def registration(name: str, bundle: Bundle, scaling: dict[str, Any]) -> dict[str
 
 
 def send(client: Client, bundle: Bundle) -> None:
-    """Upload what the store lacks."""
+    """Upload the blobs that the store lacks."""
     sources: dict[str, Source] = {digest: MemorySource(blob) for digest, blob in bundle.blobs.items()}
     if bundle.image is not None and bundle.plan is not None:
         sources[bundle.image] = ImageSource(bundle.plan)
@@ -170,9 +240,8 @@ def send(client: Client, bundle: Bundle) -> None:
     missing = [digest for digest in sources if digest in set(answer["missing"])]
     total = sum(sources[digest].nbytes for digest in missing)
     if not missing:
-        note("the store has it all already")
+        note("nothing to upload: the store has it all already")
         return
-    note(f"sending {human_bytes(total)} in {len(missing)} blobs")
     with byte_meter("uploading", total) as meter:
         for digest in missing:
             upload(client, digest, sources[digest], meter)

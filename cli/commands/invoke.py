@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,29 @@ from cli.progress import StageLine, note
 
 @click.command("invoke")
 @click.argument("name")
-@click.option("-p", "--prompt", help="Text to continue (or - for stdin).")
+@click.option("-p", "--prompt", help="Text to continue (-: stdin).")
 @click.option("-i", "--input", "text", help="Text to embed.")
-@click.option("--image", type=click.Path(path_type=Path), help="An image file to classify.")
-@click.option("-d", "--data", help="A JSON body (or @FILE, or - for stdin).")
-@click.option("-n", "--max-tokens", type=click.IntRange(1), help="At most so many new tokens.")
-@click.option("-t", "--temperature", type=float, help="0 is greedy.")
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stream", is_flag=True, help="Print text as it comes.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the response's start kind and timing.")
-@click.option("--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds without an answer.")
+@click.option("--image", type=click.Path(path_type=Path), help="Image file to classify.")
+@click.option("-d", "--data", help="Request body as JSON (@FILE: from a file; -: stdin).")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to generate.")
+@click.option("-t", "--temperature", type=float, help="Sampling temperature (0: greedy).")
+@click.option("--seed", type=int, help="Seed for repeatable sampling.")
+@click.option("--stream", is_flag=True, help="Print the text while it is generated.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show request id, version, start kind and timing on stderr."
+)
+@click.option(
+    "--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds to wait without a response."
+)
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: the whole response (with --stream: one event per line).",
+)
 @client_options
 def invoke_command(
     name: str,
@@ -40,21 +54,22 @@ def invoke_command(
     stream: bool,
     verbose: bool,
     timeout: float,
+    form: str,
     url: str | None,
     api_key: str | None,
 ) -> None:
-    """Call a function and print its answer.
+    """Call a function and print its response.
 
     \b
     Examples:
       hypercast invoke tiny-coder -p 'def main():' -n 64 --stream
       hypercast invoke embed -i 'a sentence'
       hypercast invoke classify --image cat.png
-      hypercast invoke echo -d '{"hello": 1}'
+      hypercast invoke echo -d '{"hello": 1}' -o json
     """
     given = [value for value in (prompt, text, image, data) if value is not None]
     if len(given) != 1:
-        raise UsageError("give exactly one of --prompt, --input, --image and --data")
+        raise UsageError("name exactly one of --prompt, --input, --image and --data")
     body: dict[str, Any]
     if prompt is not None:
         body = {"prompt": read_stdin() if prompt == "-" else prompt, "stream": stream}
@@ -73,15 +88,38 @@ def invoke_command(
         if value is not None:
             body[key] = value
     refuse_unsendable(body)
+    path = f"/functions/{segment(name)}/invoke"
+    raw = form == "json" or (data is not None and not body.get("stream"))
     with connect(url, api_key, timeout) as client:
-        if body.get("stream"):
-            print_stream(client, f"/functions/{segment(name)}/invoke", body, verbose)
-        else:
-            print_answer(client, f"/functions/{segment(name)}/invoke", body, verbose, raw=data is not None)
+        try:
+            if body.get("stream"):
+                print_stream(client, path, body, verbose, raw=raw)
+            else:
+                print_answer(client, path, body, verbose, raw=raw)
+        except UsageError as exc:
+            if data is not None:
+                raise
+            raise wrong_input(name, exc, prompt=prompt is not None, image=image is not None) from exc
+
+
+def wrong_input(name: str, error: UsageError, *, prompt: bool, image: bool) -> UsageError:
+    """Return an error that names the option which the function needs, where another one was used."""
+    missing = re.search(r"'(\w+)' is required", str(error))
+    needed = missing[1] if missing else ""
+    options = {
+        "input": "makes embeddings: use --input TEXT",
+        "prompt": "generates text: use --prompt TEXT",
+        "messages": "generates text: use --prompt TEXT",
+        "image": "classifies images: use --image FILE",
+    }
+    used = "prompt" if prompt else "image" if image else "input"
+    if needed not in options or needed == used:
+        return error
+    return UsageError(f"{name} {options[needed]}")
 
 
 def parse_body(data: str) -> dict[str, Any]:
-    """The JSON object of `--data`: itself, `@FILE` or `-`."""
+    """Return the JSON object of `--data`: its own text, of a file (`@FILE`) or of stdin (`-`)."""
     if data == "-":
         data = read_stdin()
     elif data.startswith("@"):
@@ -99,10 +137,12 @@ def parse_body(data: str) -> dict[str, Any]:
 
 
 def read_stdin() -> str:
+    """Return the text on stdin."""
     return decoded("stdin", sys.stdin.buffer.read())
 
 
 def decoded(where: str, data: bytes) -> str:
+    """Return UTF-8 text. Raises UsageError."""
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
@@ -110,17 +150,17 @@ def decoded(where: str, data: bytes) -> str:
 
 
 def refuse_unsendable(body: dict[str, Any]) -> None:
-    """Of what a shell can give, JSON has no NaN, no infinity and no bytes that are not UTF-8."""
+    """Raise UsageError for what JSON cannot hold: NaN, infinity and bytes that are not UTF-8."""
     try:
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as exc:
-        raise UsageError("what is to be sent is not UTF-8 text") from exc
+        raise UsageError("the request is not UTF-8 text") from exc
     except ValueError as exc:
-        raise UsageError("NaN and infinity cannot be sent: JSON has no such numbers") from exc
+        raise UsageError("NaN and infinity cannot be sent: JSON does not have them") from exc
 
 
 def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool, *, raw: bool) -> None:
-    """The text of a generation; JSON for everything else, and whenever JSON was given (`raw`)."""
+    """Print the text of a generation; JSON for everything else, and where `raw` is set."""
     response = client.request("POST", path, json=body)
     if verbose:
         note_headers(response)
@@ -135,12 +175,14 @@ def print_answer(client: Client, path: str, body: dict[str, Any], verbose: bool,
 
 
 def note_headers(response: httpx2.Response) -> None:
+    """Show the headers that describe how a request was served."""
     for header in ("x-request-id", "x-function-version", "x-start-kind", "server-timing"):
         if header in response.headers:
             note(f"{header}: {response.headers[header]}")
 
 
-def print_stream(client: Client, path: str, body: dict[str, Any], verbose: bool) -> None:
+def print_stream(client: Client, path: str, body: dict[str, Any], verbose: bool, *, raw: bool) -> None:
+    """Print the text of a streamed generation; each event as a line of JSON where `raw` is set."""
     line = StageLine()
     with client.stream("POST", path, json=body) as response:
         if verbose:
@@ -156,15 +198,17 @@ def print_stream(client: Client, path: str, body: dict[str, Any], verbose: bool)
             if text == "[DONE]":
                 break
             line.end()
-            print_event(text)
-    click.echo()
+            print_event(text, raw=raw)
+    if not raw:
+        click.echo()
 
 
-def print_event(text: str) -> None:
+def print_event(text: str, *, raw: bool) -> None:
+    """Print one event. Raises CliError for one that reports an error."""
     event = json.loads(text)
     if isinstance(event, dict) and "error" in event:
         raise CliError(str(event["error"]["message"]))
-    if isinstance(event, dict) and "choices" in event:
+    if isinstance(event, dict) and "choices" in event and not raw:
         for choice in event["choices"]:
             piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
             click.echo(piece, nl=False)

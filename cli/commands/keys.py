@@ -1,42 +1,50 @@
-"""`keys`: who may call."""
+"""`keys`: API keys and their limits."""
 
-import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from cli.client import segment
-from cli.errors import UsageError
+from cli.client import Client, segment
+from cli.errors import CliError, UsageError
 from cli.options import DURATION, client_options, connect, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
-from registry.api_key import SpendPeriod
+from cli.tables import Column, Row
+from cli.values import age, utc
 from registry.errors import InvalidRecord
-from registry.quota import SpendLimit, money, parse_spend_limit
+from registry.records.api_key import SpendPeriod
+from registry.records.quota import SpendLimit, money, parse_spend_limit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FIELDS = (
+    *("id", "name", "tenant", "role", "state", "functions", "created_at", "expires_at", "revoked_at"),
+    *("requests_per_minute", "tokens_per_minute", "max_concurrent"),
+    *("spend_limit", "spend_limit_nanos", "spend_period", "spent", "spent_nanos"),
+)
 COLUMNS = (
-    "id",
-    "name",
-    "tenant",
-    "role",
-    "functions",
-    "created_at",
-    "expires_at",
-    "revoked_at",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent",
-    "spend_limit",
-    "spent",
+    Column(field="id", heading="KEY ID"),
+    Column(field="name", shrink=6, drop=4),
+    Column(field="tenant", shrink=8),
+    Column(field="role", drop=3),
+    Column(field="state", state=True),
+    Column(field="functions", shrink=9, drop=2, shown=lambda row: ", ".join(row["functions"]) or "all"),
+    Column(field="created_at", heading="AGE", numeric=True, shown=lambda row: _age(row["created_at"])),
+    Column(field="expires_at", heading="EXPIRES", drop=5),
+    Column(field="revoked_at", heading="REVOKED", wide=True),
+    Column(field="requests_per_minute", heading="REQUESTS/MIN", numeric=True, wide=True),
+    Column(field="tokens_per_minute", heading="TOKENS/MIN", numeric=True, wide=True),
+    Column(field="max_concurrent", numeric=True, wide=True),
+    Column(field="spend_limit", heading="SPEND LIMIT", numeric=True, drop=1),
+    Column(field="spent", numeric=True, drop=1),
 )
 LIFTED = "none"
 
 
 class Limit(click.ParamType):
-    """A limit of a key; where one may be lifted, also the word `none`."""
+    """A limit of a key; where it can be lifted, also the word `none`."""
 
     name = "limit"
 
@@ -50,7 +58,7 @@ class Limit(click.ParamType):
         if not self._money:
             if value.isascii() and value.isdecimal() and int(value) >= 1:
                 return int(value)
-            self.fail(f"{value!r} is no number of 1 or more", param, ctx)
+            self.fail(f"{value!r} is not a number of 1 or more", param, ctx)
         try:
             return parse_spend_limit(value)
         except InvalidRecord as error:
@@ -58,16 +66,16 @@ class Limit(click.ParamType):
 
 
 def limit_options(*, liftable: bool) -> Callable[[F], F]:
-    """The options that set a key's limits."""
-    unset = ", or 'none' to lift it." if liftable else " (default: no limit)."
+    """Add the options that set a key's limits."""
+    unset = ", or 'none' to lift it." if liftable else ".  [default: no limit]"
     number, money = Limit(liftable=liftable), Limit(liftable=liftable, money=True)
 
     def decorate(command: F) -> F:
         for flag, kind, metavar, what in (
-            ("--spend-limit", money, "AMOUNT/PERIOD", "What a day, month or total may cost, as 12.50/month"),
-            ("--max-concurrent", number, "N", "Requests at once"),
-            ("--tokens-per-minute", number, "N", "Tokens of prompts and answers a minute"),
-            ("--requests-per-minute", number, "N", "Requests a minute"),
+            ("--spend-limit", money, "AMOUNT/PERIOD", "Cost per day, month or total, such as 12.50/month"),
+            ("--max-concurrent", number, "N", "Concurrent requests"),
+            ("--tokens-per-minute", number, "N", "Prompt and generated tokens per minute"),
+            ("--requests-per-minute", number, "N", "Requests per minute"),
         ):
             command = click.option(flag, type=kind, metavar=metavar, help=what + unset)(command)
         return command
@@ -81,7 +89,7 @@ def limits_body(
     max_concurrent: int | str | None,
     spend_limit: SpendLimit | str | None,
 ) -> dict[str, Any]:
-    """The limits that were given, as fields of the API."""
+    """Return the limits that were given, as fields of the API."""
     given: dict[str, Any] = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -94,8 +102,18 @@ def limits_body(
     return {field: None if value == LIFTED else value for field, value in given.items() if value is not None}
 
 
+def with_state(key: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return a key with its state: active, expired or revoked."""
+    expires_at = key.get("expires_at")
+    if key.get("revoked_at") is not None:
+        state = "revoked"
+    else:
+        state = "expired" if expires_at is not None and expires_at <= now else "active"
+    return {**key, "state": state}
+
+
 def with_money(key: Mapping[str, Any]) -> dict[str, Any]:
-    """A key with its spend limit as people write it."""
+    """Return a key with its spend limit as `12.5/month`."""
     nanos = key.get("spend_limit_nanos")
     if nanos is None:
         return {**key, "spend_limit": None, "spent": None}
@@ -105,17 +123,29 @@ def with_money(key: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.group("keys")
 def keys_command() -> None:
-    """Make, list, limit and revoke API keys. Only a hash of a key is kept."""
+    """Create, list, limit and revoke API keys. Only a hash of a key is stored.
+
+    \b
+    Examples:
+      hypercast keys create --tenant acme --name ci
+      hypercast keys list
+    """
 
 
 @keys_command.command("create")
-@click.option("--tenant", default="default", show_default=True, help="Who pays.")
-@click.option("--name", default="", help="What it is for.")
-@click.option("--role", type=click.Choice(["caller", "admin"]), default="caller", show_default=True)
-@click.option("--function", "functions", multiple=True, help="Only this function (may be repeated).")
+@click.option("--tenant", default="default", show_default=True, help="Tenant to bill.")
+@click.option("--name", default="", help="Free-text name.")
+@click.option(
+    "--role",
+    type=click.Choice(["caller", "admin"]),
+    default="caller",
+    show_default=True,
+    help="Callers call functions and see their tenant's usage; admins do all.",
+)
+@click.option("--function", "functions", multiple=True, help="Only this function (repeatable).")
 @limit_options(liftable=False)
-@click.option("--expires", type=DURATION, help="Good for so long, e.g. 720h.")
-@click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--expires", type=DURATION, help="Lifetime, such as 720h.  [default: no end]")
+@output_option
 @client_options
 def create(
     tenant: str,
@@ -131,9 +161,12 @@ def create(
     url: str | None,
     api_key: str | None,
 ) -> None:
-    """Make a key and print it: the only time that it is shown.
+    """Create a key and print it. It cannot be shown again.
 
-    Example: hypercast keys create --tenant acme --name ci
+    \b
+    Examples:
+      hypercast keys create --tenant acme --name ci
+      hypercast keys create --tenant acme --function chat --spend-limit 50/month --expires 720h
     """
     body = {
         "tenant": tenant,
@@ -145,24 +178,41 @@ def create(
     }
     with connect(url, api_key) as client:
         made = client.json("POST", "/admin/keys", json=body)
-    if form == "json":
-        click.echo(json.dumps(made, indent=2))
+        warn_of_unknown(client, functions)
+    if form in ("json", "csv"):
+        emit_record(with_state(made, time.time()), form)
         return
-    note(f"key {made['id']} for tenant {made['tenant']}; it is not shown again:")
+    note(f"key {made['id']} for tenant {made['tenant']}; it cannot be shown again:")
     click.echo(made["key"])
+
+
+def warn_of_unknown(client: Client, functions: tuple[str, ...]) -> None:
+    """Warn of functions that are not deployed: a typo, or deployed later."""
+    if not functions:
+        return
+    try:
+        known = {one["name"] for one in client.json("GET", "/admin/functions")["functions"]}
+    except CliError:
+        return  # the key was created: what is only a warning does not fail
+    for name in functions:
+        if name not in known:
+            note(f"warning: there is no function {name!r} yet")
 
 
 @keys_command.command("list")
 @output_option
 @client_options
 def list_keys(form: str, url: str | None, api_key: str | None) -> None:
-    """List keys (never their secrets) with their limits.
+    """List keys (without their secrets) with their limits.
 
-    Example: hypercast keys list
+    \b
+    Examples:
+      hypercast keys list
+      hypercast keys list -o wide
     """
     with connect(url, api_key) as client:
         keys = client.json("GET", "/admin/keys")["keys"]
-    emit_rows([with_money(key) for key in keys], COLUMNS, form)
+    emit_rows([with_money(with_state(key, time.time())) for key in keys], COLUMNS, FIELDS, form)
 
 
 @keys_command.command("update")
@@ -180,16 +230,41 @@ def update(
     url: str | None,
     api_key: str | None,
 ) -> None:
-    """Set or lift a key's limits; what is not named stays.
+    """Set or lift limits of a key; what is not named stays.
 
-    Example: hypercast keys update 3f9a… --requests-per-minute 600 --spend-limit none
+    \b
+    Example:
+      hypercast keys update 3f9a… --requests-per-minute 600 --spend-limit none
     """
     body = limits_body(requests_per_minute, tokens_per_minute, max_concurrent, spend_limit)
     if not body:
-        raise UsageError("name a limit to change, e.g. --requests-per-minute 600")
+        raise UsageError("name a limit to change, such as --requests-per-minute 600")
     with connect(url, api_key) as client:
         changed = client.json("PATCH", f"/admin/keys/{segment(key_id)}", json=body)
-    emit_record(with_money(changed), form)
+    changed = with_money(with_state(changed, time.time()))
+    emit_record(changed, form, shown_key(changed))
+
+
+def shown_key(key: Row) -> list[tuple[str, str]]:
+    """Return the labelled values of a key."""
+    none = "no limit"
+    return [
+        ("Key ID", key["id"]),
+        ("Name", key["name"]),
+        ("Tenant", key["tenant"]),
+        ("Role", key["role"]),
+        ("State", key["state"]),
+        ("Functions", ", ".join(key["functions"]) or "all"),
+        ("Created", f"{utc(key['created_at'])} ({_age(key['created_at'])} ago)"),
+        ("Expires", "never" if key["expires_at"] is None else utc(key["expires_at"])),
+        ("Requests per minute", str(key["requests_per_minute"] or none)),
+        ("Tokens per minute", str(key["tokens_per_minute"] or none)),
+        ("Concurrent requests", str(key["max_concurrent"] or none)),
+        (
+            "Spend limit",
+            none if key["spend_limit"] is None else f"{key['spend_limit']} ({key['spent']} spent)",
+        ),
+    ]
 
 
 @keys_command.command("revoke")
@@ -197,12 +272,18 @@ def update(
 @output_option
 @client_options
 def revoke(key_id: str, form: str, url: str | None, api_key: str | None) -> None:
-    """Revoke a key; it stops working within seconds.
+    """Revoke a key. It stops working within seconds.
 
-    Example: hypercast keys revoke 3f9a…
+    \b
+    Example:
+      hypercast keys revoke 3f9a…
     """
     with connect(url, api_key) as client:
         revoked = client.json("DELETE", f"/admin/keys/{segment(key_id)}")
-    if form != "table":
-        emit_record(revoked, form)
+    if form in ("json", "csv"):
+        emit_record(with_state(revoked, time.time()), form)
     note(f"revoked {key_id}")
+
+
+def _age(at: float) -> str:
+    return age(time.time() - at)

@@ -1,4 +1,4 @@
-"""`pack`: make a model image on disk, without a gateway."""
+"""`pack`: write a model image to disk, without a gateway."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from cli.errors import DeployError
 from cli.options import output_option
 from cli.output import emit_record
 from cli.progress import byte_meter
+from registry.config.function_yaml import DTYPES
 from registry.errors import ImageError
-from registry.function_yaml import DTYPES
 from registry.images.manifest import default_blocks
 from registry.images.pack import pack_to_folder
 from registry.images.plan import plan_checkpoint
@@ -18,13 +18,26 @@ from registry.images.source import checkpoint_from
 
 @click.command("pack")
 @click.argument("source", metavar="PATH|HUB_ID")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder.")
-@click.option("--dtype", type=click.Choice(sorted(DTYPES)), default="auto", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to create.")
+@click.option(
+    "--dtype",
+    type=click.Choice(sorted(DTYPES)),
+    default="auto",
+    show_default=True,
+    help="Convert weights to this type (auto: as stored).",
+)
 @output_option
 def pack_command(source: str, out: Path, dtype: str, form: str) -> None:
-    """Pack a checkpoint into `image.bin`, `manifest.json` and its small files.
+    """Pack a checkpoint into a folder that `hypercast deploy` accepts.
 
-    Example: hypercast pack ./my-llama --out ./my-llama.image
+    The folder has the model image (`image.bin`, a safetensors file with the tensors in execution order),
+    its checksums (`manifest.json`) and the tokenizer and configuration (`assets/`). Use it to convert and
+    check a model once, and deploy it from several places.
+
+    \b
+    Examples:
+      hypercast pack ./my-llama --out ./my-llama.image --dtype bfloat16
+      hypercast deploy ./my-llama.image --name my-llama
     """
     try:
         folder = checkpoint_from(source)

@@ -1,4 +1,4 @@
-"""`plan`: how a model would be given to many nodes, without doing it."""
+"""`plan`: the transfer of a model to many nodes, planned but not carried out."""
 
 import json
 import sys
@@ -10,46 +10,73 @@ import click
 
 from cli.errors import UsageError
 from cli.options import DURATION, RATE, SIZE, output_option
-from cli.output import emit_record, table
-from cli.plan_picture import draw
-from cli.plan_pipelines import Foreseen, foresee
-from rdmacast.pipelines import ExecutionPipeline
-from rdmacast.plan import MAX_BLOCKS, MAX_NODES, CastShape, TransferPlan
-from rdmacast.planners.automatic import LinkFacts, choose_planner
-from rdmacast.planners.catalog import PLANNERS, bound
-from rdmacast.simulate import Links, simulate
+from cli.output import emit_record, emit_rows, write
+from cli.plan_view.picture import draw
+from cli.plan_view.pipelines import Foreseen, foresee
+from cli.progress import note
+from cli.tables import Column
+from rdmacast.plan.pipelines import ExecutionPipeline
+from rdmacast.plan.plan import MAX_BLOCKS, MAX_NODES, CastShape, TransferPlan
+from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
+from rdmacast.plan.planners.catalog import PLANNERS, bound
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
 
 AUTOMATIC = "automatic"
 DEFAULT_BLOCKS = 16
-SHOWN_NODES = 8  # of a group, in the table
+SHOWN_NODES = 8  # of a group, in a table
 SHOWN_ROWS = 16
 _CHUNK = 1 << 16
+PIPELINE_COLUMNS = (
+    Column(field="ready_step", numeric=True),
+    Column(field="nodes", shrink=16),
+    Column(field="chunks", heading="LAYERS [FIRST, LAST)", shrink=20),
+)
 
 
 @click.command("plan")
-@click.option("--nodes", type=click.IntRange(1, MAX_NODES), required=True, help="All nodes, sources too.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    metavar="N",
+    required=True,
+    help="Number of nodes, sources included.",
+)
 @click.option(
     "--sources",
     type=click.IntRange(1),
+    metavar="N",
     default=1,
     show_default=True,
-    help="How many hold the model: n0, n1, …",
+    help="Number of nodes that hold the model (n0, n1, …).",
 )
 @click.option(
     "--blocks",
     type=click.IntRange(1, MAX_BLOCKS),
-    help=f"How many blocks the model is cut into.  [default: {DEFAULT_BLOCKS}; with automatic: its choice]",
-)
-@click.option("--planner", type=click.Choice([*PLANNERS, AUTOMATIC]), default="binomial", show_default=True)
-@click.option("--size", type=SIZE, help="The model's size, as in 26GB: tells times too.")
-@click.option("--rate", type=RATE, help="Of each link, both ways, as in 400gbit.")
-@click.option("--latency", type=DURATION, default=0.0, help="Of a block on a link, as in 5us.")
-@click.option("--overhead", type=DURATION, default=0.0, help="Of each block at both ends, as in 10us.")
-@click.option(
-    "--restart", type=DURATION, default=0.0, help="What changing partners costs a block, as in 2ms: TCP."
+    metavar="N",
+    help=f"Number of blocks of the model.  [default: {DEFAULT_BLOCKS}; with automatic: its choice]",
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw steps and nodes into this PNG."
+    "--planner",
+    type=click.Choice([*PLANNERS, AUTOMATIC]),
+    default="binomial",
+    show_default=True,
+    help="Algorithm; automatic chooses the fastest for --size and --rate.",
+)
+@click.option("--size", type=SIZE, help="Size of the model, such as 26GB, to show times.")
+@click.option("--rate", type=RATE, help="Bandwidth of each link in each direction, such as 400gbit.")
+@click.option("--latency", type=DURATION, default=0.0, help="Latency of a link, such as 5us.")
+@click.option(
+    "--overhead", type=DURATION, default=0.0, help="Processing time per block at each end, such as 10us."
+)
+@click.option(
+    "--restart",
+    type=DURATION,
+    default=0.0,
+    help="Extra delay when a node switches peers (TCP: about 2ms).",
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw steps and nodes into this PNG file."
 )
 @output_option
 def plan_command(
@@ -65,11 +92,11 @@ def plan_command(
     plot: Path | None,
     form: str,
 ) -> None:
-    """Show who would send which block to whom, at which step. Needs no gateway.
+    """Plan a transfer: which node sends which block to which, at which step. Needs no gateway.
 
-    Steps are counted from 0; in one, a node sends at most one block and receives at most one. As CSV,
-    the transfers alone. Pipelines are told as they serve in the end, each block counting as a layer; the
-    first one may begin earlier, with other nodes.
+    Steps are counted from 0; in one step a node sends at most one block and receives at most one. CSV has
+    the transfers only. Pipelines are shown as they serve at the end, with each block counted as a layer;
+    the first one may start earlier, with other nodes.
 
     \b
     Examples:
@@ -97,14 +124,14 @@ def plan_command(
         raise UsageError(str(exc)) from exc
     if plot is not None:
         draw(found, plot)
-        sys.stderr.write(f"drawn into {plot}\n")
+        note(f"drawn into {plot}")
     _emit(found, form, size, facts)
 
 
 def _plan(
     nodes: int, sources: int, blocks: int | None, planner: str, size: int | None, facts: LinkFacts | None
 ) -> TransferPlan:
-    """Raises UsageError, and ValueError for more than can be planned."""
+    """Return the plan. Raises UsageError, and ValueError for more than can be planned."""
     holders = tuple(range(sources))
     if planner != AUTOMATIC:
         return PLANNERS[planner].plan(
@@ -113,7 +140,7 @@ def _plan(
     if size is None or facts is None:
         raise UsageError("--planner automatic needs --size and --rate")
     decision = choose_planner(nodes=nodes, sources=sources, nbytes=size, facts=facts, blocks=blocks)
-    sys.stderr.write(f"{decision.reason}\n")
+    note(decision.reason)
     return decision.plan(nodes, holders)
 
 
@@ -126,10 +153,11 @@ def _emit(plan: TransferPlan, form: str, size: int | None, facts: LinkFacts | No
         sys.stdout.write("\n")
     else:
         foreseen = foresee(plan)
-        emit_record(_summary(plan, foreseen) | _times(plan, size, facts), "table")
+        emit_record(_summary(plan, foreseen) | _times(plan, size, facts), form)
         rows = [_pipeline_row(pipeline) for pipeline in foreseen.pipelines[:SHOWN_ROWS]]
         if rows:
-            sys.stdout.write("\n" + table(rows, tuple(rows[0])))
+            write("\n")
+            emit_rows(rows, PIPELINE_COLUMNS, (), form)
     sys.stdout.flush()
 
 
@@ -145,7 +173,7 @@ def _summary(plan: TransferPlan, foreseen: Foreseen) -> dict[str, Any]:
         "groups": " | ".join([*groups, *(["…"] if len(plan.groups) > SHOWN_ROWS else [])]),
         "transfers": len(plan.transfers),
         "steps": plan.steps,
-        "bound": f"{bound(shape)} (the fewest that any plan takes)",
+        "bound": f"{bound(shape)} steps (the fewest of any plan)",
         "first_full": f"after {min(complete)} steps" if complete else "",
         "first_pipeline": "" if foreseen.first_step is None else f"after {foreseen.first_step} steps",
         "pipelines": len(foreseen.pipelines),
@@ -153,17 +181,17 @@ def _summary(plan: TransferPlan, foreseen: Foreseen) -> dict[str, Any]:
 
 
 def _times(plan: TransferPlan, size: int | None, facts: LinkFacts | None) -> dict[str, Any]:
-    """What the plan takes on links that all are as told; restarts are not simulated."""
+    """Return the times of the plan on equal links; restarts are not simulated."""
     if size is None or facts is None:
         return {}
-    links = Links(
+    links = LinkModel(
         bytes_per_s=facts.bytes_per_s, latency_s=facts.latency_s, overhead_s=facts.overhead_s, in_flight=3
     )
     run = simulate(plan, links, size / plan.shape.blocks)
     return {
-        "simulated_s": round(run.seconds, 6),
-        "first_full_s": round(run.first_full_s, 6),
-        "limit_s": round(size / facts.bytes_per_s, 6),
+        "time": f"{round(run.seconds, 6):g} s (simulated)",
+        "time_of_first": f"{round(run.first_full_s, 6):g} s until one node has all",
+        "lower_bound": f"{round(size / facts.bytes_per_s, 6):g} s",
     }
 
 
@@ -181,7 +209,7 @@ def _names(nodes: tuple[int, ...]) -> str:
 
 
 def _json(plan: TransferPlan) -> Iterator[str]:
-    """The plan as one JSON object, in pieces: there may be millions of transfers."""
+    """Yield the plan as one JSON object, in pieces: there may be millions of transfers."""
     head = {
         "planner": plan.planner,
         "nodes": [f"n{node}" for node in range(plan.shape.nodes)],

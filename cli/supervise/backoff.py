@@ -1,23 +1,24 @@
-"""When to start a child again that died: pure."""
+"""Delays before restarts of a child that died. Pure."""
 
 from dataclasses import dataclass
 
 FIRST_S = 0.1
 LONGEST_S = 10.0
-# Who lived longer did not die of its start.
+# A child that lived longer did not fail at its start.
 YOUNG_S = 5.0
-# A SIGKILL comes from outside, most often once; where it is the kernel's for want of memory, the pause
-# grows up to this step only: 0.1, 0.2, 0.4 s.
+# A SIGKILL comes from outside, most often once; repeated ones (out of memory) increase the delay only up
+# to this step: 0.1, 0.2, 0.4 s.
 _KILLED_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double while a child keeps dying of itself right after its start."""
+    """A delay that doubles while a child keeps failing right after its start."""
 
     failures: int = 0
 
     def after(self, lived_s: float, *, killed: bool = False) -> "Backoff":
+        """Return the backoff after a child that ran for `lived_s`."""
         if lived_s >= YOUNG_S:
             return Backoff(1)
         if killed:

@@ -1,4 +1,4 @@
-"""The child processes of `up`: each is started again when it dies."""
+"""The child processes of `up`: each is restarted when it dies."""
 
 import asyncio
 import ctypes
@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from cli.backoff import Backoff
-from cli.orphans import Orphan
+from cli.supervise.backoff import Backoff
+from cli.supervise.orphans import Orphan
 
 logger = logging.getLogger("hypercast.up")
 
@@ -22,14 +22,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent() -> None:
-    """In the child: get SIGTERM when the supervisor is gone, however it went."""
+    """Request SIGTERM in the child for when the supervisor ends, by whatever cause."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def start_again(name: str, start: Callable[[], Awaitable[None]], backoff: Backoff) -> Backoff:
-    """Call `start` until no OSError comes of it, as when memory, processes or disk have run out for now.
+    """Call `start` until it raises no OSError, such as out of memory, processes or disk space.
 
-    Returns how long the next wait is.
+    Returns the backoff for the next restart.
     """
     while True:
         await asyncio.sleep(backoff.wait_s)
@@ -37,15 +37,15 @@ async def start_again(name: str, start: Callable[[], Awaitable[None]], backoff: 
             await start()
         except OSError as exc:
             backoff = backoff.after(0.0)
-            logger.error("%s cannot be started: %s; trying again in %.1f s", name, exc, backoff.wait_s)
+            logger.error("%s cannot be started: %s; retrying in %.1f s", name, exc, backoff.wait_s)
         else:
             return backoff
 
 
 class Child:
-    """One program, in a session of its own so that Ctrl-C reaches the supervisor alone.
+    """One program, in a session of its own so that Ctrl-C reaches only the supervisor.
 
-    `tidy` is called before each start, when no process of it runs.
+    `tidy` is called before each start, while no process of it is running.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Child:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that this waits for."""
+        """The processes that this object waits for."""
         return {self._process.pid} if self._process else set()
 
     @property
     def keeper(self) -> asyncio.Task[None]:
-        """The task that starts it again: it ends only by a fault."""
+        """The task that restarts the program; it ends only by a fault."""
         assert self._task is not None
         return self._task
 
@@ -114,12 +114,12 @@ class Child:
             code = await self._process.wait()
             self._died.set()
             backoff = backoff.after(time.monotonic() - began_s, killed=code == -signal.SIGKILL)
-            logger.warning("%s ended with %s; starting again in %.1f s", self.name, code, backoff.wait_s)
+            logger.warning("%s ended with %s; restarting in %.1f s", self.name, code, backoff.wait_s)
             backoff = await start_again(self.name, self._spawn, backoff)
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, and SIGKILL if that does not help."""
+    """Send SIGTERM, and SIGKILL if it does not end in time."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -131,12 +131,11 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 class Forked:
-    """Programs that one zygote forks, which has imported once what all of them need: the invokers, of which
-    that is torch, or the gateways.
+    """Programs that one zygote forks after it has imported what all of them need: invokers or gateways.
 
-    `name` is the zygote's, and `arguments` are those of each program. They outlive the zygote where this
-    process takes orphans: then the next zygote, which needs seconds for its imports, starts only those that
-    die.
+    `name` is the zygote's, and `arguments` are those of each program. Programs outlive their zygote if this
+    process adopts orphans; the next zygote, which needs seconds for its imports, then starts only those
+    that die.
     """
 
     def __init__(
@@ -150,23 +149,23 @@ class Forked:
         self._task: asyncio.Task[None] | None = None
         self._began_s: dict[str, float] = {}
         self._backoff: dict[str, Backoff] = {}
-        self._forked: dict[str, int] = {}  # what the zygote runs
-        self._orphans: dict[str, Orphan] = {}  # what an earlier one left
-        self._asked: set[str] = set()  # what it has been asked for and not told of yet
+        self._forked: dict[str, int] = {}  # children of the zygote
+        self._orphans: dict[str, Orphan] = {}  # children of an earlier zygote
+        self._requested: set[str] = set()  # requested, and not reported as started yet
         self._restarts: set[asyncio.Task[None]] = set()
         self._dead: str | None = None
         self._died = asyncio.Event()
 
     @property
     def pids(self) -> set[int]:
-        """The processes that this waits for."""
+        """The processes that this object waits for."""
         return {orphan.pid for orphan in self._orphans.values()} | (
             {self._zygote.pid} if self._zygote else set()
         )
 
     @property
     def keeper(self) -> asyncio.Task[None]:
-        """The task that starts them again: it ends only by a fault."""
+        """The task that restarts the programs; it ends only by a fault."""
         assert self._task is not None
         return self._task
 
@@ -195,9 +194,9 @@ class Forked:
         if zygote.returncode is not None:
             return
         assert zygote.stdin is not None
-        zygote.stdin.close()  # its word to stop the nodes and end
+        zygote.stdin.close()  # tells it to stop its children and end
         if not self._forked:
-            zygote.terminate()  # the same word, which it hears while it imports, too
+            zygote.terminate()  # the same, also during its imports
         try:
             await asyncio.wait_for(zygote.wait(), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -213,22 +212,22 @@ class Forked:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        self._asked.clear()  # what was asked since the last one died, nobody has heard
+        self._requested.clear()  # requests since the last zygote died are lost
         try:
             for fork in self._arguments:
-                await self._ask(fork)
+                await self._request(fork)
         except (BrokenPipeError, ConnectionResetError):
-            logger.warning("the %s died at its start", self.name)
+            logger.warning("%s died at its start", self.name)
 
-    async def _ask(self, fork: str) -> None:
-        """Have it started, unless it runs or is being started."""
+    async def _request(self, fork: str) -> None:
+        """Request the start of a program, unless it is running or starting."""
         assert self._zygote is not None and self._zygote.stdin is not None
-        if fork in self._forked or fork in self._orphans or fork in self._asked:
+        if fork in self._forked or fork in self._orphans or fork in self._requested:
             return
         self._began_s[fork] = time.monotonic()
         order = {"id": fork, "argv": list(self._arguments[fork]), "log": str(self._logs / f"{fork}.log")}
         self._zygote.stdin.write(json.dumps({"spawn": order}).encode() + b"\n")
-        self._asked.add(fork)
+        self._requested.add(fork)
         await self._zygote.stdin.drain()
 
     async def _keep(self) -> None:
@@ -237,7 +236,7 @@ class Forked:
             while True:
                 began_s = time.monotonic()
                 await self._follow(tasks)
-                for restart in self._restarts:  # the next zygote starts all that is not there
+                for restart in self._restarts:  # the next zygote starts all that is missing
                     restart.cancel()
                 assert self._zygote is not None
                 code = await self._zygote.wait()
@@ -245,37 +244,37 @@ class Forked:
                 self._adopt(tasks)
                 killed = code == -signal.SIGKILL
                 zygote_backoff = zygote_backoff.after(time.monotonic() - began_s, killed=killed)
-                logger.warning("%s ended with %s; starting again; %s", self.name, code, self._left())
+                logger.warning("%s ended with %s; restarting; %s", self.name, code, self._left())
                 zygote_backoff = await start_again(self.name, self._spawn_zygote, zygote_backoff)
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        """Read what the zygote says until it is gone."""
+        """Process the events of the zygote until it ends."""
         assert self._zygote is not None and self._zygote.stdout is not None
         async for line in self._zygote.stdout:
             event = json.loads(line)
             if "spawned" in event:
-                self._asked.discard(event["spawned"])
+                self._requested.discard(event["spawned"])
                 self._forked[event["spawned"]] = event["pid"]
             elif "exited" in event:
                 code = event["code"] if "code" in event else -event["signal"]
-                self._asked.discard(event["exited"])
+                self._requested.discard(event["exited"])
                 self._forked.pop(event["exited"], None)
                 self._over(tasks, event["exited"], code)
             elif event.get("id"):
-                self._asked.discard(event["id"])
+                self._requested.discard(event["id"])
                 self._restart(tasks, event["id"], f"cannot be started: {event['error']}", 0.0)
 
     def _adopt(self, tasks: asyncio.TaskGroup) -> None:
-        """Watch over what a zygote that is gone has left."""
+        """Adopt the children of a zygote that has ended."""
         for fork, pid in self._forked.items():
-            with suppress(ProcessLookupError):  # it ended, and the zygote had no time to say so
+            with suppress(ProcessLookupError):  # it ended before the zygote could report it
                 self._orphans[fork] = Orphan(pid)
                 tasks.create_task(self._outlive(tasks, fork, self._orphans[fork]))
         self._forked.clear()
 
     def _left(self) -> str:
         names = ", ".join(self._orphans)
-        return f"{names} run on" if names else "what it had forked went with it"
+        return f"{names} continue" if names else "its children ended with it"
 
     async def _outlive(self, tasks: asyncio.TaskGroup, fork: str, orphan: Orphan) -> None:
         code = await orphan.ended()
@@ -284,7 +283,7 @@ class Forked:
         self._over(tasks, fork, code)
 
     def _over(self, tasks: asyncio.TaskGroup, fork: str, code: int | None) -> None:
-        """Start one again that ended with this code."""
+        """Restart a program that ended with this code."""
         lived_s = time.monotonic() - self._began_s[fork]
         self._restart(tasks, fork, f"ended with {code}", lived_s, killed=code == -signal.SIGKILL)
 
@@ -294,7 +293,7 @@ class Forked:
         self._note_death(fork)
         backoff = self._backoff.get(fork, Backoff()).after(lived_s, killed=killed)
         self._backoff[fork] = backoff
-        logger.warning("%s %s; starting again in %.1f s", fork, why, backoff.wait_s)
+        logger.warning("%s %s; restarting in %.1f s", fork, why, backoff.wait_s)
         restart = tasks.create_task(self._again(fork, backoff.wait_s))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
@@ -302,9 +301,9 @@ class Forked:
     async def _again(self, fork: str, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         try:
-            await self._ask(fork)
+            await self._request(fork)
         except (BrokenPipeError, ConnectionResetError):
-            logger.warning("the %s is gone; %s starts with the next one", self.name, fork)
+            logger.warning("%s has ended; %s starts with the next one", self.name, fork)
 
     def _note_death(self, name: str) -> None:
         if not self._died.is_set():
@@ -313,7 +312,7 @@ class Forked:
 
 
 async def stop_orphan(orphan: Orphan) -> None:
-    """SIGTERM, and SIGKILL if that does not help."""
+    """Send SIGTERM, and SIGKILL if it does not end in time."""
     orphan.send(signal.SIGTERM)
     try:
         await asyncio.wait_for(orphan.ended(), STOP_TIMEOUT_S)

@@ -6,7 +6,7 @@ READ_BYTES = 16 * 1024
 
 
 def tail(path: Path, lines: int = 15, start: int = 0) -> str:
-    """The file's last lines from byte `start` on, indented; a note if there is none."""
+    """Return the last lines of a file from byte `start` on, indented; a note if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - READ_BYTES))

@@ -1,4 +1,4 @@
-"""Processes whose parent died and which the kernel gave to this one: waited for, ended, or reaped."""
+"""Orphaned processes that this one adopts: it waits for them, ends them or reaps them."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def orphans_taken() -> Iterator[None]:
-    """Meanwhile, be the parent of whatever below this process loses its own."""
+    """Adopt descendants whose parent dies while the block runs."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -23,10 +23,10 @@ def orphans_taken() -> Iterator[None]:
 
 
 class Orphan:
-    """A child that this process did not start. Its descriptor keeps its number from meaning another."""
+    """A child that this process did not start, held by a descriptor so that its pid is not reused."""
 
     def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError if it has ended and is gone."""
+        """Open the process. Raises ProcessLookupError if it has ended and was reaped."""
         self.pid = pid
         self._fd = os.pidfd_open(pid)
 
@@ -34,7 +34,7 @@ class Orphan:
         return f"<Orphan pid={self.pid}>"
 
     async def ended(self) -> int | None:
-        """Return once it has ended: its exit code, or minus the signal; None if nobody knows."""
+        """Wait for its end; return its exit code, or minus the signal, None if unknown."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
         loop.add_reader(self._fd, over.set)
@@ -45,15 +45,17 @@ class Orphan:
         return exit_code(self.pid)
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal; no effect once it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, number)
 
     def close(self) -> None:
+        """Close the descriptor."""
         os.close(self._fd)
 
 
 async def reap_strays(known: Callable[[], Collection[int]], every_s: float = REAP_S) -> None:
-    """Until cancelled, wait for ended children that nobody else does: what a dead child had started."""
+    """Reap ended children that no other code waits for, until cancelled."""
     seen = 0
     while True:
         await asyncio.sleep(every_s)
@@ -61,9 +63,9 @@ async def reap_strays(known: Callable[[], Collection[int]], every_s: float = REA
 
 
 def reap(known: Collection[int], seen: int) -> int:
-    """Reap what has ended and is not known; returns which one to give as `seen` the next time.
+    """Reap children that have ended and are not known; return the `seen` of the next call.
 
-    Only what was `seen` before: a process that is just being started gets the time to be known.
+    Only a child `seen` before is reaped: one that is just being started has time to become known.
     """
     try:
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -76,7 +78,7 @@ def reap(known: Collection[int], seen: int) -> int:
 
 
 def exit_code(pid: int) -> int | None:
-    """The exit code of an ended child, or minus the signal; None if somebody else was told."""
+    """Return the exit code of an ended child, or minus the signal; None if it was reaped elsewhere."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, os.WNOHANG)[1])
     except ChildProcessError:

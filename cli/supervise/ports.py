@@ -8,10 +8,10 @@ from cli.errors import CliError, UsageError
 
 
 def usable_ports(host: str, ports: Sequence[int]) -> tuple[int, ...]:
-    """`ports`, with any free one for each 0. Raises UsageError for a bad address, CliError for a taken
-    port.
+    """Return `ports`, with a free one for each 0.
 
-    Without this look, another program's answers on the port could be taken for our gateway's.
+    Raises UsageError for a bad address, CliError for a port in use: without this check, responses of
+    another program on the port could pass for the gateway's.
     """
     with ExitStack() as probes:  # all open at once, so that no free one is found twice
         return tuple(_bound(probes.enter_context(_probe(host)), host, port) for port in ports)

@@ -1,4 +1,4 @@
-"""The process that `up` is: it starts the parts in order, starts again what dies, and stops all."""
+"""The supervisor of `up`: it starts the parts in order, restarts those that die, and stops all."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
+from setproctitle import setproctitle
 
-from cli import run_file
-from cli.announce import announce
-from cli.children import Child, Forked
 from cli.errors import CliError, UsageError
-from cli.leftovers import cluster_of, remove_leftovers
-from cli.logtail import tail
-from cli.orphans import orphans_taken, reap_strays
-from cli.ports import usable_ports
 from cli.progress import note
-from cli.up_settings import UpSettings
-from registry.embedded_redis import EmbeddedRedis
+from cli.supervise import run_file
+from cli.supervise.announce import announce
+from cli.supervise.children import Child, Forked
+from cli.supervise.leftovers import cluster_of, remove_leftovers
+from cli.supervise.logtail import tail
+from cli.supervise.orphans import orphans_taken, reap_strays
+from cli.supervise.ports import usable_ports
+from cli.supervise.settings import Joined, UpSettings
+from rdmacast.aio.groups import cancel_and_wait
+from registry.config.command_line import JSON_FLAG
+from registry.config.options import Options, encode_options
+from registry.config.secrets import load_or_create_secret
 from registry.errors import RegistryError
-from registry.redis_state import RedisState
-from registry.secrets import load_or_create_secret
+from registry.redis.embedded import EmbeddedRedis
+from registry.redis.state import RedisState
 
 logger = logging.getLogger("hypercast.up")
 
@@ -35,11 +39,12 @@ READY_TIMEOUT_S = 120.0
 REDIS_TIMEOUT_S = 20.0
 FORCE_S = 1.0
 SLOW_FORCE_S = 2.0
-LEFTOVER_TIMEOUT_S = 40.0  # a gateway whose supervisor was killed drains for so long at most
+READY = "ready"  # the last step that a detached start reports
+LEFTOVER_TIMEOUT_S = 40.0  # a gateway whose supervisor was killed drains for at most this long
 
 
 class Supervisor:
-    """Runs the parts of one data directory until it is told to stop."""
+    """The parts of one data directory, until SIGINT or SIGTERM."""
 
     def __init__(self, settings: UpSettings, ready_fd: int | None) -> None:
         self._settings = settings
@@ -48,8 +53,9 @@ class Supervisor:
         self._parts: list[Child | Forked] = []
 
     async def run(self) -> None:
-        """Start everything, say so, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
+        """Start everything, report it, and stay until SIGINT or SIGTERM. Raises CliError if a part fails."""
         settings = self._settings
+        setproctitle("hypercast supervisor")
         self._logs.mkdir(parents=True, exist_ok=True)
         with lock(settings.data_dir), orphans_taken():
             stop = asyncio.Event()
@@ -58,7 +64,7 @@ class Supervisor:
                 loop.add_signal_handler(number, stop.set)
             async with AsyncExitStack() as parts:
                 reaping = asyncio.create_task(reap_strays(self._pids), name="reap strays")
-                parts.push_async_callback(ended, reaping)
+                parts.push_async_callback(cancel_and_wait, reaping)
                 urls = await self._start(parts, stop)
                 if stop.is_set():
                     note("stopping")
@@ -69,72 +75,80 @@ class Supervisor:
                 await until_stopped(stop, self._parts)
                 note("stopping")
 
+    def _report(self, text: str) -> None:
+        """Show a step of the start: here, or by the `up --detach` that waits for it."""
+        if self._ready_fd is None:
+            note(text)
+        else:
+            with contextlib.suppress(BrokenPipeError):  # it was interrupted
+                os.write(self._ready_fd, f"{text}\n".encode())
+
     def _pids(self) -> set[int]:
         return {pid for part in self._parts for pid in part.pids}
 
     async def _start(self, parts: AsyncExitStack, stop: asyncio.Event) -> list[str]:
-        """Redis first, then the gateways and the nodes side by side. Returns the gateways' addresses.
+        """Start Redis, then the gateways and the nodes side by side. Return the gateways' addresses.
 
-        Parts stop in the opposite order, so the nodes can still say good-bye to Redis.
+        Parts stop in the opposite order, so that nodes can still sign off from Redis.
         """
         settings = self._settings
         secret_file = settings.data_dir / "cluster.secret"
         load_or_create_secret(secret_file)
-        await asyncio.to_thread(remove_leftovers, cluster_of(settings.data_dir), settings.shm_dir)
+        await asyncio.to_thread(remove_leftovers, cluster_of(settings.data_dir), settings.options.shm_dir)
         ports = await self._ports()
-        redis_url = settings.redis_url
+        redis_url = settings.options.redis_url
         if redis_url is not None:
             await answering_redis(redis_url)
         else:
-            redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
+            redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.options.appendfsync)
             redis.prepare()
-            child = Child("redis", redis.command(), self._logs, redis.tidy)
+            child = Child("redis", redis.command(), self._logs, redis.remove_temporary_files)
+            self._report("starting Redis")
             self._parts.append(child)
             await parts.enter_async_context(child)
             await self._redis_ready(redis, child, stop)
             if stop.is_set():
                 return []
-            if settings.appendfsync == "everysec":
-                forcing = asyncio.create_task(
-                    force_each_second(redis.force_to_disk), name="force Redis to disk"
-                )
-                parts.push_async_callback(ended, forcing)
+            if settings.options.appendfsync == "everysec":
+                forcing = asyncio.create_task(force_each_second(redis.fsync), name="force Redis to disk")
+                parts.push_async_callback(cancel_and_wait, forcing)
             redis_url = redis.url
-        nodes = Forked(
-            "zygote", zygote("invoker"), invoker_arguments(settings, redis_url, secret_file), self._logs
-        )
-        names = zip(gateway_names(settings.gateways), ports, strict=True)
-        flags = {
-            name: gateway_arguments(settings, redis_url, secret_file, name, port) for name, port in names
+        joined = Joined(redis_url=redis_url, secret_file=secret_file)
+        of_nodes = {name: arguments(options) for name, options in settings.of_nodes(joined).items()}
+        of_gateways = {
+            name: arguments(settings.of_gateway(name, port, joined))
+            for name, port in zip(gateway_names(len(ports)), ports, strict=True)
         }
-        gateways = Forked("zygote-gateway", zygote("gateway"), flags, self._logs)
+        nodes = Forked("zygote", zygote("invoker"), of_nodes, self._logs)
+        gateways = Forked("zygote-gateway", zygote("gateway"), of_gateways, self._logs)
+        self._report(f"starting {plural(settings.nodes, 'node')} and {plural(len(ports), 'gateway')}")
         for part in (nodes, gateways):
             self._parts.append(part)
             await parts.enter_async_context(part)
-        address = "127.0.0.1" if settings.host in ("0.0.0.0", "") else settings.host
+        address = "127.0.0.1" if settings.options.host in ("0.0.0.0", "") else settings.options.host
         host = f"[{address}]" if ":" in address else address
         urls = [f"http://{host}:{port}" for port in ports]
         await self._answering(urls, stop, (gateways, nodes))
         return urls
 
     async def _ports(self) -> tuple[int, ...]:
-        """The ports to listen on, once the parts of an earlier run that was killed have ended."""
+        """Return the ports to listen on, once the parts of an earlier, killed run have ended."""
         settings = self._settings
-        redis = EmbeddedRedis(settings.data_dir) if settings.redis_url is None else None
-        leftovers = run_file.read(settings.data_dir) is not None or (redis is not None and redis.answers())
+        redis = EmbeddedRedis(settings.data_dir) if settings.options.redis_url is None else None
+        leftovers = run_file.read(settings.data_dir) is not None or (redis is not None and redis.is_running())
         deadline_s = time.monotonic() + (LEFTOVER_TIMEOUT_S if leftovers else 0.0)
-        told = False
+        reported = False
         while True:
             last = time.monotonic() >= deadline_s
             try:
-                if last or redis is None or not redis.answers():
-                    return usable_ports(settings.host, settings.ports)
+                if last or redis is None or not redis.is_running():
+                    return usable_ports(settings.options.host, settings.ports)
             except CliError as exc:
                 if last or isinstance(exc, UsageError):
                     raise
-            if not told:
-                note("waiting for the parts of an earlier run to end")
-                told = True
+            if not reported:
+                self._report("waiting for the parts of an earlier run to end")
+                reported = True
             await asyncio.sleep(0.1)
 
     async def _redis_ready(self, redis: EmbeddedRedis, child: Child, stop: asyncio.Event) -> None:
@@ -153,10 +167,10 @@ class Supervisor:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _answering(self, urls: Sequence[str], stop: asyncio.Event, parts: Sequence[Forked]) -> None:
-        """Wait until /readyz answers 200 everywhere, a part dies at its start, or the user stops it."""
+        """Wait until /readyz returns 200 everywhere, a part dies at its start, or the user stops it."""
         failures = [asyncio.ensure_future(part.died()) for part in parts]
         waits = [
-            asyncio.ensure_future(all_ready(urls)),
+            asyncio.ensure_future(all_ready(urls, self._report)),
             asyncio.ensure_future(stop.wait()),
             *failures,
         ]
@@ -168,7 +182,7 @@ class Supervisor:
                     raise CliError(f"{name} died at its start:\n{tail(self._logs / f'{name}.log')}")
             if not done:
                 raise CliError(
-                    f"{' or '.join(urls)}: /readyz has not answered within {READY_TIMEOUT_S:g} s:\n"
+                    f"{' or '.join(urls)}: /readyz has not returned 200 within {READY_TIMEOUT_S:g} s:\n"
                     f"{tail(self._logs / 'gateway.log')}"
                 )
         finally:
@@ -178,15 +192,15 @@ class Supervisor:
 
     def _announce(self, urls: Sequence[str]) -> None:
         if self._ready_fd is not None:
-            with os.fdopen(self._ready_fd, "w") as pipe:
-                pipe.write("ready\n")
+            self._report(READY)
+            os.close(self._ready_fd)
         else:
             announce(self._settings, urls)
-            note("Ctrl-C stops it.")
+            note("Stop it with Ctrl-C.")
 
 
 async def answering_redis(url: str) -> None:
-    """Return if a Redis answers at `url`. Raises CliError."""
+    """Return if a Redis responds at `url`. Raises CliError."""
     try:
         async with RedisState.connect(url, timeout_s=2.0) as state:
             await state.ping()
@@ -195,36 +209,30 @@ async def answering_redis(url: str) -> None:
 
 
 async def until_stopped(stop: asyncio.Event, parts: Sequence[Child | Forked]) -> None:
-    """Return once told to stop. Raises CliError if a part is no longer started again when it dies."""
-    told = asyncio.create_task(stop.wait())
+    """Return once `stop` is set. Raises CliError if a part is no longer restarted when it dies."""
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([told, *(part.keeper for part in parts)], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([stopped, *(part.keeper for part in parts)], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await ended(told)
+        await cancel_and_wait(stopped)
     for part in parts:
         if part.keeper.done() and not stop.is_set():
             exc = part.keeper.exception()
-            logger.error("%s is not looked after any more", part.name, exc_info=exc)
+            logger.error("%s is no longer supervised", part.name, exc_info=exc)
             raise CliError(f"{part.name} cannot be kept running: {exc!r}")
-
-
-async def ended(task: asyncio.Task[object]) -> None:
-    """Cancel a task and wait for its end."""
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def force_each_second(
     force: Callable[[], None], *, every_s: float = FORCE_S, slow_s: float = SLOW_FORCE_S
 ) -> None:
-    """Have what Redis wrote on the disk about each second, until cancelled; `force` blocks."""
+    """Force what Redis wrote to the disk about every second, until cancelled; `force` blocks."""
     failing = ""
     slow = False
 
     def warn() -> None:
         nonlocal slow
         if not slow:
-            logger.warning("forcing what Redis wrote to the disk takes more than %g s", slow_s)
+            logger.warning("fsync of the Redis log takes more than %g s", slow_s)
         slow = True
 
     while True:
@@ -236,7 +244,7 @@ async def force_each_second(
         except OSError as exc:
             if str(exc) != failing:
                 failing = str(exc)
-                logger.error("what Redis wrote cannot be forced to the disk: %s", exc)
+                logger.error("fsync of the Redis log failed: %s", exc)
         else:
             failing = ""
         finally:
@@ -245,28 +253,39 @@ async def force_each_second(
             slow = False
 
 
-async def all_ready(urls: Sequence[str]) -> None:
-    """Return once every gateway says that it and the nodes are ready."""
+async def all_ready(urls: Sequence[str], report: Callable[[str], None]) -> None:
+    """Return once every gateway and the nodes are ready; `report` receives what the first waits for."""
     async with asyncio.TaskGroup() as group:
-        for url in urls:
-            group.create_task(ready(url))
+        for index, url in enumerate(urls):
+            group.create_task(ready(url, report if index == 0 else lambda _: None))
 
 
-async def ready(url: str) -> None:
-    """Return once the gateway says that it and its nodes are ready."""
+async def ready(url: str, report: Callable[[str], None]) -> None:
+    """Return once the gateway and its nodes are ready; `report` receives what it waits for."""
     wait_s = 0.02
+    reported = ""
     async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
         while True:
-            with contextlib.suppress(httpx2.HTTPError):
-                if (await http.get(f"{url}/readyz")).status_code == 200:
+            with contextlib.suppress(httpx2.HTTPError, ValueError):
+                response = await http.get(f"{url}/readyz")
+                if response.status_code == 200:
                     return
+                reasons = ", ".join(response.json().get("reasons", ()))
+                if reasons != reported:
+                    reported = reasons
+                    report(f"waiting: {reasons}")
             await asyncio.sleep(wait_s)
             wait_s = min(0.1, wait_s * 1.5)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @contextlib.contextmanager
 def lock(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory for this process."""
+    """Lock the data directory for this process. Raises CliError."""
     with (data_dir / "up.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,63 +295,15 @@ def lock(data_dir: Path) -> Iterator[None]:
 
 
 def gateway_names(count: int) -> list[str]:
-    """The names of the gateways: of their logs, and in the cluster."""
+    """Return the names of the gateways: of their logs, and in the cluster."""
     return ["gateway", *(f"gateway-{index}" for index in range(1, count))]
 
 
 def zygote(program: str) -> Sequence[str]:
-    """The command of what forks it."""
-    return sys.executable, "-m", "cli.zygote", program
+    """Return the command of the zygote that forks a program."""
+    return sys.executable, "-m", "cli.supervise.zygote", program
 
 
-def gateway_arguments(
-    settings: UpSettings, redis_url: str, secret_file: Path, name: str, port: int
-) -> Sequence[str]:
-    """The flags of one gateway."""
-    data = settings.data_dir
-    return [
-        # Its own name, so that one that starts again has the controller's lease back at once.
-        *("--gateway-id", name),
-        *("--host", settings.host, "--port", str(port)),
-        *("--redis-url", redis_url, "--secret-file", str(secret_file)),
-        *("--store", str(data / "store"), "--data-dir", str(data)),
-        *("--admin-key-file", str(data / "admin.key")),
-        *("--expect-nodes", str(settings.nodes)),
-    ]
-
-
-def invoker_arguments(settings: UpSettings, redis_url: str, secret_file: Path) -> dict[str, list[str]]:
-    """The flags of each node, by its id."""
-    shared = [
-        *("--redis-url", redis_url, "--secret-file", str(secret_file)),
-        *("--threads", str(settings.threads), "--nodes-hint", str(settings.nodes)),
-        *("--shm-dir", str(settings.shm_dir)),
-    ]
-    for flag, value in (
-        ("--gpu-memory", settings.gpu_memory),
-        ("--host-memory", settings.host_memory),
-        ("--link-rate", settings.link_rate),
-        ("--meter-interval", settings.meter_interval),
-        ("--kv-moves", settings.kv_moves),
-    ):
-        if value is not None:
-            shared += [flag, value]
-    if settings.cast_tls is not None:
-        tls = settings.cast_tls
-        shared += [
-            "--cast-tls-cert",
-            str(tls.cert),
-            "--cast-tls-key",
-            str(tls.key),
-            "--cast-tls-ca",
-            str(tls.ca),
-        ]
-    if settings.allow_handlers:
-        shared.append("--allow-handlers")
-    nodes = {}
-    for index, (host, device) in enumerate(zip(settings.host_ids, settings.devices, strict=True)):
-        own = ["--node-id", f"node-{index}", "--device", device]
-        if host is not None:
-            own += ["--host-id", host]
-        nodes[f"node-{index}"] = [*own, *shared]
-    return nodes
+def arguments(options: Options) -> list[str]:
+    """Return the arguments of a gateway or a node."""
+    return [JSON_FLAG, encode_options(options)]

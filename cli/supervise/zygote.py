@@ -1,14 +1,15 @@
-"""`python -m cli.zygote invoker`: forks invokers, or gateways, from one process that has imported what they
-need. One then starts in milliseconds, however busy the machine is.
+"""Fork invokers or gateways from one process (`python -m cli.supervise.zygote PROGRAM`).
+
+It has imported what they need, so that each starts in milliseconds, even on a busy machine.
 
     stdin   {"spawn": {"id": "n0", "argv": ["--redis-url", ...], "log": "/path"}}   one JSON object a line
     stdout  {"spawned": "n0", "pid": 12}
             {"exited": "n0", "pid": 12, "code": 0}   or   {"exited": "n0", "pid": 12, "signal": 9}
-            {"error": "...", "id": "n0"}             a command that could not be carried out
+            {"error": "...", "id": "n0"}             a command that failed
 
-At the end of stdin, or on SIGTERM or SIGINT, the children get SIGTERM, after STOP_S SIGKILL, and the
-zygote exits. If the zygote dies, its children go on where its own parent takes them as orphans
-(PR_SET_CHILD_SUBREAPER); else, or once that parent is gone too, they leave as if told by SIGTERM.
+At the end of stdin, or on SIGTERM or SIGINT, the children receive SIGTERM, after STOP_S SIGKILL, and the
+zygote exits. If the zygote dies, its children continue if its own parent adopts orphans
+(PR_SET_CHILD_SUBREAPER); else, or when that parent dies too, they end as on SIGTERM.
 
 The zygote starts no thread and touches no accelerator: neither survives a fork (OpenBLAS, which numpy
 brings, restarts its pool by itself).
@@ -29,10 +30,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from setproctitle import setproctitle
 
-STOP_S = 35.0  # longer than what a node gives the requests under way (--grace, 30 s by default)
+STOP_S = 35.0  # longer than the --grace of nodes for requests in flight (30 s by default)
 _PR_SET_PDEATHSIG = 1
-_ORPHANED = signal.SIGUSR1  # comes to a child whenever its parent dies: the zygote, then whoever took it
+_ORPHANED = (
+    signal.SIGUSR1
+)  # sent to a child when its parent dies: the zygote, then the process that adopted it
 _READ_BYTES = 65536
 _ENDING = frozenset((signal.SIGTERM, signal.SIGINT))
 _PROGRAMS = ("gateway", "invoker")  # each has a `main(argv)` in its `__main__`
@@ -50,7 +54,7 @@ class Spawn:
 
 
 def parse_command(line: bytes) -> Spawn:
-    """The command in a line. Raises ValueError saying what is wrong with it."""
+    """Parse the command in a line. Raises ValueError."""
     command = json.loads(line)
     spawn = command.get("spawn") if isinstance(command, dict) else None
     if not isinstance(spawn, dict) or set(spawn) != {"id", "argv", "log"}:
@@ -64,7 +68,7 @@ def parse_command(line: bytes) -> Spawn:
 
 @dataclass(slots=True)
 class Zygote:
-    """The parent's loop: commands from stdin, deaths of children from SIGCHLD."""
+    """The loop of the parent: commands from stdin, deaths of children from SIGCHLD."""
 
     wake_r: int
     wake_w: int
@@ -77,7 +81,7 @@ class Zygote:
     stopping: bool = False
 
     def run(self) -> None:
-        """Serve until the end of stdin, then stop the children."""
+        """Fork on command until the end of stdin, then stop the children."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(self.wake_r, select.POLLIN)
@@ -96,7 +100,7 @@ class Zygote:
         self._reap()
 
     def _commands(self) -> bool:
-        """Carry out the whole lines that have come; False at the end of stdin."""
+        """Carry out the complete lines that were read; return False at the end of stdin."""
         data = os.read(0, _READ_BYTES)
         *lines, self.pending = (self.pending + data).split(b"\n")
         for line in lines:
@@ -108,22 +112,22 @@ class Zygote:
         try:
             spawn = parse_command(line)
         except ValueError as error:
-            self._tell({"error": f"bad command: {error}", "id": ""})
+            self._report({"error": f"bad command: {error}", "id": ""})
             return
         try:
             log_fd = os.open(spawn.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self._tell({"error": f"cannot open {spawn.log}: {error.strerror}", "id": spawn.id})
+            self._report({"error": f"cannot open {spawn.log}: {error.strerror}", "id": spawn.id})
             return
         parent = os.getpid()
-        # A child that is told to end before it has handlers of its own would hear it by ours, and run on.
+        # A child that is signalled before it has handlers of its own would use the zygote's, and continue.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             pid = self.fork()
             if pid == 0:
                 self._become_child(spawn, log_fd, parent)
-        except OSError as error:  # no more processes, or no memory: the children that run are well
-            self._tell({"error": f"cannot fork: {error.strerror}", "id": spawn.id})
+        except OSError as error:  # no more processes, or no memory: the children are not affected
+            self._report({"error": f"cannot fork: {error.strerror}", "id": spawn.id})
         else:
             self.children[pid] = spawn.id
         finally:
@@ -131,16 +135,16 @@ class Zygote:
             os.close(log_fd)
 
     def _become_child(self, spawn: Spawn, log_fd: int, parent: int) -> None:
-        """In the child: let go of all that is the zygote's, run the program, and never return."""
+        """Release what is the zygote's in the child, run the program, and never return."""
         code = 1
         try:
             signal.signal(_ORPHANED, self._orphaned)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _ORPHANED)
             if os.getppid() != parent:
                 os._exit(1)  # the zygote died before the line above
-            # Not told by the zygote: if that died first, nobody would know of a node that outlives it.
-            self._tell({"spawned": spawn.id, "pid": os.getpid()})
-            os.setsid()  # an interrupt at the terminal is for the supervisor, which stops us in order
+            # Reported by the child: if the zygote dies first, its supervisor still knows of this node.
+            self._report({"spawned": spawn.id, "pid": os.getpid()})
+            os.setsid()  # Ctrl-C at the terminal is for the supervisor, which stops the parts in order
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(
@@ -155,6 +159,7 @@ class Zygote:
             np.random.seed()  # Python's own generator reseeds itself after a fork
             random.seed()
             sys.argv = [self.name, *spawn.argv]
+            setproctitle(title_of(spawn.id))
             code = self.program(spawn.argv)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
@@ -166,7 +171,7 @@ class Zygote:
             os._exit(code)
 
     def _orphaned(self, *_: object) -> None:
-        """In a child: leave, unless the zygote's parent looks after it now."""
+        """End this child, unless the zygote's parent has adopted it."""
         if os.getppid() != self.supervisor:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -178,7 +183,7 @@ class Zygote:
             name = self.children.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             how = {"code": code} if code >= 0 else {"signal": -code}
-            self._tell({"exited": name, "pid": pid, **how})
+            self._report({"exited": name, "pid": pid, **how})
 
     def _stop_children(self) -> None:
         self._kill_all(signal.SIGTERM)
@@ -201,26 +206,33 @@ class Zygote:
         for pid in self.children:
             os.kill(pid, number)
 
-    def _tell(self, event: dict[str, object]) -> None:
+    def _report(self, event: dict[str, object]) -> None:
         try:
             os.write(1, json.dumps(event).encode() + b"\n")
         except BrokenPipeError:
-            self.stopping = True  # nobody supervises any more
+            self.stopping = True  # the supervisor has ended
+
+
+def title_of(name: str) -> str:
+    """Return the process title of a node or gateway, as `ps` shows it."""
+    return f"hypercast {'gateway-0' if name == 'gateway' else name}"
 
 
 def main(name: str, fork: Callable[[], int] = os.fork) -> int:
+    """Run the zygote of a program; return its exit code."""
     if name not in _PROGRAMS:
         print(f"zygote: {name} is none of {', '.join(_PROGRAMS)}", file=sys.stderr)
         return 2
-    supervisor = os.getppid()  # who was it at the start: not who has it once that is gone
-    # The imports make a million objects that all stay: collecting among them takes a second.
+    supervisor = os.getppid()  # the parent at the start, not the one that adopts it later
+    setproctitle(f"hypercast zygote ({name})")
+    # The imports make a million permanent objects: collection among them takes a second.
     gc.disable()
     program: Program = importlib.import_module(f"{name}.__main__").main
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # What was imported stays shared with the children: their collector leaves it alone.
+    # What was imported stays shared with the children: their collector does not touch it.
     gc.freeze()
     gc.enable()
     Zygote(wake_r, wake_w, supervisor, name, program, fork).run()

@@ -1,4 +1,4 @@
-"""Resumable uploads of blobs to the gateway's store."""
+"""Resumable uploads of blobs to the store of a gateway."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ from cli.errors import CliError
 from cli.progress import Meter
 
 FIRST_WAIT_S = 0.2
-GIVE_UP_AFTER = 7  # tries without any progress: about 25 s with the doubling waits between them
+MAX_FAILURES = 7  # tries without any progress: about 25 s with the doubling waits between them
 CHUNK_BYTES = 1 << 20
 
 
 class Source:
-    """Bytes that can be read again from any offset."""
+    """Bytes that can be read repeatedly from any offset."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -39,10 +39,10 @@ def upload(
     meter: Meter,
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send what the store lacks of a blob, going on where an interrupted upload ended.
+    """Send what the store lacks of a blob, from where an interrupted upload ended.
 
-    A gateway that is away for a while (it restarts, say) is waited for. Raises CliError once several
-    tries in a row have got nowhere, and at once for a refusal that trying again does not mend.
+    Retries while the gateway is unavailable, for example during a restart. Raises CliError after several
+    tries without progress, and at once for a refusal that a retry cannot change.
     """
     shown = furthest = failures = 0
 
@@ -67,12 +67,13 @@ def upload(
             return
         except CliError as exc:
             failures += 1
-            if type(exc) is not CliError or failures >= GIVE_UP_AFTER:
+            if type(exc) is not CliError or failures >= MAX_FAILURES:
                 raise
             wait(FIRST_WAIT_S * 2 ** (failures - 1))
 
 
 def send(client: Client, digest: str, body: Iterator[bytes], offset: int, total: int) -> None:
+    """Send the bytes of a blob from `offset` to its end."""
     client.request(
         "PATCH",
         f"/admin/blobs/{digest}",
@@ -86,5 +87,5 @@ def send(client: Client, digest: str, body: Iterator[bytes], offset: int, total:
 
 
 def resume_offset(client: Client, digest: str) -> int:
-    """How much of an unfinished upload the store has."""
+    """Return how many bytes of an unfinished upload the store has."""
     return int(client.request("HEAD", f"/admin/blobs/{digest}").headers.get("upload-offset", "0"))

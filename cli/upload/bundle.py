@@ -1,4 +1,4 @@
-"""What a deploy sends: a function's blobs and the record that ties them together."""
+"""What a deploy uploads: the blobs of a function and the record that names them."""
 
 import hashlib
 import os
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from cli.errors import DeployError, UsageError
 from cli.progress import byte_meter
+from cli.upload.packed import PackedPlan, is_packed, packed_plan
 from invoker.emulated.image import EmulatedPlan
-from registry.emulation import is_emulated, parse_model
-from registry.function import BUILTIN_PREFIX, Task
-from registry.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml, parse_function_yaml
+from registry.config.emulation import is_emulated, parse_model
+from registry.config.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml, parse_function_yaml
 from registry.images.architectures import context_length_of, task_of
 from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest, manifest_digest
 from registry.images.pack import hash_image
-from registry.images.plan import ImagePlan, plan_checkpoint
+from registry.images.plan import ImagePlan, PackPlan, plan_checkpoint
 from registry.images.source import checkpoint_from
+from registry.records.function import BUILTIN_PREFIX, FunctionTask
 
 MAX_HANDLER_BYTES = 64 << 20
 SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache"}
@@ -25,9 +26,9 @@ SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """`blobs` are small and in memory, by digest; the image is read from the plan as it is sent."""
+    """The parts of a function. `blobs` by digest are small; the image is read from `plan` when sent."""
 
-    task: Task
+    task: FunctionTask
     architecture: str
     dtype: str
     context_length: int
@@ -41,14 +42,14 @@ class Bundle:
 
 
 def builtin_yaml(source: str) -> str:
-    """The function.yaml that the source `builtin:NAME` stands for, "" for any other source."""
+    """Return the function.yaml of the source `builtin:NAME`, "" for any other source."""
     if not source.startswith(BUILTIN_PREFIX):
         return ""
     return f"name: {source.removeprefix(BUILTIN_PREFIX)}\nhandler: {source}\n"
 
 
 def read_spec(source: str) -> FunctionSpec | None:
-    """The folder's function.yaml, if it has one."""
+    """Return the function.yaml of a folder, None if it has none."""
     if text := builtin_yaml(source):
         return parse_function_yaml(text)
     folder = Path(source).expanduser()
@@ -56,47 +57,63 @@ def read_spec(source: str) -> FunctionSpec | None:
 
 
 def model_source(source: str, spec: FunctionSpec | None) -> str:
-    """Where the checkpoint is: what function.yaml names, else `source` itself. Raises UsageError."""
+    """Return the checkpoint that function.yaml names, else `source` itself. Raises UsageError."""
     if spec is None:
         return source
     if spec.model is None:
         if not (Path(source).expanduser() / "config.json").is_file():
-            raise UsageError(f"{source}/{FILE_NAME} names no model: give one with --model PATH|HUB_ID")
+            raise UsageError(f"{source}/{FILE_NAME} names no model: add --model PATH|HUB_ID")
         return source
     folder = spec.model_folder(Path(source).expanduser())
     return str(folder) if folder is not None else spec.model
 
 
-def bundle_model(source: str, dtype: str, description: str, task: Task | None) -> Bundle:
-    """Plan and hash a checkpoint. Raises ImageError (what is wrong with it, and where)."""
+def bundle_model(source: str, dtype: str, description: str, task: FunctionTask | None) -> Bundle:
+    """Plan and hash a checkpoint, or what `hypercast pack` made of one. Raises ImageError, DeployError."""
     if is_emulated(source):
         return bundle_emulated(source, dtype, description, task)
     folder = checkpoint_from(source)
-    plan = plan_checkpoint(folder, dtype)
+    plan: PackPlan | PackedPlan
+    if is_packed(folder):
+        plan = packed_plan(folder)
+        folder = plan.assets_folder
+        if dtype not in ("auto", plan.dtype):
+            raise DeployError(f"{source} is packed as {plan.dtype}: pack it again with --dtype {dtype}")
+    else:
+        plan = plan_checkpoint(folder, dtype)
     found = task_of(plan.config)
     if task is not None and task is not found:
-        raise DeployError(f"function.yaml says task {task}, but {plan.architecture} is for {found}")
+        raise DeployError(f"function.yaml sets task {task}, but {plan.architecture} is for {found}")
     return bundle_image(
         plan, found, plan.dtype, context_length_of(plan.config), collect_assets(folder), description
     )
 
 
-def bundle_emulated(source: str, dtype: str, description: str, task: Task | None) -> Bundle:
-    """A model of which only bytes are there. Raises InvalidRecord for one that nobody knows."""
+def bundle_emulated(source: str, dtype: str, description: str, task: FunctionTask | None) -> Bundle:
+    """Plan and hash an emulated model, which has no real weights. Raises InvalidRecord for an unknown one."""
     plan = EmulatedPlan(parse_model(source))
-    if task not in (None, Task.GENERATE):
-        raise DeployError(f"function.yaml says task {task}, but {source} is for {Task.GENERATE}")
+    if task not in (None, FunctionTask.GENERATE):
+        raise DeployError(f"function.yaml sets task {task}, but {source} is for {FunctionTask.GENERATE}")
     if dtype not in ("auto", plan.dtype):
         raise DeployError(f"{source} is {plan.dtype}: it has no weights that could be {dtype}")
-    return bundle_image(plan, Task.GENERATE, plan.dtype, plan.context_length, plan.assets, description)
+    return bundle_image(
+        plan, FunctionTask.GENERATE, plan.dtype, plan.context_length, plan.assets, description
+    )
 
 
 def bundle_image(
-    plan: ImagePlan, task: Task, dtype: str, context_length: int, files: dict[str, bytes], description: str
+    plan: ImagePlan,
+    task: FunctionTask,
+    dtype: str,
+    context_length: int,
+    files: dict[str, bytes],
+    description: str,
 ) -> Bundle:
-    """Hash an image, and put it together with the small files that go with it."""
+    """Hash an image and combine it with its small files. Raises DeployError for a damaged packed image."""
     with byte_meter("hashing", plan.nbytes) as meter:
         manifest = hash_image(plan, meter.reach)
+    if isinstance(plan, PackedPlan) and manifest != plan.manifest:
+        raise DeployError(f"{plan.path} is damaged: its image does not match its manifest")
     encoded = encode_manifest(manifest)
     digest = manifest_digest(encoded)
     assets, blobs = named_blobs(files)
@@ -116,20 +133,20 @@ def bundle_image(
 
 
 def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
-    """A handler's folder: every file in it, as it is."""
+    """Collect every file in the folder of a handler."""
     assert spec.handler is not None
     if builtin_yaml(str(folder)):
         files = {FILE_NAME: builtin_yaml(str(folder)).encode()}
     else:
         files = {str(path.relative_to(folder)): path.read_bytes() for path in handler_files(folder)}
     if not spec.handler.builtin and spec.handler.file not in files:
-        raise DeployError(f"{folder}: function.yaml names {spec.handler.file}, which is not there")
+        raise DeployError(f"{folder}: function.yaml names {spec.handler.file}, which does not exist")
     size = sum(map(len, files.values()))
     if size > MAX_HANDLER_BYTES:
-        raise DeployError(f"{folder}: {size} bytes of files are over the limit of {MAX_HANDLER_BYTES}")
+        raise DeployError(f"{folder}: its files have {size} bytes, over the limit of {MAX_HANDLER_BYTES}")
     assets, blobs = named_blobs(files)
     return Bundle(
-        task=Task.HANDLER,
+        task=FunctionTask.HANDLER,
         architecture=BUILTIN_PREFIX + spec.handler.function if spec.handler.builtin else "handler",
         dtype="",
         context_length=0,
@@ -143,7 +160,7 @@ def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
 
 
 def handler_files(folder: Path) -> Iterator[Path]:
-    """Regular files below `folder`, sorted; hidden folders and caches are left out, links refused."""
+    """Yield the regular files below `folder`, sorted, without caches. Raises DeployError for a link."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -155,6 +172,6 @@ def handler_files(folder: Path) -> Iterator[Path]:
 
 
 def named_blobs(files: dict[str, bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Files as {name: digest} and {digest: bytes}."""
+    """Return files as {name: digest} and {digest: bytes}."""
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     return digests, {digests[name]: content for name, content in files.items()}

@@ -1,4 +1,4 @@
-"""Echo: the smallest handler there is. A return value is the answer; a generator is a stream."""
+"""The smallest handler: a return value is the answer, a generator is a stream."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ def handle(request: Any) -> Any:
 
 
 def words(text: str) -> Iterator[dict[str, Any]]:
-    """One value a word; together they are the text."""
+    """Yield one value a word; together they are the text."""
     parts = text.split(" ")
     for index, part in enumerate(parts):
         yield {"index": index, "text": part if index == len(parts) - 1 else part + " "}

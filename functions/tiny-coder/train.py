@@ -2,11 +2,11 @@
 
     python functions/tiny-coder/train.py --minutes 20
 
-Reads the standard library of the interpreter that runs it (no network), trains a byte-level BPE on it
-and then the model, within the time given: the learning rate follows the clock, so a slower machine sees
-fewer tokens and still ends annealed. Writes a Hugging Face checkpoint in bfloat16 to `model/` beside this
-file, and `loss.csv`, `loss.png` and `training.json` that say how it went. Held-out loss is in bits a
-byte, over whole files that neither the tokenizer nor the model has seen.
+Reads the standard library of the running interpreter (no network), trains a byte-level BPE on it and then the
+model, within the given time: the learning rate follows the clock, so a slower machine sees fewer tokens and
+still ends annealed. Writes a Hugging Face checkpoint in bfloat16 to `model/` beside this file, and the record
+of the run in `loss.csv`, `loss.png` and `training.json`. Held-out loss is in bits a byte, over whole files
+that neither the tokenizer nor the model has seen.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 END = "<|endoftext|>"
 # Tables of data rather than code, and tests, which would make the output look like neither.
-LEFT_OUT = {
+EXCLUDED = {
     "test",
     "tests",
     "idle_test",
@@ -45,7 +45,7 @@ SPLIT = r" ?[A-Za-z_]+|\d| ?[^\sA-Za-z_\d]+|\n+|[^\S\n]+(?=\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     vocab: int = 2048
     hidden: int = 256
     layers: int = 5
@@ -56,7 +56,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TrainingSchedule:
     minutes: float = 20.0
     batch_tokens: int = 4096
     short_context: int = 512  # the first part of the training, cheaper in attention
@@ -71,13 +71,13 @@ class Schedule:
 
 
 def corpus() -> tuple[list[bytes], list[bytes]]:
-    """The standard library's files, split into training and held-out by a hash of the path (4 %)."""
+    """Return the standard library's files, split into training and held-out (4 %) by a hash of the path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     train: list[bytes] = []
     held: list[bytes] = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if LEFT_OUT & set(relative.parts) or path.stat().st_size < 256:
+        if EXCLUDED & set(relative.parts) or path.stat().st_size < 256:
             continue
         text = path.read_bytes()
         try:
@@ -118,8 +118,8 @@ def encode(tokenizer: Tokenizer, texts: list[bytes]) -> torch.Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
-def learning_rate(schedule: Schedule, done: float) -> float:
-    """The factor at share `done` of the budget: warm-up, plateau, linear decay to zero."""
+def learning_rate(schedule: TrainingSchedule, done: float) -> float:
+    """Return the factor at share `done` of the budget: warm-up, plateau, linear decay to zero."""
     if done < schedule.warmup_share:
         return max(0.05, done / schedule.warmup_share)
     return min(1.0, max(0.0, (1.0 - done) / schedule.decay_share))
@@ -127,7 +127,7 @@ def learning_rate(schedule: Schedule, done: float) -> float:
 
 @torch.no_grad()
 def bits_per_byte(model: LlamaForCausalLM, ids: torch.Tensor, nbytes: int, context: int, limit: int) -> float:
-    """Mean loss over the first `limit` tokens of `ids`, in windows of `context`, in bits a byte of text."""
+    """Return the mean loss, in bits a byte, over the first `limit` tokens in windows of `context`."""
     total, count = 0.0, 0
     windows = ids[: limit + 1]
     for start in range(0, len(windows) - 1, context):
@@ -159,7 +159,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: a quintic Newton-Schulz iteration."""
+    """Return roughly the nearest (semi-)orthogonal matrix, by a quintic Newton-Schulz iteration."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = wide / (wide.norm() + 1e-7)
     for _ in range(steps):
@@ -168,8 +168,8 @@ def orthogonal(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def optimizers(model: LlamaForCausalLM, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+def optimizers(model: LlamaForCausalLM, schedule: TrainingSchedule) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -178,19 +178,28 @@ def optimizers(model: LlamaForCausalLM, schedule: Schedule) -> list[torch.optim.
     ]
 
 
-def train(shape: Shape, schedule: Schedule, out: Path) -> None:
-    torch.manual_seed(schedule.seed)
-    torch.set_num_threads(schedule.threads)
-    train_texts, held_texts = corpus()
-    tokenizer = make_tokenizer(train_texts, shape.vocab)
-    ids, held = encode(tokenizer, train_texts), encode(tokenizer, held_texts)
-    held_bytes = sum(map(len, held_texts))
-    print(
-        f"corpus: {len(train_texts)} files, {sum(map(len, train_texts)) / 1e6:.1f} MB, "
-        f"{len(ids) / 1e6:.2f}M tokens; "
-        f"held out: {len(held_texts)} files, {held_bytes / 1e6:.2f} MB",
-        file=sys.stderr,
-    )
+CurvePoint = tuple[int, int, float, float, float | None]  # step, tokens, minutes, loss, held-out bits a byte
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """A model after training: its curve, and the steps and tokens that it took."""
+
+    curve: list[CurvePoint]
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Token ids of files that are not trained on, and the files' size."""
+
+    ids: torch.Tensor
+    nbytes: int
+
+
+def make_model(shape: ModelShape, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """Return an untrained model with the tokenizer's vocabulary."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=shape.hidden,
@@ -204,15 +213,20 @@ def train(shape: Shape, schedule: Schedule, out: Path) -> None:
         eos_token_id=tokenizer.token_to_id(END),
         pad_token_id=None,
     )
-    model = LlamaForCausalLM(config).train()
+    return LlamaForCausalLM(config).train()
+
+
+def run_steps(
+    model: LlamaForCausalLM, ids: torch.Tensor, held: HeldOut, shape: ModelShape, schedule: TrainingSchedule
+) -> Trained:
+    """Train the model in place until the schedule's time is over."""
     compiled = torch.compile(model)
-    parameters = sum(p.numel() for p in model.parameters())
     steppers = optimizers(model, schedule)
     base = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
     generator = torch.Generator().manual_seed(schedule.seed)
-    began, step, seen = time.monotonic(), 0, 0
-    curve: list[tuple[int, int, float, float, float | None]] = []
-    while (done := (time.monotonic() - began) / (schedule.minutes * 60)) < 1.0:
+    started, step, seen = time.monotonic(), 0, 0
+    curve: list[CurvePoint] = []
+    while (done := (time.monotonic() - started) / (schedule.minutes * 60)) < 1.0:
         context = shape.context if done > 1 - schedule.long_share else schedule.short_context
         rows = schedule.batch_tokens // context
         starts = torch.randint(0, len(ids) - context - 1, (rows,), generator=generator)
@@ -220,49 +234,63 @@ def train(shape: Shape, schedule: Schedule, out: Path) -> None:
         loss = compiled(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = learning_rate(schedule, done)
-        for stepper, rates in zip(steppers, base, strict=True):
-            for group, rate in zip(stepper.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
+        update(steppers, base, learning_rate(schedule, done))
         step, seen = step + 1, seen + batch.numel()
         if step % 50 == 0:
-            minutes = (time.monotonic() - began) / 60
+            minutes = (time.monotonic() - started) / 60
             held_now = None
             if step % 250 == 0:
                 model.eval()
-                held_now = bits_per_byte(model, held, held_bytes, shape.context, 60_000)
+                held_now = bits_per_byte(model, held.ids, held.nbytes, shape.context, 60_000)
                 model.train()
             curve.append((step, seen, minutes, float(loss.detach()), held_now))
-            print(
+            log(
                 f"{done:4.0%} step {step} {seen / 1e6:.2f}M tokens loss {float(loss.detach()):.3f}"
-                + (f" held-out {held_now:.3f} bits/byte" if held_now else ""),
-                file=sys.stderr,
-                flush=True,
+                + (f" held-out {held_now:.3f} bits/byte" if held_now else "")
             )
-    model = model.eval().to(torch.bfloat16)
-    check = LlamaForCausalLM(config).eval()
-    check.load_state_dict(model.float().state_dict())
-    final = bits_per_byte(check, held, held_bytes, shape.context, len(held))
-    print(
-        f"held-out: {final:.3f} bits/byte over {held_bytes} bytes, {parameters} parameters", file=sys.stderr
+    return Trained(curve=curve, steps=step, tokens=seen)
+
+
+def update(steppers: list[torch.optim.Optimizer], base: list[list[float]], factor: float) -> None:
+    """Run the optimizers once, at `factor` times their base learning rates."""
+    for stepper, rates in zip(steppers, base, strict=True):
+        for group, rate in zip(stepper.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
+
+
+def train(shape: ModelShape, schedule: TrainingSchedule, out: Path) -> None:
+    """Train a model and write it with the record of the run to `out`."""
+    torch.manual_seed(schedule.seed)
+    torch.set_num_threads(schedule.threads)
+    train_texts, held_texts = corpus()
+    tokenizer = make_tokenizer(train_texts, shape.vocab)
+    ids = encode(tokenizer, train_texts)
+    held = HeldOut(ids=encode(tokenizer, held_texts), nbytes=sum(map(len, held_texts)))
+    train_bytes = sum(map(len, train_texts))
+    log(
+        f"corpus: {len(train_texts)} files, {train_bytes / 1e6:.1f} MB, {len(ids) / 1e6:.2f}M tokens; "
+        f"held out: {len(held_texts)} files, {held.nbytes / 1e6:.2f} MB"
     )
+    model = make_model(shape, tokenizer)
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = run_steps(model, ids, held, shape, schedule)
+    model = model.eval().to(torch.bfloat16)
+    check = LlamaForCausalLM(model.config).eval()
+    check.load_state_dict(model.float().state_dict())
+    final = bits_per_byte(check, held.ids, held.nbytes, shape.context, len(held.ids))
+    log(f"held-out: {final:.3f} bits/byte over {held.nbytes} bytes, {parameters} parameters")
     save(model.to(torch.bfloat16), tokenizer, out / "model")
-    with (out / "loss.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "tokens", "minutes", "train_loss_nats_per_token", "held_out_bits_per_byte"])
-        writer.writerows(
-            (s, n, f"{m:.2f}", f"{lo:.4f}", "" if h is None else f"{h:.4f}") for s, n, m, lo, h in curve
-        )
-    plot(curve, out / "loss.png")
+    write_curve(trained.curve, out / "loss.csv")
+    plot(trained.curve, out / "loss.png")
     record = {
         "held_out_bits_per_byte": round(final, 4),
-        "held_out_bytes": held_bytes,
-        "train_bytes": sum(map(len, train_texts)),
+        "held_out_bytes": held.nbytes,
+        "train_bytes": train_bytes,
         "parameters": parameters,
-        "steps": step,
-        "tokens": seen,
+        "steps": trained.steps,
+        "tokens": trained.tokens,
         "processor_minutes": round(time.process_time() / 60, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -274,8 +302,22 @@ def train(shape: Shape, schedule: Schedule, out: Path) -> None:
     (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
-def plot(curve: Sequence[tuple[int, int, float, float, float | None]], path: Path) -> None:
-    """Training loss and held-out bits a byte over the tokens seen."""
+def log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def write_curve(curve: Sequence[CurvePoint], path: Path) -> None:
+    """Write the curve as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "tokens", "minutes", "train_loss_nats_per_token", "held_out_bits_per_byte"])
+        writer.writerows(
+            (s, n, f"{m:.2f}", f"{lo:.4f}", "" if h is None else f"{h:.4f}") for s, n, m, lo, h in curve
+        )
+
+
+def plot(curve: Sequence[CurvePoint], path: Path) -> None:
+    """Plot training loss and held-out bits a byte over the tokens seen."""
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot(
         [n / 1e6 for _, n, _, _, _ in curve], [lo for _, _, _, lo, _ in curve], label="training, nats a token"
@@ -311,7 +353,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def main() -> None:
-    shape, schedule = Shape(), Schedule()
+    shape, schedule = ModelShape(), TrainingSchedule()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -323,8 +365,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     options = parser.parse_args()
     train(
-        Shape(vocab=options.vocab),
-        Schedule(
+        ModelShape(vocab=options.vocab),
+        TrainingSchedule(
             minutes=options.minutes,
             threads=options.threads,
             batch_tokens=options.batch_tokens,

@@ -7,18 +7,17 @@ from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
-from gateway.errors import BadRequest, Unprocessable
-from gateway.limits import decode, read_body
-from gateway.responses import encoded
-from gateway.schemas_admin import CreateKey, CreateRate, PatchKey
-from gateway.services import Services
-from registry.api_key import ApiKey, Role, SpendPeriod
+from gateway.core.errors import BadRequest, Unprocessable
+from gateway.http.limits import decode, read_body
+from gateway.requests.services import Services
+from gateway.schemas.admin import CreateKey, CreateRate, PatchKey
+from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, view
+from registry.config.secrets import new_api_key
 from registry.errors import Conflict
-from registry.function import check_name
-from registry.secrets import new_api_key
-from registry.usage import Rate
+from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
+from registry.records.function import check_name
+from registry.records.usage import PriceRate
 
 T = TypeVar("T")
 
@@ -26,7 +25,7 @@ _TRIES = 5
 
 
 class KeyAdmin:
-    """API keys and the price table."""
+    """The handlers of API keys and the price table."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -34,70 +33,75 @@ class KeyAdmin:
         self._patch = msgspec.json.Decoder(PatchKey)
         self._rate = msgspec.json.Decoder(CreateRate)
 
-    async def list_keys(self, request: Request) -> Response:
+    async def list_keys(self, request: Request) -> msgspec.Struct:
+        """List the keys with their spending."""
         keys = await self._services.state.keys()
-        return encoded({"keys": [await self._with_spending(key) for key in keys]})
+        answer: msgspec.Struct = KeyList(keys=[await self._with_spending(key) for key in keys])
+        return answer
 
-    async def create_key(self, request: Request) -> Response:
-        """Make a key; the answer is the only place where the key itself ever stands."""
-        asked = await self._body(request, self._create)
+    async def create_key(self, request: Request) -> msgspec.Struct:
+        """Create a key; only this response ever holds the key itself."""
+        payload = await self._body(request, self._create)
         clock = self._services.clock
-        expires_at = None if asked.expires_in_s is None else clock.wall_s() + asked.expires_in_s
+        expires_at = None if payload.expires_in_s is None else clock.wall_s() + payload.expires_in_s
         made = new_api_key(
-            asked.tenant,
-            Role(asked.role),
-            asked.name,
-            functions=[check_name(name) for name in asked.functions],
+            payload.tenant,
+            KeyRole(payload.role),
+            payload.name,
+            functions=[check_name(name) for name in payload.functions],
             expires_at=expires_at,
             clock=clock,
         )
         key = dataclasses.replace(
             made.key,
-            max_concurrent=asked.max_concurrent,
-            requests_per_minute=asked.requests_per_minute,
-            tokens_per_minute=asked.tokens_per_minute,
-            spend_limit_nanos=asked.spend_limit_nanos,
-            spend_period=SpendPeriod(asked.spend_period),
+            max_concurrent=payload.max_concurrent,
+            requests_per_minute=payload.requests_per_minute,
+            tokens_per_minute=payload.tokens_per_minute,
+            spend_limit_nanos=payload.spend_limit_nanos,
+            spend_period=SpendPeriod(payload.spend_period),
         )
         await self._services.state.put_key(key)
-        self._services.auth.forget(key.id)
-        return encoded({**shown(key), "key": made.plaintext}, status=201)
+        self._services.auth.invalidate(key.id)
+        return view(NewKey, key, key=made.plaintext)
 
-    async def change_key(self, request: Request) -> Response:
-        """Set or lift limits; other gateways know of it once they have forgotten the key's record."""
-        asked = await self._body(request, self._patch)
-        key = await self._replace(request.path_params["key_id"], asked.applied)
-        return encoded(await self._with_spending(key))
+    async def change_key(self, request: Request) -> msgspec.Struct:
+        """Set or lift limits; other gateways follow once their cached record has expired."""
+        payload = await self._body(request, self._patch)
+        key = await self._replace(request.path_params["key_id"], payload.applied)
+        return await self._with_spending(key)
 
-    async def revoke_key(self, request: Request) -> Response:
-        """Revoke a key; revoking it again changes nothing."""
+    async def revoke_key(self, request: Request) -> msgspec.Struct:
+        """Revoke a key. Idempotent."""
         now = self._services.clock.wall_s()
         key = await self._replace(
             request.path_params["key_id"],
             lambda key: key if key.revoked_at is not None else dataclasses.replace(key, revoked_at=now),
         )
-        return encoded(await self._with_spending(key))
+        return await self._with_spending(key)
 
-    async def list_prices(self, request: Request) -> Response:
-        return encoded({"rates": await self._services.state.rates()})
+    async def list_prices(self, request: Request) -> RateList:
+        """List the price table."""
+        return RateList(rates=await self._services.state.rates())
 
-    async def create_price(self, request: Request) -> Response:
-        """Add a price; a record keeps the one that it was billed at."""
-        asked = await self._body(request, self._rate)
-        rate = Rate(**msgspec.structs.asdict(asked))
+    async def create_price(self, request: Request) -> PriceRate:
+        """Add a price; a usage record keeps the price at which it was billed."""
+        payload = await self._body(request, self._rate)
+        rate = PriceRate(**msgspec.structs.asdict(payload))
         if rate.gpu_type != rate.gpu_type.strip():
             raise BadRequest("gpu_type must not begin or end with a space", param="gpu_type")
         currencies = {one.currency for one in await self._services.state.rates()}
         if currencies and rate.currency not in currencies:
             known = ", ".join(sorted(currencies))
-            message = f"prices are in {known}: reports and spend limits add up costs of one currency"
+            message = (
+                f"currency must be {known}, as that of the other prices: costs are summed in one currency"
+            )
             raise Unprocessable(message, param="currency")
         await self._services.state.put_rate(rate)
-        await self._services.pulse.beat(rates=True)
-        return encoded(rate, status=201)
+        await self._services.health.probe(rates=True)
+        return rate
 
     async def _replace(self, key_id: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
-        """Change a key's record, whoever else changes it at the same time."""
+        """Replace a key's record, retrying on concurrent changes. Raises NotFound, Conflict."""
         state = self._services.state
         try:
             for _ in range(_TRIES):
@@ -106,26 +110,19 @@ class KeyAdmin:
                 with contextlib.suppress(Conflict):
                     await state.replace_key(before, after)
                     return after
-            raise Conflict(f"the key {key_id} is being changed by others: try again")
+            raise Conflict(f"key {key_id} is being changed by others: retry")
         finally:
-            self._services.auth.forget(key_id)
+            self._services.auth.invalidate(key_id)
 
-    async def _with_spending(self, key: ApiKey) -> dict[str, object]:
-        """The key, and what of its spend limit is used; None where it has none."""
+    async def _with_spending(self, key: ApiKey) -> msgspec.Struct:
+        """Return the key with the amount spent of its limit, None where it has no limit."""
         spent = None
         if key.spend_limit_nanos is not None:
             now = self._services.clock.wall_s()
             spent = await self._services.state.spent_nanos(key.id, key.spend_period, now)
-        return {**shown(key), "spent_nanos": spent}
+        return view(KeyView, key, spent_nanos=spent)
 
     async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits)
         return decode(body, decoder, limits)
-
-
-def shown(key: ApiKey) -> dict[str, object]:
-    """A key without what could help to guess it."""
-    fields: dict[str, object] = msgspec.to_builtins(key)
-    del fields["digest"]
-    return fields

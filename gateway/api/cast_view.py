@@ -1,30 +1,30 @@
-"""What people are shown of a cast: the plan beside what its nodes told of it. Pure."""
+"""A cast as /admin/casts shows it: its plan beside the progress that its nodes reported. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gateway.schemas_casts import CastNode, CastOutcome, CastShown, PartState
-from rdmacast.cast_limits import silence_s
-from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
-from registry.node import NodeRecord
+from gateway.schemas.casts import CastNodeView, CastOutcome, CastView, PartState
+from rdmacast.cast.limits import silence_s
+from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from registry.records.node import NodeRecord
 
-_TELLS_WITHIN_S = 30.0  # that it gave up, or began: Redis and the node may be held up
+_MAX_REPORT_DELAY_S = 30.0  # of its start or end: Redis and the node may be slow
 _NOTHING = CastProgress(
     cast_id="", node="", state=CastState.RUNNING, blocks=0, held=0, seconds=0.0, updated_at=0.0
 )
 _UNDER_WAY = ("waiting", "running")
 
 
-def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> CastShown:
-    """The cast at `now` (Unix seconds), with the nodes that are there."""
+def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> CastView:
+    """Return the cast at `now` (Unix seconds); `nodes` are those that are up."""
     record = status.record
     joined = {member.node: member.epoch for member in record.members}
-    # Of one that came back, what its earlier part came to says nothing of the one that it is to begin.
-    told = {one.node: one for one in status.progress if one.epoch >= joined.get(one.node, 0)}
+    # The progress of a node before it rejoined says nothing of its new part.
+    reported = {one.node: one for one in status.progress if one.epoch >= joined.get(one.node, 0)}
     blocks = -(-record.nbytes // record.block_bytes)
-    parts: list[CastNode] = []
+    parts: list[CastNodeView] = []
     for index, member in enumerate(record.members):
-        progress = told.get(member.node)
+        progress = reported.get(member.node)
         state: PartState = "source"
         error = ""
         if index not in record.sources:
@@ -38,7 +38,7 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
         seconds = max(ends, default=record.started_at) - record.started_at
     received = _sum(part.received for part in targets)
     longest_s = max((part.seconds for part in targets), default=0.0)
-    return CastShown(
+    return CastView(
         cast_id=record.cast_id,
         function=record.function,
         version=record.version,
@@ -63,60 +63,60 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
 
 
 def silent_s(block_bytes: int) -> float:
-    """After so long a target to which nothing comes has given up, and said so."""
-    return silence_s(block_bytes) + _TELLS_WITHIN_S
+    """Return the seconds after which a target that receives nothing has failed and reported it."""
+    return silence_s(block_bytes) + _MAX_REPORT_DELAY_S
 
 
 def _state(
     record: CastRecord,
-    member: CastMember,
+    member: CastMemberRecord,
     progress: CastProgress | None,
     node: NodeRecord | None,
     now: float,
 ) -> tuple[PartState, str]:
-    """Of a target, and why where it does not say so itself: no node tells of its own death."""
+    """Return a target's state, and the reason where it cannot report it itself, as when its node died."""
     if progress is not None and progress.is_final:
         return progress.state.value, progress.error
     joined_at = member.joined_at or record.started_at
-    heard_at = joined_at if progress is None else progress.updated_at
+    reported_at = joined_at if progress is None else progress.updated_at
     if node is None:
-        return "lost", "its node is gone"
-    if node.started_at > heard_at:
-        return "lost", "its node began anew"
-    if now - heard_at > silent_s(record.block_bytes):
-        return "lost", "it never began" if progress is None else f"silent for {now - heard_at:.0f} s"
+        return "lost", "its node has left"
+    if node.started_at > reported_at:
+        return "lost", "its node restarted"
+    if now - reported_at > silent_s(record.block_bytes):
+        return "lost", "it never started" if progress is None else f"silent for {now - reported_at:.0f} s"
     return ("waiting", "") if progress is None else ("running", progress.error)
 
 
 def _part(
-    member: CastMember,
+    member: CastMemberRecord,
     progress: CastProgress | None,
     state: PartState,
     error: str,
     *,
     blocks: int,
     planned: bool,
-) -> CastNode:
-    told = progress or _NOTHING
-    return CastNode(
+) -> CastNodeView:
+    reported = progress or _NOTHING
+    return CastNodeView(
         node=member.node,
         host=member.host,
         tier=member.tier.value,
         planned=planned,
         state=state,
         blocks=blocks,
-        held=told.held,
-        seconds=told.seconds,
-        bytes_s=_rate(sum(told.received.values()), told.seconds),
-        received=dict(told.received),
-        transports=dict(told.transports),
-        faults=dict(told.faults),
+        held=reported.held,
+        seconds=reported.seconds,
+        bytes_s=_rate(sum(reported.received.values()), reported.seconds),
+        received=dict(reported.received),
+        transports=dict(reported.transports),
+        faults=dict(reported.faults),
         error=error,
-        updated_at=told.updated_at or None,  # 0: it was said in its stead that it failed
+        updated_at=reported.updated_at or None,  # 0: it was said in its stead that it failed
     )
 
 
-def _whole(targets: list[CastNode]) -> CastOutcome:
+def _whole(targets: list[CastNodeView]) -> CastOutcome:
     """Of the cast: running while one target is, else the worst that one came to."""
     states = {part.state for part in targets}
     if states & set(_UNDER_WAY):

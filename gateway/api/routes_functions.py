@@ -1,4 +1,4 @@
-"""POST /functions/{name}[:version]/invoke: one door to every kind of function."""
+"""POST /functions/{name}[:version]/invoke, the endpoint of all tasks."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -7,32 +7,32 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import exchange as exchanges
-from gateway.compute import Vector, rows, run_compute, top_labels
-from gateway.disconnect import Attended
-from gateway.errors import Unprocessable, from_validation
-from gateway.exchange import Exchange
-from gateway.handler_reply import HandlerReply
-from gateway.images import pixels
-from gateway.job import Job
-from gateway.limits import check_json, decode, decode_large, read_body
-from gateway.parameters import TOP_K
-from gateway.responses import encoded
-from gateway.routes_embeddings import EmbeddingRoutes
-from gateway.routes_generate import GenerateRoutes
-from gateway.schemas_functions import (
+from gateway.api.routes_embeddings import EmbeddingRoutes
+from gateway.api.routes_generate import GenerateRoutes
+from gateway.core.errors import Unprocessable, from_validation
+from gateway.core.request_context import RequestContext, request_context
+from gateway.http.disconnect import CancelOnDisconnect
+from gateway.http.limits import check_json, decode, decode_large, read_body
+from gateway.http.responses import json_response
+from gateway.inference.images import pixels
+from gateway.inference.tokenization import Encoder, split_prompts
+from gateway.requests.billed_request import BilledRequest
+from gateway.requests.compute import Vector, rows, run_compute, top_labels
+from gateway.requests.handler_reply import HandlerReply
+from gateway.requests.services import Services
+from gateway.requests.task_inputs import require_input
+from gateway.schemas.functions import (
     ClassifyRequest,
     ClassifyResponse,
     FeaturesRequest,
     FeaturesResponse,
 )
-from gateway.schemas_openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
-from gateway.services import Services
-from gateway.tokenization import Encoder, split_prompts
-from registry.function import FunctionVersion, Task
-from registry.messages import Array, Compute
+from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
+from gateway.schemas.parameters import TOP_K
+from registry.messages.node import Array, Compute
+from registry.records.function import FunctionTask, FunctionVersion
 
-_TEXT_TASKS = (Task.GENERATE, Task.EMBED)
+_TEXT_TASKS = (FunctionTask.GENERATE, FunctionTask.EMBED)
 
 T = TypeVar("T")
 Kind = Literal["classify", "text_features", "image_features"]
@@ -40,7 +40,7 @@ Shape = Callable[[Sequence[Vector]], msgspec.Struct]
 
 
 class FunctionRoutes:
-    """The generic invoke."""
+    """The handler of the generic invoke."""
 
     def __init__(self, services: Services, generate: GenerateRoutes, embed: EmbeddingRoutes) -> None:
         self._services = services
@@ -51,39 +51,42 @@ class FunctionRoutes:
         self._features = msgspec.json.Decoder(FeaturesRequest)
 
     async def invoke(self, request: Request) -> ASGIApp:
-        exchange = exchanges.of(request.scope)
+        """Call a function; the body depends on its task."""
+        context = request_context(request.scope)
         spec = request.path_params["function"]
-        version = await self._services.functions.resolve(spec, exchange.caller)
-        exchange.concerns(version)
-        self._services.pulse.require()
+        version = await self._services.functions.resolve(spec, context.caller)
+        context.set_version(version)
+        self._services.health.require_alive()
         limits = self._services.settings.limits
-        most = limits.text_bytes if version.task in _TEXT_TASKS else limits.body_bytes
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=most)
+        max_bytes = limits.text_bytes if version.task in _TEXT_TASKS else limits.body_bytes
+        body = await read_body(request.scope, request.receive, limits, limit_bytes=max_bytes)
         match version.task:
-            case Task.GENERATE:
-                return await self._generation(exchange, version, spec, body)
-            case Task.EMBED:
+            case FunctionTask.GENERATE:
+                return await self._generation(context, version, spec, body)
+            case FunctionTask.EMBED:
                 given = decode(body, self._object, limits) | {"model": spec}
-                return await self._embed.reply(exchange, version, _convert(given, EmbeddingRequest))
-            case Task.CLASSIFY:
-                return await self._classification(exchange, version, request, body)
-            case Task.FEATURES:
-                return await self._feature_extraction(exchange, version, request, body)
-            case Task.HANDLER:
+                require_input(version, given)
+                return await self._embed.reply(context, version, _convert(given, EmbeddingRequest))
+            case FunctionTask.CLASSIFY:
+                return await self._classification(context, version, request, body)
+            case FunctionTask.FEATURES:
+                return await self._feature_extraction(context, version, request, body)
+            case FunctionTask.HANDLER:
                 await check_json(body, limits, limits.handler_json)
                 wanted = "text/event-stream" in request.headers.get("accept", "")
-                return HandlerReply(self._services, exchange, version, body, events_wanted=wanted)
+                return HandlerReply(self._services, context, version, body, events_wanted=wanted)
 
     async def _generation(
-        self, exchange: Exchange, version: FunctionVersion, spec: str, body: bytes
+        self, context: RequestContext, version: FunctionVersion, spec: str, body: bytes
     ) -> ASGIApp:
         given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
+        require_input(version, given)
         if "messages" in given:
-            return await self._generate.chat_reply(exchange, version, _convert(given, ChatRequest))
-        return await self._generate.completion_reply(exchange, version, _convert(given, CompletionRequest))
+            return await self._generate.chat_reply(context, version, _convert(given, ChatRequest))
+        return await self._generate.completion_reply(context, version, _convert(given, CompletionRequest))
 
     async def _classification(
-        self, exchange: Exchange, version: FunctionVersion, request: Request, body: bytes
+        self, context: RequestContext, version: FunctionVersion, request: Request, body: bytes
     ) -> ASGIApp:
         assets = await self._services.assets.get(version)
         image: str | bytes | list[object]
@@ -91,8 +94,8 @@ class FunctionRoutes:
             image, top_k = body, TOP_K.read(request)
         else:
             limits = self._services.settings.limits
-            asked = await decode_large(body, self._classify, limits, limits.image_json)
-            image, top_k = asked.image, asked.top_k
+            payload = await decode_large(body, self._classify, limits, limits.image_json)
+            image, top_k = payload.image, payload.top_k
         array = await pixels(image, assets.preprocessor)
 
         def shape(vectors: Sequence[Vector]) -> ClassifyResponse:
@@ -100,27 +103,27 @@ class FunctionRoutes:
             return ClassifyResponse(labels=best)
 
         return EncoderReply(
-            self._services, exchange, version, "classify", pixels=array, output="logits", shape=shape
+            self._services, context, version, "classify", pixels=array, output="logits", shape=shape
         )
 
     async def _feature_extraction(
-        self, exchange: Exchange, version: FunctionVersion, request: Request, body: bytes
+        self, context: RequestContext, version: FunctionVersion, request: Request, body: bytes
     ) -> ASGIApp:
         limits = self._services.settings.limits
         assets = await self._services.assets.get(version)
         if _is_image(request):
             array = await pixels(body, assets.preprocessor)
-            return EncoderReply(self._services, exchange, version, "image_features", pixels=array)
-        asked = await decode_large(body, self._features, limits, limits.image_json)
-        if asked.image is not None and asked.text is None:
-            array = await pixels(asked.image, assets.preprocessor)
-            return EncoderReply(self._services, exchange, version, "image_features", pixels=array)
-        if asked.text is None or asked.image is not None:
-            raise Unprocessable("give exactly one of text and image", param="text")
+            return EncoderReply(self._services, context, version, "image_features", pixels=array)
+        payload = await decode_large(body, self._features, limits, limits.image_json)
+        if payload.image is not None and payload.text is None:
+            array = await pixels(payload.image, assets.preprocessor)
+            return EncoderReply(self._services, context, version, "image_features", pixels=array)
+        if payload.text is None or payload.image is not None:
+            raise Unprocessable("give exactly one of 'text' and 'image'", param="text")
         encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
-        texts = split_prompts(asked.text, param="text", limit=limits.inputs)
+        texts = split_prompts(payload.text, param="text", limit=limits.inputs)
         ids = tuple([await encoder.prompt(text, param="text") for text in texts])
-        return EncoderReply(self._services, exchange, version, "text_features", token_ids=ids)
+        return EncoderReply(self._services, context, version, "text_features", token_ids=ids)
 
 
 def _features_response(vectors: Sequence[Vector]) -> FeaturesResponse:
@@ -128,12 +131,12 @@ def _features_response(vectors: Sequence[Vector]) -> FeaturesResponse:
 
 
 class EncoderReply:
-    """One forward of an encoder, answered as JSON."""
+    """The response of one forward pass of an encoder, as JSON."""
 
     def __init__(
         self,
         services: Services,
-        exchange: Exchange,
+        context: RequestContext,
         version: FunctionVersion,
         kind: Kind,
         *,
@@ -143,7 +146,7 @@ class EncoderReply:
         shape: Shape = _features_response,
     ) -> None:
         self._services = services
-        self._exchange = exchange
+        self._context = context
         self._version = version
         self._kind = kind
         self._pixels = pixels
@@ -152,8 +155,8 @@ class EncoderReply:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Attended(receive) as attended:
-            async with Job(self._services, self._exchange, self._version) as job:
+        async with CancelOnDisconnect(receive) as guard:
+            async with BilledRequest(self._services, self._context, self._version) as job:
                 work = Compute(
                     request_id=job.next_call_id(),
                     instance_id="",
@@ -162,9 +165,9 @@ class EncoderReply:
                     token_ids=self._token_ids,
                 )
                 answer = self._shape(rows(await run_compute(job, work), self._output))
-                await job.settle()
-            attended.finish()
-            await encoded(answer, headers=job.headers(final=True))(scope, receive, send)
+                await job.complete()
+            guard.disarm()
+            await json_response(answer, headers=job.headers(final=True))(scope, receive, send)
 
 
 def _convert(given: Object, kind: type[T]) -> T:

@@ -1,20 +1,22 @@
-"""/v1/completions and /v1/chat/completions, and the same by the generic invoke."""
+"""/v1/completions and /v1/chat/completions, and their equivalents by the generic invoke."""
 
 from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
 
-from gateway import exchange as exchanges
-from gateway.assets import ModelAssets
-from gateway.errors import BadRequest, Unprocessable, from_validation
-from gateway.exchange import Exchange
-from gateway.formats import ChatFormat, CompletionFormat, Format, ReplyOptions
-from gateway.generation import Choice, make_sampling, stop_strings
-from gateway.generation_reply import GenerationPlan, StreamReply, WholeReply
-from gateway.ids import model_object_id
-from gateway.limits import decode, read_body
-from gateway.schemas_openai import (
+from gateway.core.errors import BadRequest, Unprocessable, from_validation
+from gateway.core.ids import model_object_id
+from gateway.core.request_context import RequestContext, request_context
+from gateway.http.limits import decode, read_body
+from gateway.inference.assets import ModelAssets
+from gateway.inference.tokenization import Encoder, split_prompts, token_budget
+from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
+from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
+from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
+from gateway.requests.services import Services
+from gateway.requests.task_inputs import wrong_task
+from gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -22,9 +24,7 @@ from gateway.schemas_openai import (
     Object,
     refuse_unsupported,
 )
-from gateway.services import Services
-from gateway.tokenization import Encoder, split_prompts, token_budget
-from registry.function import FunctionVersion, Task
+from registry.records.function import FunctionTask, FunctionVersion
 
 _COMPLETION_DEFAULT_TOKENS = 16
 
@@ -32,7 +32,7 @@ GenerateReply = StreamReply | WholeReply
 
 
 class GenerateRoutes:
-    """Endpoints that make text."""
+    """The handlers of text generation."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -40,82 +40,82 @@ class GenerateRoutes:
         self._chat = msgspec.json.Decoder(ChatRequest)
 
     async def completions(self, request: Request) -> GenerateReply:
+        """Continue a prompt."""
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
-        asked = decode(body, self._completion, limits)
-        exchange = exchanges.of(request.scope)
-        version = await self._services.functions.resolve(asked.model, exchange.caller)
-        return await self.completion_reply(exchange, version, asked)
+        payload = decode(body, self._completion, limits)
+        context = request_context(request.scope)
+        version = await self._services.functions.resolve(payload.model, context.caller)
+        return await self.completion_reply(context, version, payload)
 
     async def chat(self, request: Request) -> GenerateReply:
+        """Continue a conversation."""
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
-        asked = decode(body, self._chat, limits)
-        exchange = exchanges.of(request.scope)
-        version = await self._services.functions.resolve(asked.model, exchange.caller)
-        return await self.chat_reply(exchange, version, asked)
+        payload = decode(body, self._chat, limits)
+        context = request_context(request.scope)
+        version = await self._services.functions.resolve(payload.model, context.caller)
+        return await self.chat_reply(context, version, payload)
 
     async def completion_reply(
-        self, exchange: Exchange, version: FunctionVersion, asked: CompletionRequest
+        self, context: RequestContext, version: FunctionVersion, payload: CompletionRequest
     ) -> GenerateReply:
-        """The reply to a checked completion request."""
-        assets = await self._prepare(exchange, version, asked)
+        """Return the response to a validated completion request."""
+        assets = await self._prepare(context, version, payload)
         limits = self._services.settings.limits
         encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
         prompts = [
             await encoder.prompt(prompt, param="prompt")
-            for prompt in split_prompts(asked.prompt, param="prompt", limit=limits.calls)
+            for prompt in split_prompts(payload.prompt, param="prompt", limit=limits.calls)
         ]
         choices = self._choices(
             version,
             assets,
-            asked,
+            payload,
             prompts,
-            max_tokens=asked.max_tokens,
+            max_tokens=payload.max_tokens,
             default_tokens=_COMPLETION_DEFAULT_TOKENS,
-            logprobs=asked.logprobs,
+            logprobs=payload.logprobs,
         )
-        options = self._options("cmpl", exchange, assets, asked, asked.logprobs)
-        return self._reply(exchange, version, assets, choices, CompletionFormat(options), asked)
+        options = self._options("cmpl", context, assets, payload, payload.logprobs)
+        return self._reply(context, version, assets, choices, CompletionFormat(options), payload)
 
     async def chat_reply(
-        self, exchange: Exchange, version: FunctionVersion, asked: ChatRequest
+        self, context: RequestContext, version: FunctionVersion, payload: ChatRequest
     ) -> GenerateReply:
-        """The reply to a checked chat request."""
-        assets = await self._prepare(exchange, version, asked)
+        """Return the response to a validated chat request."""
+        assets = await self._prepare(context, version, payload)
         limits = self._services.settings.limits
-        messages = plain_messages(asked.messages, limit=limits.messages)
-        tools = None if asked.tool_choice == "none" else asked.tools or None
+        messages = plain_messages(payload.messages, limit=limits.messages)
+        tools = None if payload.tool_choice == "none" else payload.tools or None
         encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
-        prompt = await encoder.chat(messages, tools, asked.chat_template_kwargs)
-        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        prompt = await encoder.chat(messages, tools, payload.chat_template_kwargs)
+        logprobs = (payload.top_logprobs or 0) if payload.logprobs else None
         choices = self._choices(
             version,
             assets,
-            asked,
+            payload,
             [prompt],
-            max_tokens=asked.max_completion_tokens or asked.max_tokens,
+            max_tokens=payload.max_completion_tokens or payload.max_tokens,
             default_tokens=None,
             logprobs=logprobs,
         )
-        options = self._options("chatcmpl", exchange, assets, asked, logprobs)
-        return self._reply(exchange, version, assets, choices, ChatFormat(options), asked)
+        options = self._options("chatcmpl", context, assets, payload, logprobs)
+        return self._reply(context, version, assets, choices, ChatFormat(options), payload)
 
     async def _prepare(
-        self, exchange: Exchange, version: FunctionVersion, asked: GenerateFields
+        self, context: RequestContext, version: FunctionVersion, payload: GenerateFields
     ) -> ModelAssets:
-        exchange.concerns(version)
-        if version.task is not Task.GENERATE:
-            raise BadRequest(
-                f"function {version.function!r} does not generate text (its task is {version.task})",
-                param="model",
-            )
-        refuse_unsupported(asked)
-        self._services.pulse.require()
+        context.set_version(version)
+        if version.task is not FunctionTask.GENERATE:
+            raise wrong_task(version)
+        refuse_unsupported(payload)
+        self._services.health.require_alive()
         assets = await self._services.assets.get(version)
-        if assets.tokenizer is None and asked.stop is not None:
+        if assets.tokenizer is None and payload.stop is not None:
             raise BadRequest(
-                f"function {version.function!r} has no tokenizer: use stop_token_ids", param="stop"
+                f"function {version.function!r} has no tokenizer: give stop_token_ids instead of stop",
+                param="stop",
             )
         return assets
 
@@ -123,75 +123,77 @@ class GenerateRoutes:
         self,
         version: FunctionVersion,
         assets: ModelAssets,
-        asked: GenerateFields,
+        payload: GenerateFields,
         prompts: Sequence[tuple[int, ...]],
         *,
         max_tokens: int | None,
         default_tokens: int | None,
         logprobs: int | None,
-    ) -> list[Choice]:
-        each = asked.n or 1
+    ) -> list[GenerationChoice]:
+        each = payload.n or 1
         limit = self._services.settings.limits.calls
         if len(prompts) * each > limit:
-            raise Unprocessable(f"prompts times n may be at most {limit}", param="n")
-        choices: list[Choice] = []
+            raise Unprocessable(f"the number of prompts times n must be at most {limit}", param="n")
+        choices: list[GenerationChoice] = []
         for prompt in prompts:
             budget = token_budget(version, len(prompt), max_tokens, default_tokens)
             for _ in range(each):
                 index = len(choices)
-                sampling = make_sampling(asked, assets, max_tokens=budget, logprobs=logprobs, index=index)
+                sampling = make_sampling(payload, assets, max_tokens=budget, logprobs=logprobs, index=index)
                 choices.append(
-                    Choice(index=index, prompt_ids=prompt, sampling=sampling, stops=stop_strings(asked))
+                    GenerationChoice(
+                        index=index, prompt_ids=prompt, sampling=sampling, stops=stop_strings(payload)
+                    )
                 )
         return choices
 
     def _options(
         self,
         prefix: str,
-        exchange: Exchange,
+        context: RequestContext,
         assets: ModelAssets,
-        asked: GenerateFields,
+        payload: GenerateFields,
         logprobs: int | None,
     ) -> ReplyOptions:
         return ReplyOptions(
-            id=model_object_id(prefix, exchange.request_id),
-            model=asked.model,
-            created=int(exchange.received_at),
+            id=model_object_id(prefix, context.request_id),
+            model=payload.model,
+            created=int(context.received_at),
             tokenizer=assets.tokenizer,
-            # Without a tokenizer the ids are all there is to tell.
-            token_ids=bool(asked.return_token_ids) or assets.tokenizer is None,
+            # Without a tokenizer the ids are the only output.
+            token_ids=bool(payload.return_token_ids) or assets.tokenizer is None,
             logprobs=logprobs,
-            include_usage=_include_usage(asked),
+            include_usage=_include_usage(payload),
         )
 
     def _reply(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         version: FunctionVersion,
         assets: ModelAssets,
-        choices: Sequence[Choice],
-        form: Format,
-        asked: GenerateFields,
+        choices: Sequence[GenerationChoice],
+        form: ReplyFormat,
+        payload: GenerateFields,
     ) -> GenerateReply:
         plan = GenerationPlan(
-            exchange=exchange,
+            context=context,
             version=version,
             assets=assets,
             choices=choices,
             format=form,
-            include_usage=_include_usage(asked),
+            include_usage=_include_usage(payload),
         )
-        return StreamReply(self._services, plan) if asked.stream else WholeReply(self._services, plan)
+        return StreamReply(self._services, plan) if payload.stream else WholeReply(self._services, plan)
 
 
-def _include_usage(asked: GenerateFields) -> bool:
-    return bool(asked.stream_options and asked.stream_options.include_usage)
+def _include_usage(payload: GenerateFields) -> bool:
+    return bool(payload.stream_options and payload.stream_options.include_usage)
 
 
 def plain_messages(given: Sequence[Object], *, limit: int) -> list[Object]:
-    """The messages as templates take them: checked, with text parts joined by newlines."""
+    """Return the messages for the template: validated, with text parts joined by newlines."""
     if len(given) > limit:
-        raise Unprocessable(f"messages may be at most {limit}", param="messages")
+        raise Unprocessable(f"at most {limit} messages are allowed", param="messages")
     try:
         checked = msgspec.convert(given, list[ChatMessage])
     except msgspec.ValidationError as error:
@@ -201,11 +203,13 @@ def plain_messages(given: Sequence[Object], *, limit: int) -> list[Object]:
         param = f"messages[{index}].content"
         content = message.content
         if content is None and message.role in ("system", "developer", "user"):
-            raise Unprocessable(f"{param}: a {message.role} message needs content", param=param)
+            raise Unprocessable(f"'{param}' is required for a {message.role} message", param=param)
         if isinstance(content, list):
             for part in content:
                 if part.type != "text":
-                    raise BadRequest(f"content parts of type {part.type!r} are not supported", param=param)
+                    raise BadRequest(
+                        f"content parts of type {part.type!r} are not supported: only 'text'", param=param
+                    )
             content = "\n".join(part.text or "" for part in content)
         messages.append(raw if content is raw.get("content") else {**raw, "content": content})
     return messages

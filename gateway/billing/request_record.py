@@ -1,4 +1,4 @@
-"""From what a request's calls used to its record in the ledger."""
+"""From the usage of a request's calls to its record in the ledger."""
 
 import asyncio
 import logging
@@ -7,42 +7,42 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
-from gateway.callrun import CallRun
-from gateway.contract import CallUse, Settled
-from gateway.entry import Entry
-from gateway.errors import ApiError
-from gateway.exchange import Exchange
-from gateway.outlast import see_out
-from gateway.pulse import Pulse
-from gateway.spool import Spool
+from gateway.billing.outbox import Outbox
+from gateway.billing.outbox_record import OutboxRecord
+from gateway.core.contract import CallUsage, OnSettled
+from gateway.core.errors import ApiError
+from gateway.core.request_context import RequestContext
+from gateway.dispatch.deadlines import DeadlinedCall
+from gateway.tenants.state_health import HealthCheck
+from rdmacast.aio.shielded import wait_shielded
 from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
-from registry.function import FunctionVersion
-from registry.messages import Compute, Generate
+from registry.messages.node import Compute, Generate
+from registry.records.function import FunctionVersion
+from registry.records.usage import PriceRate, RequestRecord, RequestStatus, cost_nanos
 from registry.state import Ledger
-from registry.usage import Rate, RequestRecord, RequestStatus, cost_nanos
 
 _log = logging.getLogger("hypercast.gateway")
 
 _RETRY_AFTER_S = 5
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-_WRITE_S = 8.0  # a request waits so long for its bill at most
+_WRITE_TIMEOUT_S = 8.0  # a request waits at most this long for its record
 
 
 class BillingFailed(ApiError):
-    """The ledger did not take a record."""
+    """The ledger did not accept a record (503)."""
 
-    def __init__(self, request_id: str, why: str = "the registry does not answer") -> None:
+    def __init__(self, request_id: str, why: str = "Redis is unavailable") -> None:
         super().__init__(
             503,
             "billing_failed",
-            f"request {request_id} cannot be billed: {why}",
+            f"{why}: request {request_id} was served but could not be billed, so it costs nothing; retry it",
             retry_after_s=_RETRY_AFTER_S,
         )
 
 
-def prompt_tokens(runs: Sequence[CallRun]) -> int:
-    """Tokens of the prompts, each prompt once however many choices it has."""
+def prompt_tokens(runs: Sequence[DeadlinedCall]) -> int:
+    """Return the tokens of the prompts, each counted once however many choices it has."""
     seen: set[int] = set()
     total = 0
     for run in runs:
@@ -59,39 +59,42 @@ def prompt_tokens(runs: Sequence[CallRun]) -> int:
     return total
 
 
-def completion_tokens(runs: Sequence[CallRun]) -> int:
-    """Tokens generated; of a call that was cut short, those that were passed on to the client."""
+def completion_tokens(runs: Sequence[DeadlinedCall]) -> int:
+    """Return the tokens generated; of a call that was cut short, those sent to the client."""
     return sum(run.usage.completion_tokens if run.usage else run.passed_on for run in runs)
 
 
 def make_record(
     *,
-    exchange: Exchange,
+    context: RequestContext,
     version: FunctionVersion,
-    runs: Sequence[CallRun],
-    uses: Sequence[CallUse],
+    runs: Sequence[DeadlinedCall],
+    uses: Sequence[CallUsage],
     status: RequestStatus,
     ended_at: float,
-    pulse: Pulse,
+    health: HealthCheck,
 ) -> RequestRecord | None:
-    """The record of a request that ends now and whose runs had these `uses`; None if no instance ever took
-    it. A failed request costs nothing, but the accelerator time that it took is in its record."""
+    """Return the record of a request that ends now, None if no instance was ever assigned.
+
+    A failed request costs nothing, but its record has the GPU time that it used.
+    """
     assigned = [run.assigned for run in runs if run.assigned is not None]
     if not assigned:
         return None
     first = assigned[0]
-    # Counted from the end: how long the request took before its calls began is known nowhere else.
+    # Counted back from the end: the time before the calls started is recorded nowhere else.
     ago_s = max([run.assigned_ago_s for run in runs if run.assigned is not None])
     slices = tuple([use.gpu for use in uses if use.gpu.gpu_us])
     # Requests that share a step share its time; it is rounded up once, for the whole request.
     gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
-    rate = _rate(first.gpu_type, pulse)
+    rate = _rate(first.gpu_type, health)
     price = cost_nanos(rate, gpu_ms, tokens_in, tokens_out)
     return RequestRecord(
-        request_id=exchange.request_id,
-        tenant=exchange.caller.tenant,
-        key_id=exchange.caller.id,
+        request_id=context.request_id,
+        client_request_id=context.client_request_id,
+        tenant=context.caller.tenant,
+        key_id=context.caller.id,
         function=version.function,
         version=version.version,
         status=status,
@@ -99,8 +102,8 @@ def make_record(
         node=first.node,
         gpu_type=first.gpu_type,
         gpu_count=first.gpu_count,
-        received_at=exchange.received_at,
-        started_at=max(exchange.received_at, ended_at - ago_s),
+        received_at=context.received_at,
+        started_at=max(context.received_at, ended_at - ago_s),
         ended_at=ended_at,
         queue_ms=math.ceil(max([one.queue_ms for one in assigned])),
         load_ms=math.ceil(max([one.load_ms for one in assigned])),
@@ -114,13 +117,13 @@ def make_record(
     )
 
 
-def _rate(gpu_type: str, pulse: Pulse) -> Rate:
-    """The rate in force; nothing is charged for a device that the price table does not know."""
+def _rate(gpu_type: str, health: HealthCheck) -> PriceRate:
+    """Return the rate in force; a device that the price table lacks is free of charge."""
     try:
-        return pulse.rate(gpu_type)
+        return health.rate(gpu_type)
     except NotFound:
-        _log.warning("the price table has no rate for %s: not charged", gpu_type)
-        return Rate(
+        _log.warning("no price for GPU type %s: not charged", gpu_type)
+        return PriceRate(
             id="unpriced",
             gpu_type=gpu_type,
             gpu_second_nanos=0,
@@ -130,144 +133,149 @@ def _rate(gpu_type: str, pulse: Pulse) -> Rate:
         )
 
 
-class _Tried(Enum):
-    """What came of a first try to write a record."""
+class _WriteResult(Enum):
+    """The outcome of the first try to write a record."""
 
     WRITTEN = "written"
-    TAKEN = "taken"  # a record of that id is there: this one, by a write whose answer was lost, or another
-    FAILED = "failed"  # the ledger could not take it
-    SILENT = "silent"  # the time was up before it said so
-    REFUSED = "refused"  # something else is wrong, maybe with just this record: to insist is of no use
+    TAKEN = "taken"  # the id exists: this record, by a write whose reply was lost, or another
+    FAILED = "failed"  # Redis was unavailable
+    SILENT = "silent"  # timed out
+    REFUSED = "refused"  # another error, perhaps of this record only: not retried here
 
 
 class Biller:
-    """Writes records to the ledger, surely: a client that leaves does not stop the write, and no error ends
-    it. `settled` hears of the calls whose record is written."""
+    """The writer of request records: it retries on errors, and a client that leaves does not stop it.
 
-    def __init__(self, ledger: Ledger, pulse: Pulse, clock: Clock, settled: Settled) -> None:
+    `on_settled` is called with the uses of each record that is written.
+    """
+
+    def __init__(self, ledger: Ledger, health: HealthCheck, clock: Clock, on_settled: OnSettled) -> None:
         self._ledger = ledger
-        self._pulse = pulse
+        self._health = health
         self._clock = clock
-        self._settled = settled
-        self.pauses_s: Sequence[float] = _PAUSES_S  # between the tries to write a record
-        self.spool = Spool(ledger, settled)
-        self._settling = 0
+        self._on_settled = on_settled
+        self.pauses_s: Sequence[float] = _PAUSES_S  # between tries
+        self.outbox = Outbox(ledger, on_settled)
+        self._in_progress = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
-        # First tries under way, each with the time at which it is given up: one timer for all of them.
+        # First tries under way, each with its deadline: one timer serves all of them.
         self._writes: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Biller {self._settling} settling, {self.spool!r}>"
+        return f"<Biller {self._in_progress} in progress, {self.outbox!r}>"
 
-    async def settle(
+    async def bill(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         version: FunctionVersion,
-        runs: Sequence[CallRun],
+        runs: Sequence[DeadlinedCall],
         status: RequestStatus,
     ) -> None:
-        """Write the request's record; returns once the ledger has it. Raises BillingFailed; then it is
-        written later, and costs nothing if it was to be a good one."""
+        """Write the request's record, and return once the ledger has it.
+
+        Raises BillingFailed; the record is written later then, and costs nothing.
+        """
         uses = [use for run in runs for use in run.used]
         record = make_record(
-            exchange=exchange,
+            context=context,
             version=version,
             runs=runs,
             uses=uses,
             status=status,
-            ended_at=max(self._clock.wall_s(), exchange.received_at),
-            pulse=self._pulse,
+            ended_at=max(self._clock.wall_s(), context.received_at),
+            health=self._health,
         )
         if record is None:
             return
-        self._settling += 1
+        self._in_progress += 1
         self._quiet.clear()
         try:
-            await self._bill(Entry(record, uses))
+            await self._write(OutboxRecord(record, uses))
         finally:
-            self._settling -= 1
-            if not self._settling:
+            self._in_progress -= 1
+            if not self._in_progress:
                 self._quiet.set()
 
-    async def _bill(self, entry: Entry) -> None:
-        until_s = asyncio.get_running_loop().time() + _WRITE_S
+    async def _write(self, entry: OutboxRecord) -> None:
+        until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
         write = self._begin(entry)
-        self._give_up_at(until_s, write)
-        cancelled = await see_out(write)
-        first = self._outcome(entry, write)
-        if first is _Tried.WRITTEN:
-            self._settled(entry.uses)
+        self._set_deadline(until_s, write)
+        cancelled = await wait_shielded(write)
+        first = self._result(entry, write)
+        if first is _WriteResult.WRITTEN:
+            self._on_settled(entry.uses)
         else:
-            insist = asyncio.create_task(self._insist(entry, first, until_s))
-            cancelled = await see_out(insist) or cancelled
-            failure = insist.exception()
+            retry = asyncio.create_task(self._retry(entry, first, until_s))
+            cancelled = await wait_shielded(retry) or cancelled
+            failure = retry.exception()
             if failure is not None and cancelled is None:
                 raise failure
         if cancelled is not None:
             raise cancelled
 
-    def _begin(self, entry: Entry) -> asyncio.Future[bool]:
+    def _begin(self, entry: OutboxRecord) -> asyncio.Future[bool]:
         try:
             return asyncio.ensure_future(self._ledger.add_request(entry.record))
-        except Exception as error:  # a record that cannot even be written down; told of by `_outcome`
+        except Exception as error:  # a record that does not encode; reported by `_result`
             refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             refused.set_exception(error)
             return refused
 
-    def _outcome(self, entry: Entry, write: asyncio.Future[bool]) -> "_Tried":
+    def _result(self, entry: OutboxRecord, write: asyncio.Future[bool]) -> "_WriteResult":
         if write.cancelled():
-            return _Tried.SILENT
+            return _WriteResult.SILENT
         try:
             new = write.result()
         except StateUnavailable as error:
-            self._pulse.note(alive=False, reason=str(error))
-            return _Tried.FAILED
+            self._health.report(alive=False, reason=str(error))
+            return _WriteResult.FAILED
         except Exception as error:  # whatever it is, the record is kept
-            entry.refused(error)
-            return _Tried.REFUSED
-        self._pulse.note(alive=True)
-        return _Tried.WRITTEN if new else _Tried.TAKEN
+            entry.on_refused(error)
+            return _WriteResult.REFUSED
+        self._health.report(alive=True)
+        return _WriteResult.WRITTEN if new else _WriteResult.TAKEN
 
-    def _give_up_at(self, until_s: float, write: asyncio.Future[bool]) -> None:
+    def _set_deadline(self, until_s: float, write: asyncio.Future[bool]) -> None:
         while self._writes and self._writes[0][1].done():
             self._writes.popleft()
         self._writes.append((until_s, write))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(until_s, self._time_is_up)
+            self._timer = asyncio.get_running_loop().call_at(until_s, self._on_timer)
 
-    def _time_is_up(self) -> None:
+    def _on_timer(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
         while self._writes and (self._writes[0][1].done() or self._writes[0][0] <= loop.time()):
-            self._writes.popleft()[1].cancel()  # nothing happens to one that is done
+            self._writes.popleft()[1].cancel()  # a no-op if it is done
         if self._writes:
-            self._timer = loop.call_at(self._writes[0][0], self._time_is_up)
+            self._timer = loop.call_at(self._writes[0][0], self._on_timer)
 
-    async def _insist(self, entry: Entry, first: "_Tried", until_s: float) -> None:
-        """Try on after a first try that brought no new record. Raises BillingFailed."""
-        why = "the registry does not answer"
+    async def _retry(self, entry: OutboxRecord, first: "_WriteResult", until_s: float) -> None:
+        """Retry after a first try that wrote nothing new. Raises BillingFailed."""
+        why = ""
         try:
             async with asyncio.timeout_at(until_s):
-                if first is _Tried.SILENT:
+                if first is _WriteResult.SILENT:
                     raise TimeoutError
-                if first is not _Tried.REFUSED and await self._tries(entry, first):
+                if first is not _WriteResult.REFUSED and await self._tries(entry, first):
                     return
         except TimeoutError:
-            self._pulse.note(alive=False, reason=f"no answer in {_WRITE_S:g} s")
+            self._health.report(alive=False, reason=f"no answer in {_WRITE_TIMEOUT_S:g} s")
         except Exception as error:  # whatever it is, the record is kept
-            entry.refused(error)
+            entry.on_refused(error)
         if entry.is_refused:
-            why = "the registry does not take its record"
-        _log.error("not billed now, %s: %s", why, entry.record.request_id)
-        entry.unacknowledged()
-        self.spool.put(entry)
+            why = "the ledger rejects its record"
+        why = why or f"Redis is unavailable ({self._health.reason})"
+        _log.error("request %s: not billed yet: %s", entry.record.request_id, why)
+        entry.void()
+        self.outbox.add(entry)
         raise BillingFailed(entry.record.request_id, why)
 
-    async def _tries(self, entry: Entry, first: "_Tried") -> bool:
-        """Whether the ledger took it in one of several tries."""
-        if first is _Tried.TAKEN and await self._try(entry):
+    async def _tries(self, entry: OutboxRecord, first: "_WriteResult") -> bool:
+        """Return whether the ledger accepted it in one of several tries."""
+        if first is _WriteResult.TAKEN and await self._try(entry):
             return True
         for pause_s in self.pauses_s:
             await asyncio.sleep(pause_s)
@@ -275,19 +283,19 @@ class Biller:
                 return True
         return False
 
-    async def _try(self, entry: Entry) -> bool:
+    async def _try(self, entry: OutboxRecord) -> bool:
         try:
             await entry.write(self._ledger)
         except StateUnavailable as error:
-            self._pulse.note(alive=False, reason=str(error))
+            self._health.report(alive=False, reason=str(error))
             return False
-        self._pulse.note(alive=True)
-        self._settled(entry.uses)
+        self._health.report(alive=True)
+        self._on_settled(entry.uses)
         return True
 
     async def aclose(self) -> None:
-        """Wait for the writes under way, and try once more those that the ledger did not take."""
+        """Wait for the writes under way, and try the outbox once more."""
         await self._quiet.wait()
         if self._timer is not None:
             self._timer.cancel()
-        await self.spool.aclose()
+        await self.outbox.aclose()

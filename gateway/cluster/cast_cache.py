@@ -1,33 +1,34 @@
-"""The casts that this gateway heard of: a fold of the feed, bounded. Pure."""
+"""A bounded cache of the latest casts, folded from the change feed. Pure."""
 
 from collections.abc import Iterable, Iterator
 
-from registry.cast import CastRecord
+from registry.records.cast import CastRecord
 
-_KEPT = 256
+_MAX_CASTS = 256
 
 
-class KnownCasts:
+class CastCache:
     """The latest casts, each by its latest epoch."""
 
     def __init__(self, records: Iterable[CastRecord] = ()) -> None:
         self._records: dict[str, CastRecord] = {}
         for record in sorted(records, key=lambda one: one.started_at):
-            self.put(record)
+            self.update(record)
 
     def __repr__(self) -> str:
-        return f"<KnownCasts {list(self._records)}>"
+        return f"<CastCache {list(self._records)}>"
 
     def __iter__(self) -> Iterator[CastRecord]:
-        """Those heard of last come first."""
+        """Iterate over the casts, most recently changed first."""
         return reversed(self._records.values())
 
-    def put(self, record: CastRecord) -> None:
+    def update(self, record: CastRecord) -> None:
+        """Store the record unless a later epoch of the cast is known."""
         known = self._records.pop(record.cast_id, record)
         self._records[record.cast_id] = record if record.epoch >= known.epoch else known
-        while len(self._records) > _KEPT:
+        while len(self._records) > _MAX_CASTS:
             del self._records[next(iter(self._records))]
 
-    def of(self, image: str) -> list[CastRecord]:
-        """Casts of an image, the latest first."""
+    def of_image(self, image: str) -> list[CastRecord]:
+        """Return the casts of an image, the latest first."""
         return [record for record in self if record.image == image]

@@ -1,22 +1,24 @@
-"""A change that several tasks wait for: callbacks at once, coroutines by predicate. Never polls."""
+"""An asynchronous condition with callbacks: waiters are woken by notifications, never by polling."""
 
 import asyncio
 from collections.abc import Callable
 
 
-class Wakeup:
-    """`notify` runs the callbacks in order of subscription, then wakes every waiter."""
+class ChangeCondition:
+    """A condition on which `notify` runs the callbacks in order of subscription, then wakes every waiter."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
         self._waiters: set[asyncio.Future[None]] = set()
-        self._soon = False
+        self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
     def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` at each `notify`."""
         self._callbacks.append(callback)
 
     def notify(self) -> None:
+        """Run the callbacks and wake all waiters."""
         for callback in self._callbacks:
             callback()
         for waiter in self._waiters:
@@ -24,21 +26,21 @@ class Wakeup:
                 waiter.set_result(None)
 
     def notify_soon(self) -> None:
-        """Notify once this turn of the event loop is over, however often it was asked for."""
-        if not self._soon:
-            self._soon = True
+        """Notify once after this iteration of the event loop, however often this is called."""
+        if not self._scheduled:
+            self._scheduled = True
             asyncio.get_running_loop().call_soon(self._notify_now)
 
     def _notify_now(self) -> None:
-        self._soon = False
+        self._scheduled = False
         self.notify()
 
     def notify_within(self, delay_s: float) -> None:
-        """Notify after `delay_s` at the latest, once for all who ask until then."""
+        """Notify within `delay_s`, once for all calls until then."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_rang)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
-    def _timer_rang(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.notify()
 
@@ -52,6 +54,6 @@ class Wakeup:
             self._waiters.discard(waiter)
 
     async def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Return once `predicate` holds; it is asked now and after each `notify`."""
+        """Return once `predicate` holds; it is evaluated now and after each `notify`."""
         while not predicate():
             await self.wait()

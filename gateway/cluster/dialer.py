@@ -1,18 +1,18 @@
-"""The real seam to a node: a NodeClient over a gateway-invoker channel."""
+"""The real NodeClient, over a gateway-invoker channel."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
-from gateway.node_client import Dial, NodeClient
-from registry.channel import Channel
+from gateway.cluster.node_client import Dial, NodeClient
+from registry.channel.client import Channel
 from registry.errors import ChannelClosed
-from registry.messages import Reply, Request
-from registry.node import NodeRecord
+from registry.messages.node import Reply, Request
+from registry.records.node import NodeRecord
 
 
-class ChannelClient:
-    """A channel that can be waited on for its end."""
+class NodeChannel:
+    """A channel to a node with an awaitable end."""
 
     def __init__(self) -> None:
         self._closed = asyncio.Event()
@@ -22,7 +22,7 @@ class ChannelClient:
         return f"<ChannelClient {self._channel!r}>"
 
     @classmethod
-    async def connect(cls, url: str, secret: bytes) -> "ChannelClient":
+    async def connect(cls, url: str, secret: bytes) -> "NodeChannel":
         """Dial and authenticate. Raises ChannelError."""
         client = cls()
         client._channel = await Channel.connect(url, secret, on_closed=client._on_closed)
@@ -43,10 +43,10 @@ class ChannelClient:
         self._closed.set()
 
 
-def channel_dial(secret: bytes) -> Dial:
-    """Dial nodes at the channel address of their records, with the cluster's secret."""
+def channel_dialer(secret: bytes) -> Dial:
+    """Return a dialer for the channel address of node records, authenticated by the cluster's secret."""
 
     async def dial(record: NodeRecord) -> NodeClient:
-        return await ChannelClient.connect(record.channel, secret)
+        return await NodeChannel.connect(record.channel, secret)
 
     return dial

@@ -1,14 +1,14 @@
-"""What the directory keeps of a node, a failed start, an operator's wish and a gateway's demand."""
+"""Entries of the state cache: nodes, scale requests and load reports."""
 
 from dataclasses import dataclass
 
-from registry.change import Demand, ScaleTarget
-from registry.node import NodeRecord, NodeState
+from registry.records.change import ScaleTarget, VersionLoad
+from registry.records.node import NodeRecord, NodeState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEntry:
-    """A node as known here; `channel_epoch` is the epoch that our channel reached, 0 for none."""
+    """A node; `channel_epoch` is the node epoch that our channel is connected to, 0 for none."""
 
     record: NodeRecord
     ttl_s: float
@@ -25,25 +25,17 @@ class NodeEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailure:
-    """A start that failed. `node` is "" if the node itself was lost, which is not the function's fault."""
-
-    serial: int
-    instance_id: str
-    node: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """An operator's scale target and when it arrived here."""
+class ReceivedScaleRequest:
+    """An operator's scale target and when it was received (monotonic)."""
 
     target: ScaleTarget
-    arrived_s: float
+    received_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteDemand:
-    demands: tuple[Demand, ...]
+class ReceivedLoadReport:
+    """The load report of another gateway and when it expires (monotonic)."""
+
+    loads: tuple[VersionLoad, ...]
     ttl_s: float
     deadline_s: float

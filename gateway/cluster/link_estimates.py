@@ -1,50 +1,54 @@
-"""What a plan goes by: each node's rate as measured, capped or assumed, and what transport it is of. Pure."""
+"""Link rates for transfer plans: measured, capped or assumed, with the transport. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from gateway.measured_links import LinkRate, MeasuredLinks
-from rdmacast.planners.automatic import LinkFacts, usual_links
-from registry.node import NodeRecord
+from gateway.cluster.link_rates import LinkRateCache, MeasuredLinkRate
+from rdmacast.plan.planners.automatic import LinkFacts, default_link_facts
+from registry.records.node import NodeRecord
 
 _GBIT = 1.25e8  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLinks:
-    """`rates` by node in bytes per second; `said`: in a few words, how they are known. `is_told`: not all are
-    guesses, but measured or told by somebody."""
+class LinkEstimates:
+    """Estimated link `rates` by node in bytes per second, with a short `summary` of their origin.
+
+    `is_known`: at least one of them is measured or configured, not assumed.
+    """
 
     rates: Mapping[str, float]
     transport: str
-    said: str
-    is_told: bool
+    summary: str
+    is_known: bool
 
     @property
     def facts(self) -> LinkFacts:
-        """Of the slowest of the links."""
-        return replace(usual_links(self.transport), bytes_per_s=min(self.rates.values()))
+        """Link facts of the slowest link."""
+        return replace(default_link_facts(self.transport), bytes_per_s=min(self.rates.values()))
 
-    def least_of(self, nodes: Iterable[str]) -> int:
-        """The rate of the slowest of these links; 0 where all rates are assumed."""
-        return int(min(self.rates[node] for node in nodes)) if self.is_told else 0
+    def min_rate(self, nodes: Iterable[str]) -> int:
+        """Return the rate of the slowest link of `nodes`; 0 where all rates are assumed."""
+        return int(min(self.rates[node] for node in nodes)) if self.is_known else 0
 
 
-def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks:
-    """The rates of `nodes`, of which there is at least one. Those of which nothing is known are taken to be
-    like those that were measured."""
+def estimate_links(nodes: Iterable[NodeRecord], links: LinkRateCache) -> LinkEstimates:
+    """Estimate the link rates of `nodes`, at least one.
+
+    Links without a measurement are assumed to be like the measured ones.
+    """
     nodes = list(nodes)
     caps = {node.id: float(node.link_rate_bytes_s) for node in nodes if node.link_rate_bytes_s}
-    measured = {node.id: rate for node in nodes if (rate := links.of(node.id)) is not None}
-    # A cap holds over TCP, and may be reached by one of which only a lower rate was seen.
-    used = {id_: rate for id_, rate in measured.items() if _tells(rate, caps.get(id_))}
+    measured = {node.id: rate for node in nodes if (rate := links.get(node.id)) is not None}
+    # A cap holds over TCP; a link of which only a lower rate was measured may still reach it.
+    used = {id_: rate for id_, rate in measured.items() if _limits(rate, caps.get(id_))}
     transport = _transport(measured.values()) if measured and not caps else "tcp"
     usual = median_low([rate.bytes_per_s for rate in used.values()]) if used else links.usual_bytes_per_s
     rates = {node.id: caps.get(node.id, usual) for node in nodes}
     for id_, rate in used.items():
-        # One that was held back by others is not taken to be slower than usual for that.
+        # A link that was limited by its peers is not assumed to be slower than usual.
         rates[id_] = rate.bytes_per_s if rate.exact else max(rate.bytes_per_s, usual)
     casts = len({cast for rate in used.values() for cast in rate.casts})
     groups = {
@@ -53,19 +57,19 @@ def known_links(nodes: Iterable[NodeRecord], links: MeasuredLinks) -> KnownLinks
         f"of {usual / _GBIT:.3g} Gbit/s assumed": len(rates.keys() - used.keys() - caps.keys()),
     }
     present = {how: count for how, count in groups.items() if count}
-    said = ", ".join(f"{count} links {how}" for how, count in present.items())
+    summary = ", ".join(f"{count} links {how}" for how, count in present.items())
     if len(present) == 1:
-        said = f"links {next(iter(present))}"
-    return KnownLinks(
-        rates=rates, transport=transport, said=said, is_told=bool(used or caps or links.is_told)
+        summary = f"links {next(iter(present))}"
+    return LinkEstimates(
+        rates=rates, transport=transport, summary=summary, is_known=bool(used or caps or links.is_configured)
     )
 
 
-def _tells(rate: LinkRate, cap: float | None) -> bool:
+def _limits(rate: MeasuredLinkRate, cap: float | None) -> bool:
     return cap is None or (rate.exact and rate.bytes_per_s < cap)
 
 
-def _transport(measured: Iterable[LinkRate]) -> str:
-    """What most of them go by; TCP if any does, since a plan must suit the one that it is hardest for."""
+def _transport(measured: Iterable[MeasuredLinkRate]) -> str:
+    """Return the most common transport, but TCP if any link uses it: a plan must suit the slowest kind."""
     counts = Counter(rate.transport for rate in measured)
     return "tcp" if "tcp" in counts else counts.most_common(1)[0][0]

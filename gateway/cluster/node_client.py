@@ -1,12 +1,14 @@
-"""The seam to a node: calls over its channel. `registry.channel.Channel` is the real one,
-`gateway.fake_node.FakeNode` the fake."""
+"""Protocols of a channel to a node.
+
+`gateway.cluster.dialer.NodeChannel` is the real one, `gateway.fakes.node.FakeNode` the fake.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from registry.messages import Reply, Request
-from registry.node import NodeRecord
+from registry.messages.node import Reply, Request
+from registry.records.node import NodeRecord
 
 
 class NodeClient(Protocol):
@@ -15,31 +17,31 @@ class NodeClient(Protocol):
     def call(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
         """Open a call. Leaving the context early cancels it on the node.
 
-        Raises (on entry or from the iterator) ChannelClosed when the node is gone and RemoteError when
-        it answers with an error.
+        Raises (on entry or from the iterator) ChannelClosed when the node is lost and RemoteError when
+        it replies with an error.
         """
         ...
 
     async def wait_closed(self) -> None:
-        """Return once the channel is closed, by whichever side."""
+        """Return once either side has closed the channel."""
         ...
 
     async def aclose(self) -> None:
-        """Close; calls under way end with ChannelClosed. Idempotent."""
+        """Close the channel; calls in progress end with ChannelClosed. Idempotent."""
         ...
 
 
-class Links(Protocol):
-    """The channels to all nodes, kept up by someone else."""
+class ChannelPool(Protocol):
+    """The channels to all nodes."""
 
     def client(self, node: str) -> NodeClient | None:
-        """The open channel to the node, None while there is none."""
+        """Return the open channel to the node, None while there is none."""
         ...
 
-    def lost(self, node: str) -> None:
-        """A call found the channel broken: take the node out of routing until a fresh one is up."""
+    def report_broken(self, node: str) -> None:
+        """Report a broken channel: the node is out of routing until a new channel is up."""
         ...
 
 
 Dial = Callable[[NodeRecord], Awaitable[NodeClient]]
-"""Open a channel to the node. Raises ChannelError or OSError."""
+"""A function that opens a channel to a node. Raises ChannelError or OSError."""

@@ -1,18 +1,21 @@
-"""What a call can be sent to: a ready instance, or a pipeline of nodes that are still loading."""
+"""Replicas that calls are sent to: ready instances, and pipelines of nodes that are still loading."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from registry.instance import StartKind
-from registry.live import Live, LivePipeline, LiveStage
+from registry.records.instance import StartKind
+from registry.records.live import LiveMode, LivePipeline, LiveStage
 
-_SHARED = 0.5  # of a node's time, where it serves alone and runs a stage too
+_SHARED = 0.5  # share of a node's time where it serves alone and runs a stage
 
 
-class Server(Protocol):
-    """An InstanceRecord is one. `instance_id` names it among all servers, and `node` is whom to send to;
-    `max_concurrency` is how many calls it takes at once, 0 if that was not told."""
+class Replica(Protocol):
+    """A target of calls; InstanceRecord is one.
+
+    `instance_id` is unique among all replicas, calls are sent to `node`, and `max_concurrency` is the number
+    of concurrent calls, 0 if unknown.
+    """
 
     @property
     def instance_id(self) -> str: ...
@@ -31,8 +34,8 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineServer:
-    """A pipeline as a server: the node is that of its head."""
+class PipelineReplica:
+    """A pipeline as a replica; `node` is that of its last stage, which runs it."""
 
     pipeline: LivePipeline
     instance_id: str
@@ -47,23 +50,26 @@ class PipelineServer:
 
     @property
     def others(self) -> tuple[LiveStage, ...]:
-        """The members besides the head."""
+        """The stages other than the last one."""
         return tuple(stage for stage in self.pipeline.stages if stage is not self.head)
 
     @property
     def runs_in_turns(self) -> bool:
-        """Whether calls pass all stages token by token. A pair's source and a node that loads alone answer by
-        themselves: what waits there is what is being worked on."""
-        return not self.is_lone and self.pipeline.way is not Live.ZIGZAG
+        """Whether each token passes all stages.
+
+        Not so for a ZigZag pair and for layer-wise prefill on one node, where one instance replies alone.
+        """
+        return not self.is_lone and self.pipeline.way is not LiveMode.ZIGZAG
 
     @property
     def is_lone(self) -> bool:
-        """Whether it is a node that loads alone: its calls stay there when its instance is ready."""
+        """Whether it is layer-wise prefill on one node: its calls stay there when the instance is ready."""
         return len(self.pipeline.stages) == 1
 
 
-def server_of(pipeline: LivePipeline) -> PipelineServer:
-    return PipelineServer(
+def pipeline_replica(pipeline: LivePipeline) -> PipelineReplica:
+    """Return the pipeline as a replica."""
+    return PipelineReplica(
         pipeline=pipeline,
         instance_id=pipeline.name,
         node=pipeline.stages[pipeline.head].node,
@@ -71,21 +77,23 @@ def server_of(pipeline: LivePipeline) -> PipelineServer:
     )
 
 
-def slots_key(server: Server) -> str:
-    """What calls there are counted under: those of a node that loads alone under its instance's name, which
-    goes on with them when it is ready, and so has no room for as many more."""
-    if isinstance(server, PipelineServer) and server.is_lone:
-        return server.head.instance_id
-    return server.instance_id
+def slots_key_of(replica: Replica) -> str:
+    """Return the key under which calls on the replica are counted.
+
+    Calls of a single loading node count for its instance, which continues them when it is ready.
+    """
+    if isinstance(replica, PipelineReplica) and replica.is_lone:
+        return replica.head.instance_id
+    return replica.instance_id
 
 
-def rates_of(servers: Sequence[Server]) -> list[float]:
-    """What each serves, in whole nodes; a member of a pipeline that serves alone too has less time."""
-    pipelines = [server.pipeline for server in servers if isinstance(server, PipelineServer)]
+def serving_rates(replicas: Sequence[Replica]) -> list[float]:
+    """Return the throughput of each replica, in whole nodes; an instance that is a stage too has less."""
+    pipelines = [replica.pipeline for replica in replicas if isinstance(replica, PipelineReplica)]
     both = {one.instance_id for pipeline in pipelines for one in pipeline.switched}
     return [
-        server.pipeline.rate
-        if isinstance(server, PipelineServer)
-        else (_SHARED if server.instance_id in both else 1.0)
-        for server in servers
+        replica.pipeline.rate
+        if isinstance(replica, PipelineReplica)
+        else (_SHARED if replica.instance_id in both else 1.0)
+        for replica in replicas
     ]

@@ -1,21 +1,21 @@
-"""What a start carries along: the manifest and the small files of a version, read once and kept a while."""
+"""Assets of a start: the manifest and the small files of a version, cached after the first read."""
 
 import asyncio
 from collections import OrderedDict
 
-from gateway.contract import Blobs
-from registry.cast import CastRecord
-from registry.function import FunctionVersion, Task
-from registry.messages import CastPeer, CastRef, Holder, ImageRef
+from gateway.core.contract import Blobs
+from registry.messages.node import CastPeer, CastRef, ImageHolder, ImageRef
+from registry.records.cast import CastRecord
+from registry.records.function import FunctionTask, FunctionVersion
 
 _MANIFEST_LIMIT = 64 << 20
 _FILE_LIMIT = 16 << 20
-# What a node needs of a model besides its image; tokenizer files stay at the gateway.
+# Files that a node needs besides the image; tokenizer files stay at the gateway.
 _MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
 
 
 class StartAssets:
-    """Reads blobs through a cache of at most `max_bytes`; equal reads under way are shared."""
+    """A read-through blob cache of at most `max_bytes`; concurrent reads of one blob are shared."""
 
     def __init__(self, blobs: Blobs, *, max_bytes: int = 128 << 20) -> None:
         self._blobs = blobs
@@ -28,8 +28,8 @@ class StartAssets:
         return f"<StartAssets {len(self._held)} blobs, {self._bytes} bytes>"
 
     async def files(self, version: FunctionVersion) -> dict[str, bytes]:
-        """The files that a node needs, by name. Raises NotFound, ImageError."""
-        names = version.assets if version.task is Task.HANDLER else _MODEL_FILES
+        """Return the files that a node needs, by name. Raises NotFound, ImageError."""
+        names = version.assets if version.task is FunctionTask.HANDLER else _MODEL_FILES
         return {
             name: await self._read(version.assets[name], _FILE_LIMIT)
             for name in names
@@ -37,9 +37,9 @@ class StartAssets:
         }
 
     async def image_ref(
-        self, version: FunctionVersion, holders: tuple[Holder, ...], cast: CastRecord | None = None
+        self, version: FunctionVersion, holders: tuple[ImageHolder, ...], cast: CastRecord | None = None
     ) -> ImageRef | None:
-        """The image with its manifest, None for a version without one. Raises NotFound, ImageError."""
+        """Return the image with its manifest, None for a version without one. Raises NotFound, ImageError."""
         if version.image is None or version.manifest is None:
             return None
         return ImageRef(
@@ -71,7 +71,7 @@ class StartAssets:
 
 
 def cast_ref(record: CastRecord) -> CastRef:
-    """What a node must know of the cast."""
+    """Return the part of the record that a node needs."""
     return CastRef(
         cast_id=record.cast_id,
         epoch=record.epoch,
@@ -81,6 +81,6 @@ def cast_ref(record: CastRecord) -> CastRef:
         sources=record.sources,
         planned=record.planned,
         edge=record.edge,
-        in_turn=record.in_turn,
+        in_slots=record.in_slots,
         link_bytes_s=record.link_bytes_s,
     )

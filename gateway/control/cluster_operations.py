@@ -1,24 +1,22 @@
-"""What operators ask of the cluster: the contract's Cluster, carried out by whichever gateway is asked."""
+"""Operator requests to the cluster, executed by the gateway that receives them."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
-from gateway.casts import Casts, Delivery
-from gateway.contract import DispatchError, Stage
-from gateway.directory import Directory, VersionKey
-from gateway.node_calls import NodeCalls
-from gateway.placement import choose_sources, choose_warm, impossible
-from gateway.planner import Planner
-from gateway.wakeup import Wakeup
-from registry.change import ScaleTarget, Snapshot
-from registry.clock import Clock
+from gateway.cluster.state_cache import VersionKey
+from gateway.control.context import ClusterContext
+from gateway.control.node_calls import NodeCalls
+from gateway.core.contract import DispatchError, WaitStage
+from gateway.planning.cast_planner import CastPlanner, ImageDelivery
+from gateway.planning.placement import choose_sources, choose_warm, unschedulable_reason
+from gateway.planning.planner import ScalingPlanner
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError
-from registry.function import FunctionVersion
-from registry.messages import Holder
-from registry.node import NodeRecord, Tier
-from registry.state import ClusterState
+from registry.messages.node import ImageHolder
+from registry.records.change import ScaleTarget, Snapshot
+from registry.records.function import FunctionVersion
+from registry.records.node import NodeRecord, Tier
 
 _WAIT_S = 600.0
 _MAX_STARTS = 3
@@ -27,29 +25,24 @@ _NODE_WAIT_S = 30.0
 
 
 class ClusterControl:
+    """The implementation of `gateway.core.contract.ClusterOperations`."""
+
     def __init__(
-        self,
-        state: ClusterState,
-        directory: Directory,
-        changes: Wakeup,
-        planner: Planner,
-        casts: Casts,
-        calls: NodeCalls,
-        clock: Clock,
+        self, cluster: ClusterContext, planner: ScalingPlanner, casts: CastPlanner, calls: NodeCalls
     ) -> None:
-        self._state = state
-        self._directory = directory
-        self._changes = changes
+        self._state = cluster.state
+        self._state_cache = cluster.state_cache
+        self._changes = cluster.changes
+        self._clock = cluster.clock
         self._planner = planner
         self._casts = casts
         self._calls = calls
-        self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<ClusterControl {self._directory!r}>"
+        return f"<ClusterControl {self._state_cache!r}>"
 
     def view(self) -> Snapshot:
-        return self._directory.view()
+        return self._state_cache.view()
 
     # --- scale
 
@@ -57,21 +50,21 @@ class ClusterControl:
         version = self._current(function)
         self._check_scale(version, instances, on)
         key = VersionKey(function, version.version)
-        serial = self._directory.failure_serial
-        upward = instances > len(self._directory.ready(key))
-        await self._state.ask_scale(
+        serial = self._state_cache.backoff.serial
+        upward = instances > len(self._state_cache.ready(key))
+        await self._state.request_scale(
             ScaleTarget(function=function, instances=instances, on=tuple(on), token=secrets.token_hex(8))
         )
         if not wait:
             return
 
         def reached() -> bool:
-            ready = self._directory.ready(key)
+            ready = self._state_cache.ready(key)
             if instances and on:
                 return len({i.node for i in ready} & set(on)) >= instances
             if instances and upward:
                 return len(ready) >= instances
-            return len(self._directory.instances(key)) == len(ready) == instances
+            return len(self._state_cache.instances(key)) == len(ready) == instances
 
         await self._wait(
             lambda: reached() or bool(self._failure(key, serial)),
@@ -83,74 +76,76 @@ class ClusterControl:
     def _check_scale(self, version: FunctionVersion, instances: int, on: Sequence[str]) -> None:
         if instances < 0:
             raise DispatchError("bad_request", "instances must be 0 or more", status=400)
-        most = self._directory.functions[version.function].scaling.max_instances
+        most = self._state_cache.functions[version.function].scaling.max_instances
         if most is not None and instances > most:
             raise DispatchError(
-                "bad_request", f"{instances} instances are more than its maximum of {most}", status=400
+                "bad_request", f"{instances} instances exceed max_instances={most}", status=400
             )
-        if on and instances > len(set(on)):
+        nodes = self._nodes(on)
+        if on and instances > len(nodes):
             raise DispatchError(
-                "bad_request", f"{instances} instances do not fit on {len(set(on))} nodes", status=400
+                "bad_request", f"{instances} instances do not fit on {len(nodes)} nodes", status=400
             )
         if instances == 0:
             return
-        nodes = self._nodes(on)
         if not nodes:
-            raise DispatchError("no_nodes", "no node is there", status=503)
+            raise DispatchError("no_nodes", "the cluster has no usable node", status=503)
         if instances > len(nodes):
             raise DispatchError(
-                "bad_request", f"{instances} instances need as many nodes; {len(nodes)} are there", status=400
+                "bad_request",
+                f"{instances} instances need as many nodes; {len(nodes)} are usable",
+                status=400,
             )
-        reason = impossible(version, nodes)
+        reason = unschedulable_reason(version, nodes)
         if reason:
             raise DispatchError("start_failed", reason, status=503)
 
     def _failure(self, key: VersionKey, serial: int) -> str:
-        """Why the starts since `serial` will not succeed, "" while they may."""
-        failures = self._directory.failures(key, serial)
-        usable = {node.id for node in self._directory.usable_nodes()}
+        """Return why the starts since `serial` cannot succeed, "" while they can."""
+        failures = self._state_cache.backoff.failures(key, serial)
+        usable = {node.id for node in self._state_cache.usable_nodes()}
         tried = {failure.node for failure in failures}
         spent = len(failures) >= _MAX_STARTS or bool(failures and usable and usable <= tried)
-        if not spent or self._directory.coming(key):
+        if not spent or self._state_cache.starting(key):
             return ""
         return f"{key.function} could not be started: {failures[-1].error}"
 
     # --- host copies
 
-    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
+    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:
         version = self._current(function)
         image = version.image
         if image is None:
             return
         targets = self._warm_targets(version, nodes, on)
         fractions = {node.id: 0.0 for node in targets}
-        news: asyncio.Queue[None] = asyncio.Queue()
+        updates: asyncio.Queue[None] = asyncio.Queue()
 
         sources = self._sources(image, targets)
         delivery = self._deliver(version, sources)
-        # Known before the tasks run: whoever asks in this turn joins the cast.
+        # Set before the tasks run: a concurrent request joins the cast.
         mine = {node.id for node in targets if self._claim(image, node.id)}
 
         async def fill(node: NodeRecord) -> None:
             holders = sources[node.id]
             try:
                 await self._fill(
-                    version, node, holders, delivery, lambda fraction: tell(node.id, fraction), keep=False
+                    version, node, holders, delivery, lambda fraction: report(node.id, fraction), pin=False
                 )
             finally:
                 self._unclaim(image, node.id, mine)
 
-        def tell(node: str, fraction: float) -> None:
+        def report(node: str, fraction: float) -> None:
             fractions[node] = fraction
-            news.put_nowait(None)
+            updates.put_nowait(None)
 
         tasks = [asyncio.create_task(fill(node)) for node in targets]
         for task in tasks:
-            task.add_done_callback(lambda _: news.put_nowait(None))
+            task.add_done_callback(lambda _: updates.put_nowait(None))
         try:
             while not all(task.done() for task in tasks):
-                await news.get()
-                yield Stage(stage="fetch", fraction=round(sum(fractions.values()) / len(fractions), 2))
+                await updates.get()
+                yield WaitStage(stage="fetch", fraction=round(sum(fractions.values()) / len(fractions), 2))
             for task in tasks:
                 task.result()
         except RegistryError as error:
@@ -165,17 +160,17 @@ class ClusterControl:
                 self._unclaim(image, name, mine)
 
     def _claim(self, image: str, node: str) -> bool:
-        """Note that the image is coming to the node; False if somebody noted it before."""
-        if (image, node) in self._planner.warming:
+        """Record that the image is loading on the node; return False if it was recorded already."""
+        if (image, node) in self._planner.prefetching:
             return False
-        self._planner.warming[image, node] = None
+        self._planner.prefetching[image, node] = None
         return True
 
     def _unclaim(self, image: str, node: str, mine: set[str]) -> None:
-        """Note that it comes no more, if that is one of `mine`."""
+        """Remove the record, if it is one of `mine`."""
         if node in mine:
             mine.discard(node)
-            self._planner.warmed(image, node)
+            self._planner.on_prefetched(image, node)
         self._changes.notify_soon()
 
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
@@ -185,16 +180,17 @@ class ClusterControl:
         failed: set[str] = set()
         last = self._no_host_room(version)
         for _ in range(_WARM_TRIES):
-            if self._directory.holders(image, Tier.HOST):
+            if self._state_cache.holders(image, Tier.HOST):
                 return
             await self._wait(
-                lambda: any(True for _ in self._directory.usable_nodes()),
-                "no node is there",
+                lambda: any(True for _ in self._state_cache.usable_nodes()),
+                "the cluster had no usable node",
                 limit_s=_NODE_WAIT_S,
             )
-            # Whoever is loading it already is joined; else every gateway would choose the same node.
-            nodes = [n for n in self._directory.usable_nodes() if n.id not in failed]
-            loading = [n for n in self._planner.loading(self._directory, image) if n.id not in failed]
+            # A node that is loading it already is preferred, since all gateways would choose the same new
+            # node.
+            nodes = [n for n in self._state_cache.usable_nodes() if n.id not in failed]
+            loading = [n for n in self._planner.loading(self._state_cache, image) if n.id not in failed]
             target = next(iter(loading or choose_warm(image, version.image_bytes, 1, nodes)), None)
             if target is None:
                 break
@@ -203,7 +199,7 @@ class ClusterControl:
                 delivery = self._deliver(version, sources)
                 mine = {target.id} if self._claim(image, target.id) else set()
                 try:
-                    await self._fill(version, target, sources[target.id], delivery, lambda _: None, keep=True)
+                    await self._fill(version, target, sources[target.id], delivery, lambda _: None, pin=True)
                 finally:
                     self._unclaim(image, target.id, mine)
             except RegistryError as error:
@@ -214,7 +210,7 @@ class ClusterControl:
         raise DispatchError("start_failed", f"no host copy of {version.function}: {last}", status=503)
 
     def _no_host_room(self, version: FunctionVersion) -> str:
-        largest = max((entry.record.host_bytes for entry in self._directory.nodes()), default=0)
+        largest = max((entry.record.host_bytes for entry in self._state_cache.nodes()), default=0)
         return (
             f"no node has room for its {version.image_bytes} bytes in its host memory "
             f"(the largest host tier has {largest} in all)"
@@ -224,57 +220,59 @@ class ClusterControl:
         self,
         version: FunctionVersion,
         node: NodeRecord,
-        holders: tuple[Holder, ...],
-        delivery: Delivery,
-        tell: Callable[[float], None],
+        holders: tuple[ImageHolder, ...],
+        delivery: ImageDelivery,
+        report: Callable[[float], None],
         *,
-        keep: bool,
+        pin: bool,
     ) -> None:
-        """Fill one host tier. A copy that is not to be kept pushes none out that is."""
+        """Fill one host tier. A copy that is not pinned evicts no pinned one."""
         steps = self._calls.warm(
             version,
             node.id,
             delivery.holders_for(node.id, holders),
             cast=delivery.cast_for(node.id),
-            keep=keep,
-            yielding=not keep,
+            pin=pin,
+            preserve_pinned=not pin,
         )
         async with aclosing(steps):
             async for step in steps:
-                tell(step.fraction)
+                report(step.fraction)
         await self._calls.refresh(node.id)
-        tell(1.0)
+        report(1.0)
 
-    def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[Holder, ...]]:
-        nodes = list(self._directory.usable_nodes())
-        sources = choose_sources(image, targets, nodes, self._planner.loading(self._directory, image))
+    def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[ImageHolder, ...]]:
+        nodes = list(self._state_cache.usable_nodes())
+        sources = choose_sources(image, targets, nodes, self._planner.loading(self._state_cache, image))
         if sources.error:
             raise DispatchError("start_failed", sources.error, status=503)
         if sources.loader is not None and sources.loader not in {target.id for target in targets}:
             raise DispatchError(
-                "start_failed", f"only {sources.loader} can read the store, and it was not named", status=503
+                "start_failed", f"only node {sources.loader} can read the store: include it", status=503
             )
         return {target.id: sources.holders.get(target.id, ()) for target in targets}
 
-    def _deliver(self, version: FunctionVersion, sources: dict[str, tuple[Holder, ...]]) -> Delivery:
+    def _deliver(
+        self, version: FunctionVersion, sources: dict[str, tuple[ImageHolder, ...]]
+    ) -> ImageDelivery:
         return self._casts.deliver(
-            self._directory, version, sources, self._planner.loading, self._clock.wall_s()
+            self._state_cache, version, sources, self._planner.loading, self._clock.wall_s()
         )
 
     def _warm_targets(
         self, version: FunctionVersion, count: int | None, on: Sequence[str]
     ) -> list[NodeRecord]:
-        """The nodes to fill: those named, or as many as make `count` nodes (all by default) hold it."""
+        """Return the nodes to fill: those named, or enough that `count` nodes (all by default) hold it."""
         image = version.image
         assert image is not None
         nodes = self._nodes(on)
         if not nodes:
-            raise DispatchError("no_nodes", "no node is there", status=503)
+            raise DispatchError("no_nodes", "the cluster has no usable node", status=503)
         if count is not None and count > len(nodes):
             raise DispatchError(
-                "bad_request", f"{count} nodes were asked for; {len(nodes)} are there", status=400
+                "bad_request", f"{count} nodes requested; {len(nodes)} are usable", status=400
             )
-        hosts = {node.host for node in self._directory.holders(image, Tier.HOST)}
+        hosts = {node.host for node in self._state_cache.holders(image, Tier.HOST)}
         missing = [node for node in nodes if node.host not in hosts]
         if on or count is None:
             return list({node.host: node for node in missing}.values())
@@ -289,9 +287,9 @@ class ClusterControl:
     async def drop(self, function: str, tier: str, on: Sequence[str]) -> None:
         wanted = Tier(tier)
         self._current(function)
-        images = {v.image for v in self._directory.versions() if v.function == function and v.image}
+        images = {v.image for v in self._state_cache.versions() if v.function == function and v.image}
         nodes = self._nodes(on)
-        # Once on a host: its nodes share a copy, and another one may be on its way there after the first.
+        # Once per host: its nodes share a copy, and a new copy may arrive there after the first drop.
         copies: dict[tuple[str, str], list[str]] = {}
         for node in nodes:
             for holding in node.holdings:
@@ -311,7 +309,7 @@ class ClusterControl:
             self._changes.notify_soon()
 
     async def _drop_by_one(self, image: str, nodes: Sequence[str], tier: str) -> None:
-        """Have it dropped by one of these, the first that does not go away meanwhile."""
+        """Drop the image through the first of these nodes that is not lost meanwhile."""
         for name in nodes:
             try:
                 await self._calls.drop(image, name, tier)
@@ -335,7 +333,7 @@ class ClusterControl:
                 await merged.put(f"{node} | ({_reason(error)})")
             await merged.put(None)
 
-        readers = [asyncio.create_task(read(node.id)) for node in self._directory.usable_nodes()]
+        readers = [asyncio.create_task(read(node.id)) for node in self._state_cache.usable_nodes()]
         reading = len(readers)
         try:
             while reading:
@@ -352,18 +350,18 @@ class ClusterControl:
     # --- inside
 
     def _current(self, function: str) -> FunctionVersion:
-        version = self._directory.current(function)
+        version = self._state_cache.current(function)
         if version is None:
             raise NotFound(f"there is no function {function!r}")
         return version
 
     def _nodes(self, on: Sequence[str]) -> list[NodeRecord]:
-        """The usable nodes, or those named. Raises NotFound if a named one is not there."""
-        nodes = {node.id: node for node in self._directory.usable_nodes()}
+        """Return the usable nodes, or those named. Raises NotFound if a named one is not usable."""
+        nodes = {node.id: node for node in self._state_cache.usable_nodes()}
         for name in on:
             if name not in nodes:
                 there = ", ".join(sorted(nodes)) or "none"
-                raise NotFound(f"there is no node {name!r}; usable are: {there}")
+                raise NotFound(f"there is no node {name!r}; usable nodes: {there}")
         return [nodes[name] for name in dict.fromkeys(on)] if on else list(nodes.values())
 
     async def _wait(self, predicate: Callable[[], bool], what: str, *, limit_s: float = _WAIT_S) -> None:

@@ -1,9 +1,9 @@
-"""The controller's lease: which gateway acts on the cluster, fenced by an epoch."""
+"""The controller lease: one gateway acts on the cluster, fenced by an epoch."""
 
 import asyncio
 import logging
 
-from gateway.wakeup import Wakeup
+from gateway.cluster.condition import ChangeCondition
 from registry.clock import Clock
 from registry.errors import RegistryError
 from registry.state import ClusterState
@@ -12,21 +12,27 @@ log = logging.getLogger(__name__)
 
 LEASE = "controller"
 
-# When a gateway dies another one leads after at most TTL_S and the pause between two tries. A gateway
-# that is merely busy may miss several renewals in a row.
+# After the death of a gateway another one leads within TTL_S plus one renewal interval. A busy gateway may
+# miss several renewals in a row.
 TTL_S = 2.5
-_TRIES = 5  # in the time of a lease
+_RENEWALS = 5  # per time to live
 
 
 class Leadership:
-    """`epoch` is this gateway's epoch while it holds the lease, else None.
+    """The holder of the controller lease; `epoch` is set while this gateway holds it, else None.
 
-    The lease is taken as lost when it could not be renewed in time by this gateway's own clock, so
-    that two gateways never both believe that they have it.
+    The lease counts as lost when it was not renewed in time by this gateway's own clock, so that two gateways
+    never both act as the controller.
     """
 
     def __init__(
-        self, state: ClusterState, holder: str, changes: Wakeup, clock: Clock, *, ttl_s: float = TTL_S
+        self,
+        state: ClusterState,
+        holder: str,
+        changes: ChangeCondition,
+        clock: Clock,
+        *,
+        ttl_s: float = TTL_S,
     ) -> None:
         self._state = state
         self._holder = holder
@@ -44,21 +50,21 @@ class Leadership:
         return self._epoch if self._clock.monotonic_s() < self._until else None
 
     async def run(self) -> None:
-        """Take the lease whenever it is free and renew it, until cancelled; then give it back."""
+        """Acquire the lease when it is free and renew it, until cancelled; then release it."""
         try:
             while True:
                 await self._renew()
-                await asyncio.sleep(self._ttl_s / _TRIES)
+                await asyncio.sleep(self._ttl_s / _RENEWALS)
         finally:
             await asyncio.shield(self._release())
 
     async def _renew(self) -> None:
-        before, asked_at = self.epoch, self._clock.monotonic_s()
+        before, requested_at = self.epoch, self._clock.monotonic_s()
         try:
             self._epoch = await self._state.acquire_lease(LEASE, self._holder, self._ttl_s)
-            self._until = asked_at + self._ttl_s
+            self._until = requested_at + self._ttl_s
         except RegistryError as error:
-            log.warning("the controller lease was not renewed: %s", error)
+            log.warning("controller lease: not renewed: %s", error)
         if self.epoch != before:
             log.info("gateway %s: controller epoch %s -> %s", self._holder, before, self.epoch)
             self._changes.notify_soon()
@@ -70,4 +76,4 @@ class Leadership:
         try:
             await self._state.release_lease(LEASE, self._holder)
         except RegistryError as error:
-            log.info("the controller lease was not given back, it will run out: %s", error)
+            log.info("controller lease: not released, it will expire: %s", error)

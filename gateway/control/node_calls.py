@@ -1,65 +1,69 @@
-"""The calls that gateways make to nodes besides requests: start, stop, warm, drop, logs, status."""
+"""Calls of the control side to nodes: start, stop, warm, drop, logs, status."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
-from gateway.actions import StartOn, StopOn
-from gateway.cast_records import CastRecords
-from gateway.directory import Directory
-from gateway.node_client import Links, NodeClient
-from gateway.start_assets import StartAssets
-from registry.cast import CastRecord
+from gateway.cluster.node_client import ChannelPool, NodeClient
+from gateway.cluster.start_assets import StartAssets
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.planning.actions import StartAction, StopAction
+from gateway.planning.cast_publisher import CastPublisher
 from registry.errors import ChannelClosed, ChannelError, RegistryError, RemoteError
-from registry.function import FunctionVersion
-from registry.messages import (
+from registry.messages.node import (
     DropImage,
     GetStatus,
-    Holder,
+    ImageHolder,
     InstanceProgress,
     InstanceStarted,
-    LogLines,
+    LogChunk,
     NodeStatus,
     Request,
     StartInstance,
     StopInstance,
     TailLogs,
-    UnkeepImage,
+    UnpinImage,
     WarmImage,
 )
+from registry.records.cast import CastRecord
+from registry.records.function import FunctionVersion
 
-# How long a start waits for the first bytes on the node that it takes the image from.
+# How long a start waits for the first bytes on the node that it pulls the image from.
 _ARRIVAL_S = 30.0
 
 
-class SourceGone(RegistryError):
-    """The node that was to give the image did not get it either."""
+class SourceLost(RegistryError):
+    """The node that was to provide the image did not receive it."""
 
 
-class Arrival:
-    """Bytes of an image on their way to a node: `begun` once some are there or the load ended."""
+class LoadingImage:
+    """An image that is loading on a node; `started` is set at its first bytes or at its end."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.failed = False
 
 
 class NodeCalls:
-    """A node that takes an image from another on which it is only arriving is called once bytes are
-    there: before that the other would not know the image, and the store would be read twice.
+    """Calls to nodes. Raise ChannelClosed (node lost), RemoteError, and for blobs NotFound and ImageError.
 
-    Every method raises ChannelClosed (node lost), RemoteError, and where it reads blobs also NotFound
-    and ImageError."""
+    A node that pulls an image from a node on which it is still loading is called after the first bytes
+    arrived there: before that the source does not know the image, and the store would be read twice.
+    """
 
-    def __init__(self, links: Links, directory: Directory, assets: StartAssets, casts: CastRecords) -> None:
+    def __init__(
+        self, links: ChannelPool, state_cache: ClusterStateCache, assets: StartAssets, casts: CastPublisher
+    ) -> None:
         self._links = links
-        self._directory = directory
+        self._state_cache = state_cache
         self._assets = assets
         self._casts = casts
-        self._arrivals: dict[tuple[str, str], Arrival] = {}
+        self._arrivals: dict[tuple[str, str], LoadingImage] = {}
 
-    async def start(self, action: StartOn, controller_epoch: int) -> AsyncGenerator[InstanceProgress, None]:
-        """Start an instance; ends when it is ready."""
+    async def start(
+        self, action: StartAction, controller_epoch: int
+    ) -> AsyncGenerator[InstanceProgress, None]:
+        """Start an instance; yield progress until it is ready."""
         version = action.version
         request = StartInstance(
             instance_id=action.instance_id,
@@ -77,77 +81,80 @@ class NodeCalls:
             first_layer=action.first_layer,
         )
         with self._arriving(version.image, action.node) as arrival:
-            async with self._casts.part(action.cast, action.node):
-                await self._source(version.image, action.holders)
+            async with self._casts.joining(action.cast, action.node):
+                await self._wait_for_source(version.image, action.holders)
                 started = False
                 async with self._client(action.node).call(request) as replies:
                     async for reply in replies:
                         if isinstance(reply, InstanceProgress):
                             if reply.fraction > 0:
-                                arrival.begun.set()
+                                arrival.started.set()
                             yield reply
                         started = isinstance(reply, InstanceStarted)
                 if not started:
-                    raise RemoteError("internal", f"node {action.node} ended the start without a word")
+                    raise RemoteError("internal", f"node {action.node} ended the start without a result")
 
-    async def stop(self, action: StopOn) -> None:
-        """Drain and stop an instance; returns when it is gone."""
-        await self._do(action.node, StopInstance(instance_id=action.instance_id, grace_s=action.grace_s))
+    async def stop(self, action: StopAction) -> None:
+        """Drain and stop an instance; return when it has stopped."""
+        await self._call(action.node, StopInstance(instance_id=action.instance_id, grace_s=action.grace_s))
 
     async def warm(
         self,
         version: FunctionVersion,
         node: str,
-        holders: tuple[Holder, ...],
+        holders: tuple[ImageHolder, ...],
         *,
         cast: CastRecord | None = None,
-        keep: bool = False,
-        yielding: bool = False,
+        pin: bool = False,
+        preserve_pinned: bool = False,
     ) -> AsyncGenerator[InstanceProgress, None]:
-        """Bring the version's image into the node's host tier; ends when it is there."""
+        """Bring the version's image into the node's host tier; yield progress until it is complete."""
         image = await self._assets.image_ref(version, holders, cast)
         if image is None:
             return
-        request = WarmImage(image=image, function=version.function, keep=keep, yielding=yielding)
+        request = WarmImage(image=image, function=version.function, pin=pin, preserve_pinned=preserve_pinned)
         with self._arriving(version.image, node) as arrival:
-            async with self._casts.part(cast, node):
-                await self._source(version.image, holders)
+            async with self._casts.joining(cast, node):
+                await self._wait_for_source(version.image, holders)
                 async with self._client(node).call(request) as replies:
                     async for reply in replies:
                         if isinstance(reply, InstanceProgress):
                             if reply.fraction > 0:
-                                arrival.begun.set()
+                                arrival.started.set()
                             yield reply
 
-    async def unkeep(self, image: str, node: str) -> None:
-        await self._do(node, UnkeepImage(image=image))
+    async def unpin(self, image: str, node: str) -> None:
+        """Unpin the host copy of the image."""
+        await self._call(node, UnpinImage(image=image))
 
     async def drop(self, image: str, node: str, tier: str) -> None:
-        await self._do(node, DropImage(image=image, tier=tier))
+        """Drop the idle image from the tier."""
+        await self._call(node, DropImage(image=image, tier=tier))
 
     async def refresh(self, node: str) -> None:
-        """Learn the node's record now rather than with its next heartbeat. A failure leaves the old one."""
+        """Read the node's record now, before its next heartbeat; a failure leaves the cached one."""
         try:
             async with self._client(node).call(GetStatus()) as replies:
                 async for reply in replies:
                     if isinstance(reply, NodeStatus):
-                        self._directory.refresh(reply.record)
+                        self._state_cache.refresh(reply.record)
         except ChannelError:
             return
 
     async def logs(self, node: str, function: str, lines: int, follow: bool) -> AsyncGenerator[str, None]:
+        """Yield log lines of the function."""
         request = TailLogs(function=function, lines=lines, follow=follow)
         async with self._client(node).call(request) as replies:
             async for reply in replies:
-                if isinstance(reply, LogLines):
+                if isinstance(reply, LogChunk):
                     for line in reply.lines:
                         yield line
 
     @contextmanager
-    def _arriving(self, image: str | None, node: str) -> Iterator[Arrival]:
-        """While this is held others see that the image is on its way to the node."""
-        arrival = Arrival()
-        if image is None or (image, node) in self._arrivals:  # nothing comes, or by another call
+    def _arriving(self, image: str | None, node: str) -> Iterator[LoadingImage]:
+        """Record that the image is loading on the node, for calls that pull from it."""
+        arrival = LoadingImage()
+        if image is None or (image, node) in self._arrivals:  # no image, or it is loading by another call
             yield arrival
             return
         self._arrivals[image, node] = arrival
@@ -158,22 +165,22 @@ class NodeCalls:
             raise
         finally:
             del self._arrivals[image, node]
-            arrival.begun.set()
+            arrival.started.set()
 
-    async def _source(self, image: str | None, holders: tuple[Holder, ...]) -> None:
-        """Wait until the first holder has something to give. Raises SourceGone."""
+    async def _wait_for_source(self, image: str | None, holders: tuple[ImageHolder, ...]) -> None:
+        """Wait until the first holder has bytes of the image. Raises SourceLost."""
         arrival = self._arrivals.get((image, holders[0].node)) if image and holders else None
         if arrival is None:
             return
         try:
             async with asyncio.timeout(_ARRIVAL_S):
-                await arrival.begun.wait()
+                await arrival.started.wait()
         except TimeoutError:
-            return  # then the node sees for itself
+            return  # the node then tries by itself
         if arrival.failed:
-            raise SourceGone(f"the image did not arrive on {holders[0].node}")
+            raise SourceLost(f"the image did not arrive on {holders[0].node}")
 
-    async def _do(self, node: str, request: Request) -> None:
+    async def _call(self, node: str, request: Request) -> None:
         async with self._client(node).call(request) as replies:
             async for _ in replies:
                 pass

@@ -1,7 +1,7 @@
-"""The seam inside the gateway: HTTP above, routing and scaling below.
+"""Protocols between the HTTP side of the gateway and its routing and scaling side.
 
-The HTTP side builds a `Call` and reads its events; which instance serves it, starting one, waiting,
-and going on elsewhere after a failure are the dispatcher's.
+The HTTP side builds a `FunctionCall` and reads its events. The dispatcher chooses the instance, starts one
+where needed, queues, and retries on another instance after a failure.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -9,21 +9,29 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from registry.change import Snapshot
-from registry.function import FunctionVersion
-from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Tokens, Usage
-from registry.usage import GpuSlice
+from registry.messages.node import (
+    Arrays,
+    Compute,
+    Generate,
+    HandlerChunk,
+    InvokeHandler,
+    RequestUsage,
+    Tokens,
+)
+from registry.records.change import Snapshot
+from registry.records.function import FunctionVersion
+from registry.records.usage import GpuSlice
 
-WAITS_FOR_NODE = "no-node"  # the stage of a call while no node is there at all
+WAITS_FOR_NODE = "no-node"  # the stage of a call while the cluster has no usable node
 
 
 class DispatchError(Exception):
-    """A call failed. `code` as in the error envelope, `status` the HTTP status.
+    """A failed call: `code` as in the error envelope, `status` the HTTP status.
 
     | code | status |
     |---|---|
     | overloaded, draining | 503 (with retry_after_s) |
-    | start_failed | 503; the message carries the last lines of the failing part's log |
+    | start_failed | 503; the message has the last log lines of the failing part |
     | no_nodes | 503 |
     | timeout | 504; the message names the stage that ran out |
     | bad_request | 400 |
@@ -40,8 +48,11 @@ class DispatchError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Three separate limits, in seconds: until the first output or progress of the start towards it,
-    between outputs (idle), and for the whole call."""
+    """Three independent time limits of a call, in seconds.
+
+    `start_s` runs until the first output or the next progress of the start, `idle_s` between outputs, and
+    `total_s` over the whole call.
+    """
 
     start_s: float = 300.0
     idle_s: float = 60.0
@@ -49,8 +60,8 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request for a function. `work.instance_id` is "" until the dispatcher fills it."""
+class FunctionCall:
+    """One call of a function version; `work.instance_id` is "" until the dispatcher sets it."""
 
     request_id: str
     tenant: str
@@ -60,8 +71,8 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The call waits: `stage` is `queue`, `no-node`, `start` or a start phase, `fraction` 0 to 1."""
+class WaitStage:
+    """A waiting call: `stage` is `queue`, `no-node`, `start` or a start phase, `fraction` 0 to 1."""
 
     stage: str
     fraction: float
@@ -69,9 +80,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """An instance took the call. Sent before the first output; again (the last one counts) if that
-    instance did not serve it after all and another took it, but never after the first output.
-    `phases_ms` are those of the start that the call waited for, empty if it found a ready instance."""
+    """The assignment of a call to an instance, sent before the first output.
+
+    It is sent again (the last one counts) if the call is retried on another instance, but never after the
+    first output. `phases_ms` are the phases of the start that the call waited for, empty if the instance
+    was ready.
+    """
 
     instance_id: str
     node: str
@@ -83,59 +97,65 @@ class Assigned:
     phases_ms: Mapping[str, float] = field(default_factory=dict)
 
 
-Event = Stage | Assigned | Tokens | Usage | Arrays | HandlerChunk
+Event = WaitStage | Assigned | Tokens | RequestUsage | Arrays | HandlerChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallUse:
-    """What a call used on one of its instances. `exact`: the node's last word; else what it told before it
-    was lost, and it writes the rest to the ledger by itself (`LostCall`)."""
+class CallUsage:
+    """What a call used on one of its instances.
+
+    `exact`: the node's final figure. Otherwise it is the last one reported before the node was lost; the
+    node writes the rest to the ledger itself (`LostCall`).
+    """
 
     gpu: GpuSlice
     exact: bool
 
 
-Settled = Callable[[Sequence[CallUse]], None]
-"""Hears of calls whose record is in the ledger."""
+OnSettled = Callable[[Sequence[CallUsage]], None]
+"""A callback with the usage of calls whose record is in the ledger."""
 
 
 class OpenCall(Protocol):
-    """A call under way: iterate over its events, by one task. The last event of a good call is Usage."""
+    """A call in progress: one task iterates over its events, of which the last is RequestUsage on success."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def __anext__(self) -> Event:
-        """Raises DispatchError."""
+        """Return the next event. Raises DispatchError."""
         ...
 
     @property
-    def used(self) -> tuple[CallUse, ...]:
-        """An entry for each instance that worked on it; final once the call's context has been left."""
+    def used(self) -> tuple[CallUsage, ...]:
+        """One entry for each instance that worked on it; final once the call's context has been left."""
         ...
 
 
 class Dispatcher(Protocol):
-    """Carries calls to instances. A call's deadlines are its reader's to keep (gateway/callrun.py)."""
+    """Runs calls on instances; the reader enforces deadlines (`gateway.dispatch.deadlines`)."""
 
-    def run(self, call: Call) -> AbstractAsyncContextManager[OpenCall]:
-        """Open the call. Raises DispatchError on entry (admission). Leaving the context early cancels it on
-        the node at once, and then waits a moment for the node to say what the call used in all."""
+    def run(self, call: FunctionCall) -> AbstractAsyncContextManager[OpenCall]:
+        """Open the call. Raises DispatchError on entry (admission).
+
+        Leaving the context early cancels the call on the node at once, then waits briefly for the node's
+        report of what the call used.
+        """
         ...
 
 
-class Cluster(Protocol):
-    """What operators ask of the running cluster."""
+class ClusterOperations(Protocol):
+    """Operator requests to the running cluster."""
 
     def view(self) -> Snapshot:
-        """The state as this gateway knows it now (no I/O)."""
+        """Return the state as this gateway has it cached (no I/O)."""
         ...
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         """Set the number of instances once. Raises DispatchError (start_failed, no_nodes), NotFound."""
         ...
 
-    def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
-        """Fill host tiers of the current version; ends when all asked for hold it."""
+    def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:
+        """Prefetch the current version into host memory; ends when all requested nodes hold it."""
         ...
 
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
@@ -147,7 +167,7 @@ class Cluster(Protocol):
         ...
 
     def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
-        """Log lines of the function from all nodes, each prefixed with its node."""
+        """Yield log lines of the function from all nodes, each prefixed with its node."""
         ...
 
 
@@ -158,22 +178,22 @@ class Blobs(Protocol):
     def url(self) -> str: ...
 
     async def size(self, digest: str) -> int | None:
-        """Bytes of a complete blob, None if the store lacks it."""
+        """Return the bytes of a complete blob, None if the store lacks it."""
         ...
 
     async def read(self, digest: str, *, limit: int) -> bytes:
-        """A small blob whole. Raises NotFound, StoreError (over `limit`), CorruptImage."""
+        """Return a whole small blob. Raises NotFound, StoreError (over `limit`), CorruptImage."""
         ...
 
     async def partial_size(self, digest: str) -> int:
-        """How much of an unfinished upload is there."""
+        """Return the number of bytes stored of an unfinished upload."""
         ...
 
     async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
-        """Add bytes to an upload at `offset` (must equal partial_size); returns the new partial size.
+        """Append bytes to an upload at `offset` (must equal partial_size); return the new partial size.
 
         When `total` is reached the SHA-256 is checked and the blob becomes visible, atomically.
-        Raises Conflict (wrong offset), CorruptImage (wrong digest: the partial is dropped), StoreFull.
+        Raises Conflict (wrong offset), CorruptImage (wrong digest: the upload is dropped), StoreFull.
         """
         ...
 
@@ -182,19 +202,23 @@ class Blobs(Protocol):
     async def digests(self) -> list[str]: ...
 
     async def last_used(self) -> dict[str, float | None]:
-        """All complete blobs, each with the Unix time when it was finished or last touched; None where the
-        backend does not tell."""
+        """Return all complete blobs with the Unix time of their completion or last touch.
+
+        The time is None where the backend does not report it.
+        """
         ...
 
     async def touch(self, digest: str) -> None:
-        """Note that somebody counts on a blob, where the backend can; nothing happens if there is none."""
+        """Update the last-used time of a blob where the backend can; do nothing if there is no such blob."""
         ...
 
     async def partials(self) -> dict[str, float | None]:
-        """All unfinished uploads, each with the Unix time of its last bytes; None where the backend does
-        not tell."""
+        """Return all unfinished uploads with the Unix time of their last bytes.
+
+        The time is None where the backend does not report it.
+        """
         ...
 
     async def drop_partial(self, digest: str) -> bool:
-        """Remove an unfinished upload, unless somebody is writing it; says whether it was removed."""
+        """Remove an unfinished upload unless it is being written; return whether it was removed."""
         ...

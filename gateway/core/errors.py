@@ -1,8 +1,8 @@
-"""The error envelope, and how every failure becomes one.
+"""Exceptions of the HTTP side, and the translation of every failure to the error envelope.
 
 ApiError
 ├── Unprocessable    422: a field is missing, of the wrong type or out of its bounds
-├── BadRequest       400: well-formed, but it cannot be carried out as asked
+├── BadRequest       400: well-formed, but it cannot be carried out
 ├── Unauthorized     401
 ├── Forbidden        403
 ├── ModelNotFound    404
@@ -10,12 +10,11 @@ ApiError
 └── Unavailable      503, with Retry-After
 """
 
-import re
-
 import msgspec
 from starlette.exceptions import HTTPException
 
-from gateway.contract import DispatchError
+from gateway.core.contract import DispatchError
+from gateway.core.validation import validation_message
 from registry.errors import (
     CheckpointError,
     Conflict,
@@ -53,7 +52,7 @@ _CODES = {
 
 
 class ApiError(Exception):
-    """A failure that the client is told of as the error envelope."""
+    """A failure that is sent to the client as the error envelope."""
 
     def __init__(
         self,
@@ -78,12 +77,12 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
     def envelope(self) -> bytes:
-        """The body: `{"error": {"message", "type", "param", "code"}}`."""
+        """Return the body: `{"error": {"message", "type", "param", "code"}}`."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     def all_headers(self) -> list[tuple[str, str]]:
-        """The headers that go with the envelope."""
+        """Return the headers of the response, with Retry-After where it is set."""
         headers = list(self.headers)
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(min(self.retry_after_s, RETRY_AFTER_MAX_S))))
@@ -101,10 +100,10 @@ class BadRequest(ApiError):
 
 
 class TooMany(ApiError):
-    """A limit of the caller's key."""
+    """A 429: a rate, concurrency or spend limit of the caller's key."""
 
     def __init__(
-        self, message: str, *, code: str, retry_after_s: int, headers: tuple[tuple[str, str], ...] = ()
+        self, message: str, *, code: str, retry_after_s: int | None, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
         super().__init__(429, code, message, retry_after_s=retry_after_s, headers=headers)
 
@@ -129,26 +128,14 @@ class Unavailable(ApiError):
         super().__init__(503, code, message, retry_after_s=retry_after_s)
 
 
-_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]+)`")
-
-
 def from_validation(error: msgspec.ValidationError, *, prefix: str = "") -> Unprocessable:
-    """A schema violation as 422, with the path of the field as `param`."""
-    text = str(error)
-    path = prefix
-    if at := _AT.search(text):
-        step = at["path"]
-        path += step if not prefix or step.startswith("[") or not step else f".{step}"
-        text = text[: at.start()]
-    if missing := _MISSING_FIELD.search(text):
-        path = f"{path}.{missing['field']}" if path else missing["field"]
-    path = path.removesuffix("[...]")
-    return Unprocessable(f"{path}: {text}" if path else text, param=path or None)
+    """Return a schema violation as a 422, with the path of the field as `param`."""
+    message, path = validation_message(error, prefix)
+    return Unprocessable(message, param=path or None)
 
 
 def translate(error: Exception) -> ApiError | None:
-    """The ApiError for a known failure; None for one that is a fault of ours."""
+    """Return the ApiError for a known failure, None for an internal fault."""
     match error:
         case ApiError():
             return error
@@ -180,7 +167,7 @@ def _from_registry(error: RegistryError) -> ApiError:
         case Conflict():
             return ApiError(409, "conflict", str(error))
         case StateUnavailable():
-            return Unavailable(f"the registry does not answer: {error}", code="state_unavailable")
+            return Unavailable(f"Redis is unavailable ({error})", code="state_unavailable")
         case CheckpointError() | CorruptImage():
             return ApiError(422, "corrupt_image", str(error))
         case StoreFull():

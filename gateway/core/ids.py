@@ -1,21 +1,21 @@
-"""Request ids: ours, or the client's where it is sane."""
+"""Request ids: the gateway's own, and the client's where it is valid."""
 
 import os
 import re
 
 _POOL_BYTES = 4096
-_SANE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_VALID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
 class _Pool:
-    """Random bytes of the system, fetched in larger pieces: a call of it costs more than the id."""
+    """A buffer of random bytes from the system: one system call for each id costs more than the id itself."""
 
     def __init__(self) -> None:
         self._digits = ""
         self._at = 0
 
-    def take(self, nbytes: int) -> str:
-        """So many bytes in hexadecimal; none is given twice."""
+    def hex(self, nbytes: int) -> str:
+        """Return `nbytes` fresh random bytes in hexadecimal; no byte is returned twice."""
         start = self._at
         self._at = end = start + 2 * nbytes
         if end > len(self._digits):
@@ -29,22 +29,20 @@ _pool = _Pool()
 
 
 def new_request_id() -> str:
-    """A fresh id; unguessable, so that it may stand in a URL."""
-    return f"req-{_pool.take(12)}"
+    """Return a fresh, unguessable id that is safe in a URL."""
+    return f"req-{_pool.hex(12)}"
 
 
-def request_id(given: bytes | None) -> str:
-    """The client's `x-request-id` if it is sane, else a fresh one."""
-    if given is not None and _SANE.fullmatch(given):
-        return given.decode("ascii")
-    return new_request_id()
+def client_request_id(given: bytes | None) -> str:
+    """Return the client's `x-request-id` if it is valid, else ""."""
+    return given.decode("ascii") if given is not None and _VALID.fullmatch(given) else ""
 
 
 def call_id(request: str, index: int) -> str:
-    """The id of one call of a request: unique even where a client uses its request id twice."""
-    return f"{request}/{index}-{_pool.take(4)}"
+    """Return the id of one call of a request."""
+    return f"{request}/{index}"
 
 
 def model_object_id(prefix: str, request: str) -> str:
-    """The `id` field of an OpenAI object."""
+    """Return the `id` field of an OpenAI object."""
     return f"{prefix}-{request}"

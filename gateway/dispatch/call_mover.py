@@ -1,30 +1,35 @@
-"""Moves this gateway's calls off pipelines, as members come to serve alone."""
+"""Hands this gateway's calls off from pipelines as their members are promoted."""
 
 import asyncio
 import logging
 
-from gateway.directory import Directory, VersionKey
-from gateway.live_calls import LiveCalls
-from gateway.node_client import Links
-from gateway.router import Slots
-from gateway.servers import server_of
-from gateway.wakeup import Wakeup
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.node_client import ChannelPool
+from gateway.cluster.replicas import pipeline_replica
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.dispatch.pipeline_calls import PipelineCalls
+from gateway.dispatch.router import ReplicaSlots
 from registry.errors import ChannelError
-from registry.live import LivePipeline, LiveSwitch
-from registry.live_messages import MAX_LEAVING, LeaveCalls
+from registry.messages.live import MAX_LEAVING, HandOffCalls
+from registry.records.live import LivePipeline, LiveSwitch
 
 log = logging.getLogger(__name__)
 
-_SEND_S = 5.0
+_HAND_OFF_TIMEOUT_S = 5.0
 
 
-class LiveMoves:
-    """`run` carries the moves out. Each switch of a member is heeded once, when its instance takes calls."""
+class CallMover:
+    """The task that moves calls to promoted members, once for each, when its instance is ready."""
 
     def __init__(
-        self, directory: Directory, changes: Wakeup, links: Links, calls: LiveCalls, slots: Slots
+        self,
+        state_cache: ClusterStateCache,
+        changes: ChangeCondition,
+        links: ChannelPool,
+        calls: PipelineCalls,
+        slots: ReplicaSlots,
     ) -> None:
-        self._directory = directory
+        self._state_cache = state_cache
         self._changes = changes
         self._links = links
         self._calls = calls
@@ -32,7 +37,7 @@ class LiveMoves:
         self._done: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"<LiveMoves {self._calls!r}>"
+        return f"<CallMover {self._calls!r}>"
 
     async def run(self) -> None:
         """Move calls until cancelled."""
@@ -45,7 +50,7 @@ class LiveMoves:
     def _due(self) -> list[tuple[LivePipeline, tuple[str, ...]]]:
         due = []
         there: set[tuple[str, str]] = set()
-        for record in self._directory.live:
+        for record in self._state_cache.live:
             key = VersionKey(record.function, record.version)
             for pipeline in record.pipelines:
                 for switch in pipeline.switched:
@@ -62,29 +67,29 @@ class LiveMoves:
         return due
 
     def _taken(self, key: VersionKey, pipeline: LivePipeline, switch: LiveSwitch) -> tuple[str, ...] | None:
-        """The calls that go to the instance; None while it does not take any."""
-        for instance in self._directory.ready(key):
+        """Return the ids of the calls that move to the instance; None while it is not ready."""
+        for instance in self._state_cache.ready(key):
             if instance.instance_id == switch.instance_id:
-                # Calls that run in the pipeline go before those that wait for their first token in a lane:
-                # somebody reads them. What it has no room for moves with the pipeline's end at the latest.
+                # Running calls go before queued ones: their clients already receive tokens. The rest moves at
+                # the end of the pipeline at the latest.
                 room = self._slots.room(instance)
                 leaving = self._calls.share(pipeline.name, switch.instance_id, switch.sharers, room)
                 return leaving.call_ids
         return None
 
     async def _leave(self, pipeline: LivePipeline, call_ids: tuple[str, ...]) -> None:
-        head = server_of(pipeline).node
-        log.info("%d calls of pipeline %s go to where they are served alone", len(call_ids), pipeline.name)
+        head = pipeline_replica(pipeline).node
+        log.info("%d calls of pipeline %s move to a promoted member", len(call_ids), pipeline.name)
         for start in range(0, len(call_ids), MAX_LEAVING):
             batch = call_ids[start : start + MAX_LEAVING]
-            request = LeaveCalls(pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, request_ids=batch)
+            request = HandOffCalls(pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, request_ids=batch)
             client = self._links.client(head)
             if client is None:
-                return  # then they go on elsewhere without being asked
+                return  # its calls are routed again anyway
             try:
-                async with asyncio.timeout(_SEND_S), client.call(request) as replies:
+                async with asyncio.timeout(_HAND_OFF_TIMEOUT_S), client.call(request) as replies:
                     async for _ in replies:
                         pass
             except (ChannelError, TimeoutError) as error:
-                log.info("calls of pipeline %s stay there: %r", pipeline.name, error)
+                log.info("calls of pipeline %s were not moved: %r", pipeline.name, error)
                 return

@@ -1,19 +1,19 @@
-"""Tells the other gateways what this one's calls need: at once when calls begin to wait, else in batches."""
+"""Load reports of this gateway: published at once when calls start to wait, otherwise in batches."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from gateway.admission import Admission
-from registry.change import Demand
+from gateway.dispatch.admission import Admission
 from registry.errors import RegistryError
+from registry.records.change import VersionLoad
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
 
 
 class DemandPublisher:
-    """Publishes `Admission`'s lanes through `put_demand`. `changed` is cheap and may be called at will."""
+    """A publisher of the admission's queue lengths through `put_load_report`. `changed` is cheap."""
 
     def __init__(
         self,
@@ -29,25 +29,39 @@ class DemandPublisher:
         self._gateway_id = gateway_id
         self._ttl_s = ttl_s
         self._batch_s = batch_s
-        self._published: tuple[Demand, ...] = ()
+        self._published: tuple[VersionLoad, ...] = ()
         self._dirty = asyncio.Event()
         self._urgent = asyncio.Event()
+        self._failing_since_s: float | None = None
+        self._on_failure: Callable[[], None] | None = None
+        self.failure = ""  # why the last report was not published
 
-    def demands(self) -> tuple[Demand, ...]:
-        """What this gateway needs now."""
+    @property
+    def failing_s(self) -> float:
+        """For how long no report could be published, 0 if the last one was."""
+        if self._failing_since_s is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._failing_since_s
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each report that was not published."""
+        self._on_failure = callback
+
+    def demands(self) -> tuple[VersionLoad, ...]:
+        """Return the load of each queue now."""
         return tuple(
-            Demand(
+            VersionLoad(
                 gateway=self._gateway_id,
-                function=lane.key.function,
-                version=lane.key.version,
-                in_flight=lane.in_flight,
-                held=len(lane.held),
+                function=queue.key.function,
+                version=queue.key.version,
+                in_flight=queue.in_flight,
+                held=len(queue.held),
             )
-            for lane in self._admission.lanes()
+            for queue in self._admission.queues()
         )
 
     def changed(self, *, urgent: bool = False) -> None:
-        """Some count changed; `urgent` when a call waits where none did."""
+        """Mark the counts as changed; `urgent` when a queue was empty before."""
         self._dirty.set()
         if urgent:
             self._urgent.set()
@@ -68,20 +82,27 @@ class DemandPublisher:
             await self._publish(self.demands())
 
     async def close(self) -> None:
-        """Withdraw all demand."""
+        """Withdraw all load reports."""
         if self._published:
             await self._publish(())
 
-    async def _publish(self, demands: Sequence[Demand]) -> None:
+    async def _publish(self, demands: Sequence[VersionLoad]) -> None:
         now = tuple(demands)
         if not now and not self._published:
+            self._failing_since_s = None
             return
         try:
-            await self._state.put_demand(self._gateway_id, now, self._ttl_s)
+            await self._state.put_load_report(self._gateway_id, now, self._ttl_s)
         except RegistryError as error:
-            # Held calls are what the lease's holder must hear of: say it again once the state is back.
-            log.warning("demand of %s not published: %s", self._gateway_id, error)
+            # The controller must receive queued calls: publish again once the state is reachable.
+            if self._failing_since_s is None:
+                self._failing_since_s = asyncio.get_running_loop().time()
+                log.warning("load report of %s not published: %s", self._gateway_id, error)
+            self.failure = str(error)
+            if self._on_failure is not None:
+                self._on_failure()
             await asyncio.sleep(self._batch_s)
             self._dirty.set()
             return
         self._published = now
+        self._failing_since_s = None

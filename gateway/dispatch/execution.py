@@ -1,8 +1,8 @@
-"""One call from its arrival to its last event: waiting, serving, and going on elsewhere.
+"""The execution of one call from its arrival to its last event: queueing, serving and failover.
 
-Until the first output any work may be repeated on another instance. After it, a generation still
-goes on where it was: a draw depends on (seed, position) alone, so that the tokens so far, sent along
-as `generated_ids`, give the same continuation anywhere.
+Until the first output, any work may be retried on another replica. After it a generation can still continue
+elsewhere: sampling depends on (seed, position) alone, so the tokens so far, sent as `generated_ids`, lead to
+the same continuation on any replica.
 """
 
 from collections.abc import AsyncIterator
@@ -12,40 +12,51 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.admission import Ticket
-from gateway.attempts import Attempt, ask_used
-from gateway.contract import Assigned, Call, CallUse, DispatchError, Event, Stage
-from gateway.directory import VersionKey
-from gateway.live_calls import LiveCalls, unfinished
-from gateway.live_spread import Unfinished
-from gateway.node_client import NodeClient
-from gateway.outlast import outlast
-from gateway.servers import PipelineServer, Server
+from gateway.cluster.node_client import NodeClient
+from gateway.cluster.replicas import PipelineReplica, Replica
+from gateway.cluster.state_cache import VersionKey
+from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage
+from gateway.dispatch.admission import QueuedRequest
+from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
+from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
+from gateway.dispatch.targets import UnfinishedRequest
+from rdmacast.aio.shielded import run_shielded
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
-from registry.live_messages import MOVED, KvAt
-from registry.messages import Arrays, Compute, Generate, HandlerChunk, InvokeHandler, Reply, Tokens, Usage
+from registry.messages.live import MOVED, KvLocation
+from registry.messages.node import (
+    Arrays,
+    Compute,
+    Generate,
+    HandlerChunk,
+    InvokeHandler,
+    Reply,
+    RequestUsage,
+    Tokens,
+)
 
 
-class Outcome(Enum):
-    """Why an instance did not serve a call to its end, so that it goes elsewhere."""
+class ReplicaOutcome(Enum):
+    """Why a replica did not complete a call, so that it is routed again."""
 
     LOST = "lost"  # the channel to its node broke
-    DRAINING = "draining"  # takes nothing new any more
+    DRAINING = "draining"  # admits no new calls
     GONE = "gone"  # no such instance
-    FULL = "full"  # no room now
-    STAGE_LOST = "stage lost"  # of a pipeline, though not the node that the call was sent to
-    MOVED = "moved"  # by a pipeline, as it was asked to, or since it ends
+    FULL = "full"  # no free slot
+    STAGE_LOST = "stage lost"  # another node of the pipeline failed
+    MOVED = "moved"  # handed off by a pipeline, on request or because it ends
 
 
 _REFUSALS = {
-    "draining": Outcome.DRAINING,
-    "no_such_instance": Outcome.GONE,
-    "overloaded": Outcome.FULL,
-    "no_such_pipeline": Outcome.GONE,
-    "pipeline_lost": Outcome.STAGE_LOST,
+    "draining": ReplicaOutcome.DRAINING,
+    "no_such_instance": ReplicaOutcome.GONE,
+    "overloaded": ReplicaOutcome.FULL,
+    "no_such_pipeline": ReplicaOutcome.GONE,
+    "pipeline_lost": ReplicaOutcome.STAGE_LOST,
 }
-_BEGUN = frozenset({Outcome.DRAINING, Outcome.STAGE_LOST})  # the instance may have worked on it
+_MAYBE_STARTED = frozenset(
+    {ReplicaOutcome.DRAINING, ReplicaOutcome.STAGE_LOST}
+)  # the replica may have started the work
 _ERRORS = {
     "start_failed": ("start_failed", 503),
     "out_of_memory": ("bad_request", 400),
@@ -57,62 +68,67 @@ _ERRORS = {
 }
 
 
-class Desk(Protocol):
-    """The part of the dispatcher that a call needs."""
+class RequestRouter(Protocol):
+    """What an execution needs of the dispatcher. No method blocks."""
 
     def client(self, node: str) -> NodeClient | None: ...
 
     def gpu_of(self, node: str) -> tuple[str, int]: ...
 
-    def stage(self, key: VersionKey) -> Stage: ...
+    def stage(self, key: VersionKey) -> WaitStage: ...
 
     @property
     def max_tries(self) -> int: ...
 
     @property
-    def live_calls(self) -> LiveCalls: ...
+    def pipeline_calls(self) -> PipelineCalls: ...
 
-    def again(self, ticket: Ticket, outcome: Outcome, *, failover: bool) -> None: ...
+    def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None: ...
 
-    def begun(self, ticket: Ticket) -> None: ...
+    def on_first_token(self, queued: QueuedRequest) -> None: ...
 
 
-class Serving:
-    """An OpenCall. Each attempt on an instance has an id of its own, so that its use can be told apart."""
+class RequestExecution:
+    """An OpenCall that survives the loss of its replica.
 
-    def __init__(self, desk: Desk, call: Call, ticket: Ticket, clock: Clock) -> None:
-        self._desk = desk
+    Each try has an id of its own, so that its usage is accounted separately.
+    """
+
+    def __init__(
+        self, router: RequestRouter, call: FunctionCall, queued: QueuedRequest, clock: Clock
+    ) -> None:
+        self._router = router
         self._call = call
-        self._ticket = ticket
+        self._queued = queued
         self._clock = clock
-        self._ids: list[int] = []  # what was generated so far
+        self._token_ids: list[int] = []  # generated so far
         self._outputs = 0
-        self._finished = False  # the last output came; only Usage is missing
+        self._finished = False  # the last output has arrived, only the usage is missing
         self._failed_over = False
-        self._attempts: list[Attempt] = []  # of a pipeline one a member, the head's first
+        self._replica_calls: list[ReplicaCall] = []  # of a pipeline one per stage, that of the head first
         self._tries = 0
-        self._current = 0  # index of the first attempt of this try
-        self._moving = False  # a pipeline has let go of it: it goes on elsewhere once its use is told
-        self._began_s: float | None = None  # when an instance first took it
-        self._tries_left = desk.max_tries
-        self._shown: Stage | None = None
-        self._announced = False  # whether the reader was told of the ticket's instance
-        self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # at a node
+        self._current = 0  # index of the first one of this try
+        self._moving = False  # handed off by a pipeline: continues elsewhere once its usage is reported
+        self._started_s: float | None = None  # when a replica first ran it
+        self._tries_left = router.max_tries
+        self._shown: WaitStage | None = None
+        self._announced = False  # whether the assignment was reported to the reader
+        self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # call to a node
         self._replies: AsyncIterator[Reply] | None = None
-        self._pipeline = ""  # the name of the one that runs it now
-        self._kv: KvAt | None = None  # of what is known, at a pipeline that has let go of it
-        self._outputs_before = 0  # this attempt
+        self._pipeline = ""  # name of the pipeline that runs it now
+        self._kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
+        self._outputs_before = 0  # outputs of earlier tries
         self._over = False
 
     def __repr__(self) -> str:
-        return f"<Serving {self._call.request_id} {self._ticket!r} outputs={self._outputs}>"
+        return f"<RequestExecution {self._call.request_id} {self._queued!r} outputs={self._outputs}>"
 
-    def __aiter__(self) -> "Serving":
+    def __aiter__(self) -> "RequestExecution":
         return self
 
     async def __anext__(self) -> Event:
         while not self._over:
-            if self._replies is None and not (self._announced and self._ticket.instance is not None):
+            if self._replies is None and not (self._announced and self._queued.instance is not None):
                 news = await self._placed()
                 if news is not None:
                     return news
@@ -133,154 +149,161 @@ class Serving:
                     await self._close()
                     self._move()
                     continue
-                node = self._attempts[self._current].node
+                node = self._replica_calls[self._current].node
                 raise DispatchError(
-                    "internal", f"{node} ended the call without its usage", status=500
+                    "internal", f"{node} ended the call without reporting its usage", status=500
                 ) from None
-            attempt = self._attempts[self._current]
+            replica_call = self._replica_calls[self._current]
             if isinstance(reply, Tokens) and reply.finish_reason == MOVED:
                 self._moving = True
                 if not reply.ids:
                     self._kv = reply.kv
-                    attempt.gpu_us = max(attempt.gpu_us, reply.gpu_us)
+                    replica_call.gpu_us = max(replica_call.gpu_us, reply.gpu_us)
                     continue
                 reply = msgspec.structs.replace(reply, finish_reason="")
-            elif self._moving and isinstance(reply, Usage):
-                attempt.gpu_us = reply.gpu_us  # a step that is on its way may add to it: asked at the end
+            elif self._moving and isinstance(reply, RequestUsage):
+                replica_call.gpu_us = reply.gpu_us  # a running step may add to it: requested again at the end
                 await self._close()
                 self._move()
                 continue
-            event = self._account(attempt, reply)
-            self._over = isinstance(event, Usage)
+            event = self._account(replica_call, reply)
+            self._over = isinstance(event, RequestUsage)
             return event
         raise StopAsyncIteration
 
     @property
-    def used(self) -> tuple[CallUse, ...]:
-        return tuple([attempt.use for attempt in self._attempts])
+    def used(self) -> tuple[CallUsage, ...]:
+        return tuple([replica_call.use for replica_call in self._replica_calls])
 
     async def aclose(self) -> None:
-        """Leave the call: the node that works on it, if any, is told to stop."""
+        """Abort the call, also on the node that runs it."""
         self._over = True
         if self._opened is not None:
             await self._close()
 
     @property
-    def unheard(self) -> list[Attempt]:
-        """The attempts whose nodes can still say what they spent on the call, and have not."""
+    def unreported(self) -> list[ReplicaCall]:
+        """The replica calls whose nodes can still report their usage."""
         return [
-            attempt
-            for attempt in self._attempts
-            if not attempt.exact and self._client_of(attempt) is not None
+            replica_call
+            for replica_call in self._replica_calls
+            if not replica_call.exact and self._client_of(replica_call) is not None
         ]
 
-    async def learn_used(self) -> None:
-        """After `aclose`: ask the nodes that did not come to say it what they spent on the call."""
-        found = [(attempt, self._client_of(attempt)) for attempt in self._attempts if not attempt.exact]
-        asked = {attempt.node: client for attempt, client in found if client is not None}
-        if asked:
-            await outlast(ask_used([attempt for attempt, client in found if client is not None], asked))
+    async def collect_unreported(self) -> None:
+        """Request the missing usage from the nodes, after `aclose`."""
+        found = [
+            (replica_call, self._client_of(replica_call))
+            for replica_call in self._replica_calls
+            if not replica_call.exact
+        ]
+        clients = {replica_call.node: client for replica_call, client in found if client is not None}
+        if clients:
+            missing = [replica_call for replica_call, client in found if client is not None]
+            await run_shielded(collect_usage(missing, clients))
 
-    def _client_of(self, attempt: Attempt) -> NodeClient | None:
-        """The channel by which the attempt's node can still be asked, if there is one."""
-        client = self._desk.client(attempt.node)
-        return client if attempt.client in (None, client) else None
+    def _client_of(self, replica_call: ReplicaCall) -> NodeClient | None:
+        """Return the channel to the node that can still report the usage, if any."""
+        client = self._router.client(replica_call.node)
+        return client if replica_call.client in (None, client) else None
 
-    # --- for LiveCalls
+    # --- for PipelineCalls
 
     @property
     def call_id(self) -> str:
-        return self._attempts[self._current].call_id
+        return self._replica_calls[self._current].call_id
 
     @property
-    def unfinished(self) -> Unfinished:
+    def unfinished(self) -> UnfinishedRequest:
         work = self._call.work
         assert isinstance(work, Generate)
-        return unfinished(self.call_id, work, len(self._ids), begun=self._ticket.begun)
+        return unfinished(self.call_id, work, len(self._token_ids), has_token=self._queued.has_token)
 
     def go_to(self, instance_id: str) -> None:
-        self._ticket.goes_to = instance_id
+        self._queued.goes_to = instance_id
 
-    async def _placed(self) -> Stage | Assigned | None:
-        """Wait for an instance or a change of the stage; what to tell of it, if anything."""
-        ticket = self._ticket
-        while ticket.instance is None:
-            if ticket.error is not None:
-                raise ticket.error
-            stage = self._desk.stage(ticket.key)
+    async def _placed(self) -> WaitStage | Assigned | None:
+        """Wait for a replica or a change of the stage; return the event to report, if any."""
+        queued = self._queued
+        while queued.instance is None:
+            if queued.error is not None:
+                raise queued.error
+            stage = self._router.stage(queued.key)
             if stage != self._shown and not self._outputs:
                 self._shown = stage
                 return stage
-            ticket.wake.clear()
-            await ticket.wake.wait()
+            queued.wake.clear()
+            await queued.wake.wait()
         self._announced = True
-        return None if self._outputs else self._assigned(ticket.instance)
+        return None if self._outputs else self._assigned(queued.instance)
 
     async def _open(self) -> None:
-        """Send the work to the ticket's instance. Raises ChannelClosed, RemoteError."""
-        instance = self._ticket.instance
+        """Send the work to the assigned replica. Raises ChannelClosed, RemoteError."""
+        instance = self._queued.instance
         assert instance is not None
-        client = self._desk.client(instance.node)
+        client = self._router.client(instance.node)
         if client is None:
             raise ChannelClosed(f"no channel to {instance.node}")
-        attempt = self._attempt(instance, client)
+        replica_call = self._new_replica_call(instance, client)
         self._outputs_before = self._outputs
-        opened = client.call(self._work(attempt, instance))
+        opened = client.call(self._work(replica_call, instance))
         self._replies = await opened.__aenter__()
         self._opened = opened
-        if isinstance(instance, PipelineServer):
+        if isinstance(instance, PipelineReplica):
             self._pipeline = instance.instance_id
-            self._desk.live_calls.begin(instance.instance_id, self)
+            self._router.pipeline_calls.begin(instance.instance_id, self)
 
     async def _close(self) -> None:
         opened, self._opened, self._replies = self._opened, None, None
         if self._pipeline:
-            self._desk.live_calls.end(self._pipeline, self.call_id)
+            self._router.pipeline_calls.end(self._pipeline, self.call_id)
             self._pipeline = ""
         if opened is not None:
             await opened.__aexit__(None, None, None)
 
     def _move(self) -> None:
-        """Go on where another server takes it: nothing went wrong."""
+        """Continue on another replica, after an orderly hand-off."""
         self._moving = False
         self._failed_over = self._failed_over or self._outputs > 0
         self._announced, self._shown = False, None
-        self._desk.again(self._ticket, Outcome.MOVED, failover=False)
+        self._router.reroute(self._queued, ReplicaOutcome.MOVED, failover=False)
 
     def _again(self, error: ChannelClosed | RemoteError) -> None:
-        """Give the call back to its lane, to go on elsewhere. Raises DispatchError where it cannot."""
-        ticket = self._ticket
-        instance = ticket.instance
+        """Queue the call again after a failure. Raises DispatchError if it cannot be retried."""
+        queued = self._queued
+        instance = queued.instance
         assert instance is not None
         if isinstance(error, ChannelClosed):
-            outcome = Outcome.LOST
+            outcome = ReplicaOutcome.LOST
             self._check_repeatable(instance, error)
         else:
             refusal = _REFUSALS.get(error.code)
             if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
                 raise self._translated(error) from error
             outcome = refusal
-            if outcome not in _BEGUN and self._outputs == self._outputs_before:
-                del self._attempts[self._current :]  # refused before it began
+            if outcome not in _MAYBE_STARTED and self._outputs == self._outputs_before:
+                del self._replica_calls[self._current :]  # rejected before it began
                 self._tries -= 1
-        # A full instance is no failure: the call waits on, under its own limits.
-        self._tries_left -= outcome is not Outcome.FULL
+        # A full replica is no failure: the call keeps waiting under its own deadlines.
+        self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
             raise self._given_up(error) from error
         self._failed_over = self._failed_over or self._outputs > 0
         self._announced, self._shown = False, None
         self._moving = False
-        self._desk.again(ticket, outcome, failover=outcome in (Outcome.LOST, Outcome.STAGE_LOST))
-        if outcome is not Outcome.FULL:
-            ticket.lost_instance()
-
-    def _assigned(self, instance: Server) -> Assigned:
-        """Waiting counts as load until a first instance was ready, and as queueing after."""
-        ticket, now = self._ticket, self._clock.monotonic_s()
-        ready_s = (
-            ticket.arrived_s if ticket.hot else min(now, now if ticket.ready_s is None else ticket.ready_s)
+        self._router.reroute(
+            queued, outcome, failover=outcome in (ReplicaOutcome.LOST, ReplicaOutcome.STAGE_LOST)
         )
-        gpu_type, gpu_count = self._desk.gpu_of(instance.node)
+        if outcome is not ReplicaOutcome.FULL:
+            queued.lost_instance()
+
+    def _assigned(self, instance: Replica) -> Assigned:
+        """Return the assignment; waiting counts as load until an instance is ready, then as queueing."""
+        queued, now = self._queued, self._clock.monotonic_s()
+        ready_s = (
+            queued.arrived_s if queued.hot else min(now, now if queued.ready_s is None else queued.ready_s)
+        )
+        gpu_type, gpu_count = self._router.gpu_of(instance.node)
         return Assigned(
             instance_id=instance.instance_id,
             node=instance.node,
@@ -288,76 +311,76 @@ class Serving:
             gpu_count=gpu_count,
             start_kind=(
                 "hot"
-                if ticket.hot and not isinstance(instance, PipelineServer)
+                if queued.hot and not isinstance(instance, PipelineReplica)
                 else instance.start_kind.value
             ),
             queue_ms=(now - ready_s) * 1000,
-            load_ms=(ready_s - ticket.arrived_s) * 1000,
-            phases_ms={} if ticket.hot else instance.phases_ms,
+            load_ms=(ready_s - queued.arrived_s) * 1000,
+            phases_ms={} if queued.hot else instance.phases_ms,
         )
 
-    def _attempt(self, instance: Server, client: NodeClient) -> Attempt:
-        if self._began_s is None:
-            self._began_s = self._clock.monotonic_s()
-        number, self._current = self._tries, len(self._attempts)
+    def _new_replica_call(self, instance: Replica, client: NodeClient) -> ReplicaCall:
+        if self._started_s is None:
+            self._started_s = self._clock.monotonic_s()
+        number, self._current = self._tries, len(self._replica_calls)
         call_id = f"{self._call.request_id}+{number}" if number else self._call.request_id
-        if isinstance(instance, PipelineServer):
-            attempt = Attempt(call_id, instance.head.instance_id, instance.node, client)
-            others = [Attempt(call_id, one.instance_id, one.node, None) for one in instance.others]
+        if isinstance(instance, PipelineReplica):
+            replica_call = ReplicaCall(call_id, instance.head.instance_id, instance.node, client)
+            others = [ReplicaCall(call_id, one.instance_id, one.node, None) for one in instance.others]
         else:
-            attempt, others = Attempt(call_id, instance.instance_id, instance.node, client), []
-        self._attempts += [attempt, *others]
+            replica_call, others = ReplicaCall(call_id, instance.instance_id, instance.node, client), []
+        self._replica_calls += [replica_call, *others]
         self._tries += 1
-        return attempt
+        return replica_call
 
-    def _work(self, attempt: Attempt, server: Server) -> Generate | Compute | InvokeHandler:
+    def _work(self, replica_call: ReplicaCall, server: Replica) -> Generate | Compute | InvokeHandler:
         work = msgspec.structs.replace(
-            self._call.work, request_id=attempt.call_id, instance_id=attempt.instance_id
+            self._call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
         )
-        if isinstance(work, Generate) and isinstance(server, PipelineServer):
+        if isinstance(work, Generate) and isinstance(server, PipelineReplica):
             work = msgspec.structs.replace(work, pipeline=server.instance_id)
         elif isinstance(work, Generate) and self._kv is not None:
             work = msgspec.structs.replace(work, kv=self._kv)
-        if isinstance(work, Generate) and self._ids:
-            return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._ids))
+        if isinstance(work, Generate) and self._token_ids:
+            return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._token_ids))
         return work
 
-    def _account(self, attempt: Attempt, reply: Reply) -> Event:
+    def _account(self, replica_call: ReplicaCall, reply: Reply) -> Event:
         match reply:
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
-                self._ids.extend(ids)
+                self._token_ids.extend(ids)
                 self._kv = reply.kv
-                if ids:
-                    self._desk.begun(self._ticket)
-                attempt.gpu_us = max(attempt.gpu_us, gpu_us)
+                if ids and not self._queued.has_token:
+                    self._router.on_first_token(self._queued)
+                replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
                 self._finished = bool(reason)
             case Arrays():
                 self._finished = True
             case HandlerChunk(stream=stream):
                 self._finished = not stream
-            case Usage(gpu_us=gpu_us):
-                attempt.gpu_us, attempt.exact = gpu_us, True
+            case RequestUsage(gpu_us=gpu_us):
+                replica_call.gpu_us, replica_call.exact = gpu_us, True
                 return self._whole(reply)
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
         self._outputs += 1
         return reply
 
-    def _whole(self, usage: Usage) -> Usage:
-        """The usage of the whole call, where its node saw only the last part of it."""
+    def _whole(self, usage: RequestUsage) -> RequestUsage:
+        """Return the usage of the whole call, of which its last node ran only a part."""
         work = self._call.work
         if not self._failed_over or not isinstance(work, Generate):
             return usage
         return msgspec.structs.replace(
             usage,
             prompt_tokens=len(work.prompt_ids),
-            completion_tokens=len(self._ids),
+            completion_tokens=len(self._token_ids),
             gpu_us=self._gpu_us,
             exec_us=self._exec_us,
         )
 
-    def _synthetic_usage(self) -> Usage:
-        """The call is complete, but its node was lost before it said what it used in all."""
+    def _synthetic_usage(self) -> RequestUsage:
+        """Return the usage of a complete call whose node was lost before it reported it."""
         match self._call.work:
             case Generate(prompt_ids=ids):
                 prompt = len(ids)
@@ -365,9 +388,9 @@ class Serving:
                 prompt = sum(map(len, texts))
             case _:
                 prompt = 0
-        return Usage(
+        return RequestUsage(
             prompt_tokens=prompt,
-            completion_tokens=len(self._ids),
+            completion_tokens=len(self._token_ids),
             gpu_us=self._gpu_us,
             queue_us=0,
             exec_us=self._exec_us,
@@ -375,18 +398,18 @@ class Serving:
 
     @property
     def _gpu_us(self) -> int:
-        return sum(attempt.gpu_us for attempt in self._attempts)
+        return sum(replica_call.gpu_us for replica_call in self._replica_calls)
 
     @property
     def _exec_us(self) -> int:
-        """Since an instance first took it."""
+        """Microseconds since a replica first ran it."""
         now = self._clock.monotonic_s()
-        return round((now - (now if self._began_s is None else self._began_s)) * 1e6)
+        return round((now - (now if self._started_s is None else self._started_s)) * 1e6)
 
-    def _check_repeatable(self, instance: Server, error: ChannelClosed) -> None:
+    def _check_repeatable(self, instance: Replica, error: ChannelClosed) -> None:
         if self._outputs and not self._finished and not isinstance(self._call.work, Generate):
             raise DispatchError(
-                "internal", f"node {instance.node} was lost in the middle of its answer", status=500
+                "internal", f"node {instance.node} was lost in the middle of its response", status=500
             ) from error
 
     @staticmethod
@@ -397,5 +420,5 @@ class Serving:
     @staticmethod
     def _given_up(error: Exception) -> DispatchError:
         if isinstance(error, RemoteError):
-            return Serving._translated(error)
-        return DispatchError("internal", f"the call was sent anew too often; at last: {error}", status=500)
+            return RequestExecution._translated(error)
+        return DispatchError("internal", f"the call was retried too often; last error: {error}", status=500)

@@ -1,18 +1,18 @@
-"""Channels without sockets: how tests reach FakeNodes."""
+"""Channels to FakeNodes without sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from registry.errors import ChannelClosed, RemoteError
-from registry.messages import Reply, Request
-from registry.node import NodeRecord, Tier
+from registry.messages.node import Reply, Request
+from registry.records.node import NodeRecord, Tier
 
 Send = Callable[[Reply], Awaitable[None]]
 
 
 class FakePeer(Protocol):
-    """What the net needs of a FakeNode, and what FakeNodes need of each other."""
+    """The part of a FakeNode that the network and other FakeNodes use."""
 
     id: str
     alive: bool
@@ -26,8 +26,8 @@ class FakePeer(Protocol):
     async def answer(self, request: Request, send: Send) -> None: ...
 
 
-class Gate:
-    """Open by default; a test may close it to hold something back, and wait for arrivals at it."""
+class Latch:
+    """A latch, open by default; a test closes it to block something, and may wait for arrivals at it."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -43,7 +43,7 @@ class Gate:
         self._arrived.clear()
 
     async def arrived(self) -> None:
-        """Return once someone waits at the closed gate."""
+        """Return once a task waits at the closed latch."""
         await self._arrived.wait()
 
     async def through(self) -> None:
@@ -59,7 +59,7 @@ class Gate:
 
 
 class FakeNet:
-    """All fake nodes by their channel address; `dial` is what gateways are given."""
+    """All fake nodes by channel address; `dial` is the gateways' Dial."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, FakePeer] = {}
@@ -67,7 +67,7 @@ class FakeNet:
     async def dial(self, record: NodeRecord) -> "FakeChannel":
         node = self.nodes.get(record.channel)
         if node is None or not node.alive:
-            raise ChannelClosed(f"nobody listens at {record.channel}")
+            raise ChannelClosed(f"connection refused by {record.channel}")
         return node.open_channel()
 
 
@@ -90,7 +90,7 @@ class FakeChannel:
 
 
 class FakeCall:
-    """A call under way. One that is not left goes on at its node, as where a gateway dies."""
+    """A call under way. One that is not exited continues at its node, as when a gateway dies."""
 
     def __init__(self, node: FakePeer, closed: asyncio.Event, request: Request) -> None:
         self._node = node

@@ -1,5 +1,4 @@
-"""Fakes beside the seam: a dispatcher that plays a script, a cluster that notes what it is asked, and
-a blob store in memory."""
+"""Fakes of the contract: a scripted dispatcher, a cluster that records its calls, a blob store in memory."""
 
 import asyncio
 import hashlib
@@ -7,26 +6,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.contract import Assigned, Call, CallUse, Event, OpenCall, Stage
-from registry.change import Snapshot
+from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, OpenCall, WaitStage
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
-from registry.function import FunctionVersion
-from registry.messages import Compute, Generate, InvokeHandler, Tokens, Usage
+from registry.messages.node import Compute, Generate, InvokeHandler, RequestUsage, Tokens
+from registry.records.change import Snapshot
+from registry.records.function import FunctionVersion
+from registry.records.usage import GpuSlice
 from registry.state import ClusterState
-from registry.usage import GpuSlice
 
-Script = Callable[[Call], AsyncIterator[Event]]
+Script = Callable[[FunctionCall], AsyncIterator[Event]]
 
 HOT = Assigned(
     instance_id="i-1", node="n0", gpu_type="cpu", gpu_count=1, start_kind="hot", queue_ms=0.2, load_ms=0.0
 )
 
 
-_EMPTY = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), demands=())
+_EMPTY = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), load_reports=())
 
 
-async def repeat_prompt(call: Call) -> AsyncIterator[Event]:
-    """A hot instance that gives the prompt's ids again and again, one a message, until max_tokens."""
+async def repeat_prompt(call: FunctionCall) -> AsyncIterator[Event]:
+    """Yield a hot instance's events: the prompt's ids repeated, one a message, until max_tokens."""
     work = call.work
     assert isinstance(work, Generate)
     yield HOT
@@ -36,7 +35,7 @@ async def repeat_prompt(call: Call) -> AsyncIterator[Event]:
         token = work.prompt_ids[index % len(work.prompt_ids)]
         reason = "length" if index == count - 1 else ""
         yield Tokens(ids=(token,), finish_reason=reason, gpu_us=100 * (index + 1))
-    yield Usage(
+    yield RequestUsage(
         prompt_tokens=len(work.prompt_ids),
         completion_tokens=count,
         gpu_us=100 * count,
@@ -45,17 +44,17 @@ async def repeat_prompt(call: Call) -> AsyncIterator[Event]:
     )
 
 
-class PlayedCall:
-    """An OpenCall that plays a script; what it used is what the script's outputs say."""
+class ScriptedCall:
+    """An OpenCall that plays a script; its usage is that of the script's outputs."""
 
-    def __init__(self, call: Call, script: Script) -> None:
+    def __init__(self, call: FunctionCall, script: Script) -> None:
         self.ended = False
         self._call = call
         self._source = script(call)
         self._assigned: Assigned | None = None
         self._gpu_us = 0
 
-    def __aiter__(self) -> "PlayedCall":
+    def __aiter__(self) -> "ScriptedCall":
         return self
 
     async def __anext__(self) -> Event:
@@ -65,13 +64,13 @@ class PlayedCall:
                 self._assigned = event
             case Tokens(gpu_us=gpu_us):
                 self._gpu_us = max(self._gpu_us, gpu_us)
-            case Usage(gpu_us=gpu_us):
+            case RequestUsage(gpu_us=gpu_us):
                 self.ended = True
                 self._gpu_us = max(self._gpu_us, gpu_us)
         return event
 
     @property
-    def used(self) -> tuple[CallUse, ...]:
+    def used(self) -> tuple[CallUsage, ...]:
         if self._assigned is None:
             return ()
         gpu = GpuSlice(
@@ -80,7 +79,7 @@ class PlayedCall:
             node=self._assigned.node,
             gpu_us=self._gpu_us,
         )
-        return (CallUse(gpu=gpu, exact=self.ended),)
+        return (CallUsage(gpu=gpu, exact=self.ended),)
 
     async def aclose(self) -> None:
         await self._source.aclose()  # type: ignore[attr-defined]
@@ -88,19 +87,19 @@ class PlayedCall:
 
 @dataclass
 class FakeDispatcher:
-    """Plays `script` for each call; knows which calls are open and which were left early."""
+    """A dispatcher that plays `script` for each call, and records open calls and those left early."""
 
     script: Script = repeat_prompt
-    calls: list[Call] = field(default_factory=list)
+    calls: list[FunctionCall] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
     left_early: list[str] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @asynccontextmanager
-    async def run(self, call: Call) -> AsyncIterator[OpenCall]:
+    async def run(self, call: FunctionCall) -> AsyncIterator[OpenCall]:
         self.calls.append(call)
         await self._note(lambda: self.open.add(call.request_id))
-        played = PlayedCall(call, self.script)
+        played = ScriptedCall(call, self.script)
         try:
             yield played
         finally:
@@ -110,7 +109,7 @@ class FakeDispatcher:
             await self._note(lambda: self.open.discard(call.request_id))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something about the calls."""
+        """Wait until a condition on the calls holds."""
         async with self.changed:
             await self.changed.wait_for(holds)
 
@@ -125,11 +124,14 @@ class FakeDispatcher:
 
 @dataclass
 class FakeCluster:
-    """Shows a snapshot of `state` (as of the last `refresh`) and notes what operators ask."""
+    """A cluster with a snapshot of `state` as of the last `refresh`, which records operations."""
 
     state: ClusterState
     asked: list[tuple[object, ...]] = field(default_factory=list)
-    stages: Sequence[Stage] = (Stage(stage="fetch", fraction=0.5), Stage(stage="fetch", fraction=1.0))
+    stages: Sequence[WaitStage] = (
+        WaitStage(stage="fetch", fraction=0.5),
+        WaitStage(stage="fetch", fraction=1.0),
+    )
     lines: Sequence[str] = ("n0 started",)
     failure: Exception | None = None
     snapshot: Snapshot = _EMPTY
@@ -143,7 +145,7 @@ class FakeCluster:
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         self._ask("scale", function, instances, tuple(on), wait)
 
-    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[Stage]:
+    async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:
         self._ask("warm", function, nodes, tuple(on))
         for stage in self.stages:
             yield stage

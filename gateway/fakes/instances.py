@@ -1,20 +1,28 @@
-"""Instances of a fake node: the part of a FakeNode that starts and stops them."""
+"""The part of a FakeNode that starts and stops instances."""
 
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gateway.fake_channel import Send
-from gateway.fake_pipelines import FakeLayers
+from gateway.fakes.channel import Send
+from gateway.fakes.pipelines import FakeLayers
+from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
-from registry.instance import InstanceRecord, InstanceState, StartKind
-from registry.messages import Done, ImageRef, InstanceProgress, InstanceStarted, StartInstance, StopInstance
-from registry.node import Tier
+from registry.messages.node import (
+    Acknowledged,
+    ImageRef,
+    InstanceProgress,
+    InstanceStarted,
+    StartInstance,
+    StopInstance,
+)
+from registry.records.instance import InstanceRecord, InstanceState, StartKind
+from registry.records.node import Tier
 
 
 class FakeHost(Protocol):
-    """What instances need of their node."""
+    """The part of a node that its instances use."""
 
     id: str
     counts: Counter[str]
@@ -38,11 +46,11 @@ class FakeInstance:
     image: str | None
     running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # ready, or gone
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # ready, or removed
 
 
 class FakeInstances:
-    """By id. A start goes on though who asked for it leaves, and is joined by who asks for it again."""
+    """A fake node's instances by id. A start outlives its request, and a repeated request joins it."""
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
@@ -56,7 +64,7 @@ class FakeInstances:
         return self._all.get(instance_id)
 
     def clear(self) -> None:
-        """The node dies."""
+        """Drop all instances, as the node dies."""
         for start in self._starting:
             start.cancel()
         for instance in self._all.values():
@@ -87,14 +95,14 @@ class FakeInstances:
         if instance.image is not None and all(one.image != instance.image for one in self._all.values()):
             await self._host.drop(instance.image, Tier.GPU)
         await self._publish(instance, InstanceState.STOPPED)
-        await send(Done())
+        await send(Acknowledged())
 
     async def _join(self, instance: FakeInstance, request: StartInstance, send: Send) -> None:
-        telling = asyncio.create_task(self._host.layers.tell(send)) if request.live else None
+        reporting = asyncio.create_task(self._host.layers.report(send)) if request.live else None
         try:
             await instance.settled.wait()
         finally:
-            await _ended(telling)
+            await _ended(reporting)
         if instance.record.state is not InstanceState.READY:
             raise RemoteError("start_failed", f"{request.instance_id} has ended")
         await send(_started(instance.record))
@@ -122,11 +130,11 @@ class FakeInstances:
         await self._publish(instance, InstanceState.LOADING)
         await send(InstanceProgress(stage="reserve", fraction=0.0))
         if image is not None:
-            telling = asyncio.create_task(host.layers.tell(send)) if request.live else None
+            reporting = asyncio.create_task(host.layers.report(send)) if request.live else None
             try:
                 await host.fetch(image, send)
             finally:
-                await _ended(telling)
+                await _ended(reporting)
             await host.hold(image.image, Tier.HOST, image.nbytes)
             await host.hold(image.image, Tier.GPU, image.nbytes)
         await self._publish(instance, InstanceState.READY)
@@ -138,10 +146,9 @@ class FakeInstances:
         await self._host.publish(instance.record)
 
 
-async def _ended(telling: asyncio.Task[None] | None) -> None:
-    if telling is not None:
-        telling.cancel()
-        await asyncio.wait([telling])
+async def _ended(reporting: asyncio.Task[None] | None) -> None:
+    if reporting is not None:
+        await cancel_and_wait(reporting)
 
 
 def _started(record: InstanceRecord) -> InstanceStarted:

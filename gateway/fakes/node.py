@@ -1,28 +1,27 @@
-"""Nodes without weights: the fake beside the NodeClient seam, used by tests.
+"""Nodes without weights: the fake of NodeClient.
 
-A FakeNode publishes itself and its instances to the shared state and answers every message. Its
-tokens are a function of the context alone, so that a lost or repeated token shows. Nothing takes
-time but by the events that a test holds back.
+A FakeNode publishes itself and its instances to the shared state and serves every message. Its tokens
+are a function of the context only, so that a lost or repeated token shows. It takes no time but for the
+latches that a test closes.
 """
 
 import asyncio
 from collections import Counter
 from dataclasses import replace
 
-from gateway.fake_channel import FakeChannel, FakeNet, Gate, Send
-from gateway.fake_instances import FakeInstances
-from gateway.fake_pipelines import FakeLayers, FakePipelines
-from gateway.fake_tiers import with_image, with_mark, without_image
-from gateway.wakeup import Wakeup
+from gateway.cluster.condition import ChangeCondition
+from gateway.fakes.channel import FakeChannel, FakeNet, Latch, Send
+from gateway.fakes.instances import FakeInstances
+from gateway.fakes.pipelines import FakeLayers, FakePipelines
+from gateway.fakes.tiers import with_image, with_mark, without_image
 from registry.errors import RemoteError
-from registry.instance import InstanceRecord, InstanceState
-from registry.live_messages import LeaveCalls, OpenPipeline
-from registry.messages import (
+from registry.messages.live import HandOffCalls, OpenPipeline
+from registry.messages.node import (
+    Acknowledged,
     Array,
     Arrays,
     CallsUsed,
     Compute,
-    Done,
     DropImage,
     EndCalls,
     Generate,
@@ -31,32 +30,33 @@ from registry.messages import (
     ImageRef,
     InstanceProgress,
     InvokeHandler,
-    LogLines,
+    LogChunk,
     NodeStatus,
     Request,
+    RequestUsage,
     SettleCalls,
     StartInstance,
     StopInstance,
     TailLogs,
     TokenLogprob,
     Tokens,
-    UnkeepImage,
-    Usage,
+    UnpinImage,
     WarmImage,
 )
-from registry.node import NodeRecord, NodeState, Tier
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.node import NodeRecord, NodeState, Tier
 from registry.state import ClusterState
 
 OUTPUT_US = 10
 
 
 def next_token(context: tuple[int, ...], vocabulary: int = 50_000) -> int:
-    """The token after `context`: different for different contexts, nearly always."""
+    """Return the token after `context`, different for nearly all contexts."""
     return (sum((i + 1) * token for i, token in enumerate(context[-16:])) * 31 + len(context)) % vocabulary
 
 
 def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
-    """What a FakeNode generates after `prompt`."""
+    """Return the tokens that a FakeNode generates after `prompt`."""
     context = prompt
     for _ in range(count):
         context += (next_token(context),)
@@ -64,8 +64,11 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 class FakeNode:
-    """`counts` has `store_reads`, `peer_reads`, `starts`, `joins`, `stops`, `warms`, `drops`, `calls`,
-    `served` and `cancelled`, and `most_running` calls at once."""
+    """A fake node.
+
+    `counts` has `store_reads`, `peer_reads`, `starts`, `joins`, `stops`, `warms`, `drops`, `calls`, `served`
+    and `cancelled`, and `most_running` concurrent calls.
+    """
 
     def __init__(
         self,
@@ -86,19 +89,19 @@ class FakeNode:
         self.counts: Counter[str] = Counter()
         self.channels: set[FakeChannel] = set()
         self.instances = FakeInstances(self)
-        self.loading = Gate()  # before the bytes of an image arrive
+        self.loading = Latch()  # before the bytes of an image arrive
         self.layers = FakeLayers()
-        self.token = Gate()  # before each token
+        self.token = Latch()  # before each token
         self.start_error: RemoteError | None = None
         self.call_errors: list[RemoteError] = []  # one for each of the next calls
-        self.dies_after: int | None = None  # so many more tokens, then it is killed
+        self.dies_after: int | None = None  # the number of tokens after which it is killed
         self.asked: list[Generate] = []
         self.used_us: dict[str, int] = {}  # by call, until it is settled
         self.lost_us: dict[str, int] = {}  # by call, where a channel broke before it was settled
         self.settled: list[tuple[str, ...]] = []
         self._state = state
         self._net = net
-        self._ended = Wakeup()
+        self._ended = ChangeCondition()
         self._ttl_s = ttl_s
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
@@ -130,10 +133,10 @@ class FakeNode:
     def record(self) -> NodeRecord:
         return self._record
 
-    # --- its life
+    # --- life cycle
 
     async def up(self) -> None:
-        """Come up, or up again after `kill`."""
+        """Start, also after `kill`."""
         epoch = await self._state.next_node_epoch(self.id)
         self._record = replace(self._record, epoch=epoch, state=NodeState.READY)
         self.alive = True
@@ -141,14 +144,14 @@ class FakeNode:
         await self.beat()
 
     def listening(self, channel: str) -> None:
-        """Be reached at this address instead of through the net."""
+        """Publish this address instead of the network's."""
         self._record = replace(self._record, channel=channel)
 
     async def beat(self) -> None:
         await self._state.put_node(self._record, self._ttl_s)
 
     async def kill(self) -> None:
-        """Die without a word: channels break, the records stay until their lease runs out."""
+        """Die: channels break, the records stay until their lease expires."""
         self.alive = False
         for fellow in self._fellows().values():
             fellow.pipelines.lose(self.id)
@@ -158,7 +161,7 @@ class FakeNode:
         await self.cut()
 
     async def leave(self) -> None:
-        """Go in order: the record is removed."""
+        """Shut down: the record is removed."""
         await self._state.remove_node(self.id, self._record.epoch)
         await self.kill()
 
@@ -198,27 +201,27 @@ class FakeNode:
                 self.counts["warms"] += not self.holds(image.image, Tier.HOST)
                 await self.fetch(image, send)
                 await self.hold(image.image, Tier.HOST, image.nbytes)
-                if request.keep:
-                    await self._mark(image.image, kept=True)
-                await send(Done())
-            case UnkeepImage(image=digest):
-                await self._mark(digest, kept=False)
-                await send(Done())
+                if request.pin:
+                    await self._mark(image.image, pinned=True)
+                await send(Acknowledged())
+            case UnpinImage(image=digest):
+                await self._mark(digest, pinned=False)
+                await send(Acknowledged())
             case DropImage(image=image, tier=tier):
                 await self.drop(image, Tier(tier))
-                await send(Done())
+                await send(Acknowledged())
             case OpenPipeline():
                 await self.pipelines.hold_open(request, send)
-            case LeaveCalls():
+            case HandOffCalls():
                 self.pipelines.leave(request)
-                await send(Done())
+                await send(Acknowledged())
             case Generate(pipeline=pipeline) if pipeline:
                 self.asked.append(request)
                 await self.pipelines.serve(request, send)
             case Generate() | Compute() | InvokeHandler():
                 await self._serve(request, send)
             case TailLogs(function=function):
-                await send(LogLines(lines=(f"a line of {function}",)))
+                await send(LogChunk(lines=(f"a line of {function}",)))
             case GetStatus():
                 await send(NodeStatus(record=self._record))
             case EndCalls(request_ids=ids):
@@ -227,7 +230,7 @@ class FakeNode:
                 self.settled.append(ids)
                 for id_ in ids:
                     self.used_us.pop(id_, None)
-                await send(Done())
+                await send(Acknowledged())
                 self._ended.notify()
 
     async def fetch(self, image: ImageRef, send: Send) -> None:
@@ -256,8 +259,8 @@ class FakeNode:
             self._record = record
             await self.beat()
 
-    async def _mark(self, image: str, *, kept: bool) -> None:
-        self._record = with_mark(self._record, image, kept=kept)
+    async def _mark(self, image: str, *, pinned: bool) -> None:
+        self._record = with_mark(self._record, image, pinned=pinned)
         await self.beat()
 
     async def drop(self, image: str, tier: Tier) -> None:
@@ -320,7 +323,9 @@ class FakeNode:
                 await send(HandlerChunk(data=body))
         used_us = self.used_us.get(work.request_id, 0)
         await send(
-            Usage(prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, queue_us=0, exec_us=used_us)
+            RequestUsage(
+                prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, queue_us=0, exec_us=used_us
+            )
         )
 
     async def _die_in_time(self) -> None:
@@ -330,7 +335,7 @@ class FakeNode:
         if not self.dies_after:
             await self.kill()
         if not self.alive:
-            await asyncio.Event().wait()  # nothing of a dead node is heard
+            await asyncio.Event().wait()  # a dead node sends nothing
 
     def _use(self, work: Generate | Compute | InvokeHandler) -> int:
         return self.use(work.request_id)
@@ -349,13 +354,13 @@ class FakeNode:
         return instance is not None and instance.record.state is InstanceState.READY
 
     async def until_settled(self, instance_id: str) -> None:
-        """Return once the instance is ready, or gone."""
+        """Return once the instance is ready, or removed."""
         instance = self.instances.get(instance_id)
         if instance is not None:
             await instance.settled.wait()
 
     def use(self, call_id: str) -> int:
-        """Count an output of the call; what it used so far."""
+        """Count an output of the call; return its usage so far."""
         book = self.lost_us if call_id in self.lost_us else self.used_us
         book[call_id] = used_us = book.get(call_id, 0) + OUTPUT_US
         return used_us

@@ -1,7 +1,7 @@
 """Pipelines of fake nodes: the part of a FakeNode that serves while it loads.
 
-A token of a pipeline is the one that a whole node would make, and costs each member OUTPUT_US. What is asked
-of a single node waits until its instance is ready, and goes on there though the pipeline ends.
+A pipeline generates the tokens of a whole node, and each costs each member OUTPUT_US. A pipeline of a single
+node waits until its instance is ready, and its calls continue there when the pipeline ends.
 """
 
 import asyncio
@@ -9,28 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.fake_channel import Gate, Send
+from gateway.fakes.channel import Latch, Send
 from registry.errors import RemoteError
-from registry.live_messages import (
+from registry.messages.live import (
     MOVED,
-    KvAt,
+    HandOffCalls,
+    KvLocation,
     KvStage,
-    LeaveCalls,
     OpenPipeline,
     PipelineOpened,
-    StageOf,
-    held_as_bytes,
-    name_of_pipeline,
+    StageSpec,
+    encode_layer_set,
+    pipeline_name,
 )
-from registry.messages import Generate, InstanceProgress, Tokens, Usage
+from registry.messages.node import Generate, InstanceProgress, RequestUsage, Tokens
 
 
 class FakeMember(Protocol):
-    """What a fake pipeline needs of its members. `use` counts a token of the call and says what it used."""
+    """The part of a node that a fake pipeline uses. `use` counts a token and returns the call's usage."""
 
     id: str
     alive: bool
-    token: Gate
+    token: Latch
     pipelines: "FakePipelines"
 
     def runs(self, instance_id: str) -> bool: ...
@@ -43,7 +43,7 @@ class FakeMember(Protocol):
 
 
 class FakeLayers:
-    """The layers that a live start tells; a test adds to them."""
+    """The layers that a live start reports; a test adds to them."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -53,36 +53,36 @@ class FakeLayers:
         self._held |= layers
         self._more.set()
 
-    async def tell(self, send: Send) -> None:
-        """Tell of them until cancelled."""
-        told = 0
+    async def report(self, send: Send) -> None:
+        """Report changes until cancelled."""
+        reported = 0
         while True:
-            if self._held != told:
-                told = self._held
-                await send(InstanceProgress(stage="fetch", fraction=0.5, held=held_as_bytes(told)))
+            if self._held != reported:
+                reported = self._held
+                await send(InstanceProgress(stage="fetch", fraction=0.5, held=encode_layer_set(reported)))
             self._more.clear()
             await self._more.wait()
 
 
 @dataclass(slots=True)
 class _Pipeline:
-    stages: tuple[StageOf, ...]
+    stages: tuple[StageSpec, ...]
     openers: int = 0
     lost: str = ""
     over: bool = False
     leaving: set[str] = field(default_factory=set)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
 
-def kv_at(stages: tuple[StageOf, ...], work: Generate) -> KvAt:
-    """Where a fake pipeline says that a call's K and V lie."""
+def kv_at(stages: tuple[StageSpec, ...], work: Generate) -> KvLocation:
+    """Return the location of a call's KV cache in a fake pipeline."""
     name, _, epoch = work.pipeline.rpartition(".")
     held = [KvStage(link=one.address, host=one.node, first=one.first, last=one.last) for one in stages]
-    return KvAt(pipeline=name, epoch=int(epoch), sequence=work.request_id, stages=tuple(held))
+    return KvLocation(pipeline=name, epoch=int(epoch), sequence=work.request_id, stages=tuple(held))
 
 
 class FakePipelines:
@@ -99,7 +99,7 @@ class FakePipelines:
         self._next_token = next_token
         self._open: dict[str, _Pipeline] = {}
         self.opened: list[OpenPipeline] = []
-        self.left: list[LeaveCalls] = []
+        self.left: list[HandOffCalls] = []
 
     def __repr__(self) -> str:
         return f"<FakePipelines {self._open}>"
@@ -109,12 +109,12 @@ class FakePipelines:
         return list(self._open)
 
     async def until_left(self, openers: int) -> None:
-        """Return once at most so many hold a pipeline open."""
+        """Return once pipelines have at most `openers` in all."""
         while sum(pipeline.openers for pipeline in self._open.values()) > openers:
             await next(iter(self._open.values())).news.wait()
 
     async def hold_open(self, request: OpenPipeline, send: Send) -> None:
-        name = name_of_pipeline(request.pipeline, request.epoch)
+        name = pipeline_name(request.pipeline, request.epoch)
         for stage in request.stages:
             member = self._members().get(stage.node)
             if member is None or not member.alive or not member.runs(stage.instance):
@@ -132,22 +132,22 @@ class FakePipelines:
             if not pipeline.openers:
                 self._open.pop(name, None)
                 pipeline.over = True
-            pipeline.tell()
+            pipeline.notify()
 
-    def leave(self, request: LeaveCalls) -> None:
+    def leave(self, request: HandOffCalls) -> None:
         self.left.append(request)
-        pipeline = self._open.get(name_of_pipeline(request.pipeline, request.epoch))
+        pipeline = self._open.get(pipeline_name(request.pipeline, request.epoch))
         if pipeline is not None:
             pipeline.leaving |= set(request.request_ids)
             pipeline.over = pipeline.over or not request.request_ids
-            pipeline.tell()
+            pipeline.notify()
 
     def lose(self, node: str) -> None:
-        """A member is gone."""
+        """Fail the pipelines of a member that died."""
         for pipeline in list(self._open.values()):
             if any(stage.node == node for stage in pipeline.stages):
                 pipeline.lost = f"{node}: its link broke"
-                pipeline.tell()
+                pipeline.notify()
 
     async def serve(self, work: Generate, send: Send) -> None:
         pipeline = self._open.get(work.pipeline)
@@ -156,8 +156,8 @@ class FakePipelines:
         context, made = work.prompt_ids + work.generated_ids, len(work.generated_ids)
         last_us = 0
         while made < work.sampling.max_tokens:
-            if not await self._turn(pipeline, work.request_id):
-                for stage in pipeline.stages:  # a step on its way, of which the head does not know yet
+            if not await self._next_step(pipeline, work.request_id):
+                for stage in pipeline.stages:  # a step under way, which the last stage has not seen yet
                     self._members()[stage.node].use(work.request_id)
                 left = Tokens(ids=(), finish_reason=MOVED, gpu_us=last_us, kv=kv_at(pipeline.stages, work))
                 await send(left)
@@ -170,7 +170,7 @@ class FakePipelines:
             reason = "length" if made == work.sampling.max_tokens else ""
             await send(Tokens(ids=context[-1:], finish_reason=reason, gpu_us=last_us))
         await send(
-            Usage(
+            RequestUsage(
                 prompt_tokens=len(work.prompt_ids),
                 completion_tokens=made - len(work.generated_ids),
                 gpu_us=last_us,
@@ -179,32 +179,32 @@ class FakePipelines:
             )
         )
 
-    async def _turn(self, pipeline: _Pipeline, call_id: str) -> bool:
-        """Wait for the next token's turn; False if the call is to go on elsewhere."""
-        turn = asyncio.ensure_future(self._through(pipeline.stages))
+    async def _next_step(self, pipeline: _Pipeline, call_id: str) -> bool:
+        """Wait until the next token may be generated; return False if the call is to move."""
+        step = asyncio.ensure_future(self._through(pipeline.stages))
         try:
             while True:
                 if pipeline.lost:
                     raise RemoteError("pipeline_lost", pipeline.lost)
                 if (pipeline.over or call_id in pipeline.leaving) and not self._is_whole(pipeline.stages):
                     return False
-                if turn.done():
-                    turn.result()
+                if step.done():
+                    step.result()
                     return True
                 news = asyncio.ensure_future(pipeline.news.wait())
                 try:
-                    await asyncio.wait({turn, news}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({step, news}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     news.cancel()
         finally:
-            turn.cancel()
+            step.cancel()
 
-    async def _through(self, stages: tuple[StageOf, ...]) -> None:
+    async def _through(self, stages: tuple[StageSpec, ...]) -> None:
         if len(stages) == 1:
             await self._node.until_settled(stages[0].instance)
             if not self._is_whole(stages):
                 raise RemoteError("pipeline_lost", f"{self._node.id}: its instance has ended")
         await self._node.token.through()
 
-    def _is_whole(self, stages: tuple[StageOf, ...]) -> bool:
+    def _is_whole(self, stages: tuple[StageSpec, ...]) -> bool:
         return len(stages) == 1 and self._node.is_ready(stages[0].instance)

@@ -1,25 +1,25 @@
-"""What a fake node holds, in its record: pure."""
+"""Changes of the images in a fake node's record. Pure."""
 
 from dataclasses import replace
 
-from registry.node import Holding, NodeRecord, Tier
+from registry.records.node import CachedImage, NodeRecord, Tier
 
 
 def with_image(record: NodeRecord, image: str, tier: Tier, nbytes: int) -> NodeRecord:
-    """The record itself if the image is in that tier already."""
+    """Return the record with the image in `tier`; the same object if it is there already."""
     held = {holding.image: holding for holding in record.holdings}
     known = held.get(image)
     if known is not None and tier in known.tiers:
         return record
     tiers = (known.tiers if known else ()) + (tier,)
-    kept = known is not None and known.kept
-    held[image] = Holding(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12, kept=kept)
+    pinned = known is not None and known.pinned
+    held[image] = CachedImage(image=image, tiers=tiers, bytes=nbytes, last_used_at=1e12, pinned=pinned)
     free = record.gpu_free_bytes - (nbytes if tier is Tier.GPU else 0)
     return replace(record, holdings=tuple(held.values()), gpu_free_bytes=free)
 
 
-def with_mark(record: NodeRecord, image: str, *, kept: bool) -> NodeRecord:
-    held = (replace(h, kept=kept) if h.image == image else h for h in record.holdings)
+def with_mark(record: NodeRecord, image: str, *, pinned: bool) -> NodeRecord:
+    held = (replace(h, pinned=pinned) if h.image == image else h for h in record.holdings)
     return replace(record, holdings=tuple(held))
 
 
@@ -29,7 +29,7 @@ def without_image(record: NodeRecord, image: str, tier: Tier) -> NodeRecord:
     for holding in record.holdings:
         if holding.image == image:
             tiers = tuple(t for t in holding.tiers if t is not tier)
-            holding = replace(holding, tiers=tiers, kept=holding.kept and tier is not Tier.HOST)
+            holding = replace(holding, tiers=tiers, pinned=holding.pinned and tier is not Tier.HOST)
         if holding.tiers:
             holdings.append(holding)
     return replace(record, holdings=tuple(holdings), gpu_free_bytes=record.gpu_free_bytes + freed)

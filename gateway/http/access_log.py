@@ -1,4 +1,4 @@
-"""The access log: a line a request, written in batches, since a write each would cost more than the line."""
+"""The access log: one line a request, written in batches, since a write for each costs more than the line."""
 
 import asyncio
 import atexit
@@ -8,11 +8,11 @@ import time
 
 _log = logging.getLogger("hypercast.access")
 _DELAY_S = 0.2
-_MOST_LINES = 500
+_MAX_LINES = 500
 
 
 class AccessLog:
-    """Belongs to the event loop's thread. Lines that wait when a process is killed are lost."""
+    """A buffer of log lines, for the event loop's thread; a killed process loses what is buffered."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -24,8 +24,8 @@ class AccessLog:
     def __repr__(self) -> str:
         return f"<AccessLog {len(self._lines)} lines>"
 
-    def line(self, text: str) -> None:
-        """Have a line written soon, under the time of now."""
+    def add(self, text: str) -> None:
+        """Write a line soon, with the present time."""
         if not _log.isEnabledFor(logging.INFO):
             return
         now = time.time()
@@ -33,13 +33,13 @@ class AccessLog:
             self._second = int(now)
             self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} INFO hypercast.access: {text}\n")
-        if len(self._lines) >= _MOST_LINES:
+        if len(self._lines) >= _MAX_LINES:
             self.flush()
         elif self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the buffered lines."""
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
@@ -48,5 +48,5 @@ class AccessLog:
             try:
                 sys.stderr.write("".join(lines))
                 sys.stderr.flush()
-            except OSError:  # a full disk, a closed pipe: there is nowhere to say so, and requests go on
+            except OSError:  # a full disk or a closed pipe must not fail requests
                 pass

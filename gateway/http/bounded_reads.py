@@ -1,4 +1,4 @@
-"""Reads of many records: one at a time, few of a tenant's wait, and none outlives its client."""
+"""Reads of many records: one at a time, a bounded queue for each tenant, and none outlives its client."""
 
 import asyncio
 from collections import Counter
@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from gateway.disconnect import Attended
-from gateway.errors import Unavailable
+from gateway.core.errors import Unavailable
+from gateway.http.disconnect import CancelOnDisconnect
 
-_MOST_WAITING = 4  # of a tenant, beside the one that reads
+_MAX_WAITING = 4  # of a tenant, beside the one that runs
 
 
-class Readings:
-    """Gives turns: a read takes seconds of processor time where the ledger is large."""
+class BoundedReads:
+    """A lock for ledger reads, which take seconds of processor time where the ledger is large."""
 
-    def __init__(self, most_waiting: int = _MOST_WAITING) -> None:
-        self._most_waiting = most_waiting
+    def __init__(self, max_waiting: int = _MAX_WAITING) -> None:
+        self._max_waiting = max_waiting
         self._reading = asyncio.Lock()
         self._waiting: Counter[str] = Counter()
 
@@ -25,10 +25,12 @@ class Readings:
         return f"<Readings reading={self._reading.locked()} waiting={dict(self._waiting)}>"
 
     @asynccontextmanager
-    async def turn(self, tenant: str, receive: Receive) -> AsyncIterator[None]:
-        """The body is cancelled when the client leaves. Raises ClientGone; Unavailable where too many of the
-        tenant's wait."""
-        async with Attended(receive):
+    async def slot(self, tenant: str, receive: Receive) -> AsyncIterator[None]:
+        """Hold the lock; the body is cancelled when the client leaves.
+
+        Raises ClientGone, and Unavailable where too many reads of the tenant are queued.
+        """
+        async with CancelOnDisconnect(receive):
             await self._wait(tenant)
             try:
                 yield
@@ -36,8 +38,8 @@ class Readings:
                 self._reading.release()
 
     async def _wait(self, tenant: str) -> None:
-        if self._waiting[tenant] >= self._most_waiting:
-            raise Unavailable(f"{self._most_waiting} of your reports wait already")
+        if self._waiting[tenant] >= self._max_waiting:
+            raise Unavailable(f"this tenant has {self._max_waiting} usage reports queued: retry later")
         self._waiting[tenant] += 1
         try:
             await self._reading.acquire()

@@ -1,4 +1,4 @@
-"""A client that leaves cancels what is done for it; a quiet stream gets its keepalives."""
+"""Cancellation of a request's work when its client disconnects, and the timer of a stream's keepalives."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,19 +7,19 @@ from typing import Self
 
 from starlette.types import Receive
 
-from gateway.limits import ClientGone
+from gateway.http.limits import ClientGone
 
-_BEGIN_S = 0.05
+_WATCH_DELAY_S = 0.05
 
 Tick = Callable[[], Awaitable[float]]
 
 
-class Attended:
-    """Cancels its body when the client disconnects, which the body's caller sees as ClientGone.
+class CancelOnDisconnect:
+    """A context whose body is cancelled when the client disconnects; it raises ClientGone then.
 
-    Works as asyncio.timeout does: it cancels the current task and takes its own cancellation back.
-    The request's body must have been read. `tick`, where given, is called when its time has come and
-    returns in how many seconds to call it again; if it fails, the body is cancelled and the failure raised.
+    Like asyncio.timeout it cancels the current task and takes its own cancellation back. The request's body
+    must have been read. `tick`, where given, is called after `tick_in_s` and returns the seconds until its
+    next call; if it raises, the body is cancelled and the error raised here.
     """
 
     def __init__(self, receive: Receive, *, tick: Tick | None = None, tick_in_s: float = 0.0) -> None:
@@ -27,31 +27,31 @@ class Attended:
         self._tick = tick
         self._tick_in_s = tick_in_s
         self._task: asyncio.Task[object] | None = None
-        self._beginning: asyncio.TimerHandle | None = None
+        self._delay: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._cancelling = 0
         self._fault: Exception | None = None
-        self._finished = False
+        self._disarmed = False
 
-    def finish(self) -> None:
-        """The response is complete but for its last message: a disconnect changes nothing any more."""
-        self._finished = True
+    def disarm(self) -> None:
+        """Ignore a disconnect from now on: only the last message of the response is missing."""
+        self._disarmed = True
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        # Most whole answers are over before anybody could have left: they need no watcher. A stream is
-        # watched from its begin, for each event that nobody receives is billed.
-        delay_s = _BEGIN_S if self._tick is None else 0.0
-        self._beginning = self._task.get_loop().call_later(delay_s, self._begin)
+        # Most whole responses end before a client could leave, so the watcher starts late. A stream is
+        # watched from its start, since each event that is not received is billed.
+        delay_s = _WATCH_DELAY_S if self._tick is None else 0.0
+        self._delay = self._task.get_loop().call_later(delay_s, self._start_watcher)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None and self._beginning is not None
-        self._beginning.cancel()
+        assert self._task is not None and self._delay is not None
+        self._delay.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
         if self._fault is None:
@@ -60,23 +60,23 @@ class Attended:
         if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._fault from error
 
-    def _begin(self) -> None:
-        self._watcher = asyncio.create_task(self._watch(), name="attend client")
+    def _start_watcher(self) -> None:
+        self._watcher = asyncio.create_task(self._watch(), name="watch client")
 
     async def _watch(self) -> None:
         try:
-            await self._until_gone()
+            await self._until_disconnect()
         except Exception as error:
-            self._fault = error  # of a tick: what it could not do, the body cannot do either
+            self._fault = error  # of a tick, raised to the body
         else:
             self._fault = ClientGone()
-        if self._finished:
+        if self._disarmed:
             self._fault = None
             return
         assert self._task is not None
         self._task.cancel()
 
-    async def _until_gone(self) -> None:
+    async def _until_disconnect(self) -> None:
         loop = asyncio.get_running_loop()
         when = loop.time() + self._tick_in_s if self._tick is not None else None
         while True:

@@ -1,4 +1,4 @@
-"""Bounds on what a request may bring: bytes of its body, nesting of its JSON."""
+"""Bounds on a request's body: bytes, time, and the size and nesting of its JSON."""
 
 import asyncio
 from typing import TypeVar
@@ -6,15 +6,15 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from gateway.errors import ApiError, BadRequest, from_validation
-from gateway.settings import JsonBounds, RequestLimits
-from registry.eager import Begun, begin, within
-from registry.time_limit import TimeLimit
+from gateway.core.errors import ApiError, BadRequest, from_validation
+from gateway.core.settings import JsonBounds, RequestLimits
+from rdmacast.aio.eager import StartedCoroutine, run_within, start_eagerly
+from rdmacast.aio.time_limit import TimeLimit
 
-_PLAIN = bytes(sorted(set(range(256)) - set(b'"[]{},')))
+_NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _ANY = msgspec.json.Decoder(msgspec.Raw)
-_MOST_ESCAPES = 1 << 23
+_MAX_ESCAPES = 1 << 23
 _INLINE_BYTES = 1 << 20
 
 T = TypeVar("T")
@@ -25,42 +25,43 @@ class ClientGone(Exception):
 
 
 def content_length(scope: Scope) -> int | None:
-    """The announced length of the body, None without one. Raises ApiError for nonsense."""
+    """Return the announced length of the body, None without one. Raises BadRequest for a malformed one."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             if not value.isdigit():
-                raise BadRequest("bad content-length")
+                raise BadRequest("the content-length header is not a number")
             return int(value)
     return None
 
 
 def too_large(limit_bytes: int) -> ApiError:
-    # The connection stays open: the server throws the rest of the body away. Closing it now would
-    # reset it under a client that still sends, which then never sees this answer.
+    """Return the error (413) for a body over `limit_bytes`."""
+    # The connection stays open, and the rest of the body is discarded: closing it now would reset it under
+    # a client that still sends, which would never see this response.
     return ApiError(413, "too_large", f"the body is larger than {limit_bytes} bytes")
 
 
 async def next_chunk(receive: Receive, idle_s: float) -> Message:
-    """The next part of a body. Raises ApiError (408) if none comes."""
-    begun = begin(receive())
-    if not isinstance(begun, Begun):
-        return begun
+    """Return the next part of a body. Raises ApiError (408) if none arrives in `idle_s`."""
+    started = start_eagerly(receive())
+    if not isinstance(started, StartedCoroutine):
+        return started
     try:
         with TimeLimit(idle_s):
-            return await begun
+            return await started
     except TimeoutError:
-        raise _too_slow(f"nothing of the body came for {idle_s:g} s") from None
+        raise _too_slow(f"no byte of the body arrived for {idle_s:g} s") from None
 
 
 def _too_slow(message: str) -> ApiError:
-    # What may still come of this body must not be taken for the next request.
+    # The rest of this body must not be parsed as the next request.
     return ApiError(408, "body_timeout", message, headers=(("connection", "close"),))
 
 
 async def read_body(
     scope: Scope, receive: Receive, limits: RequestLimits, *, limit_bytes: int | None = None
 ) -> bytes:
-    """The whole body. Raises ApiError (413 over the limit, 408 if it takes too long), ClientGone."""
+    """Return the whole body. Raises ApiError (413 over the limit, 408 if it takes too long), ClientGone."""
     limit_bytes = limits.body_bytes if limit_bytes is None else min(limit_bytes, limits.body_bytes)
     announced = content_length(scope)
     if announced is not None and announced > limit_bytes:
@@ -72,7 +73,7 @@ async def read_body(
         return first
     left_s = limits.body_total_s - (asyncio.get_running_loop().time() - began_s)
     try:
-        return await within(left_s, _rest(first, receive, limit_bytes, limits.body_idle_s))
+        return await run_within(left_s, _rest(first, receive, limit_bytes, limits.body_idle_s))
     except TimeoutError:
         raise _too_slow(f"the body took more than {limits.body_total_s:g} s") from None
 
@@ -98,22 +99,24 @@ def _chunk(message: Message, before_bytes: int, limit_bytes: int) -> bytes:
     return chunk
 
 
-def structure(body: bytes, most_strings: int) -> bytes:
-    """The commas and brackets of a JSON body outside of its strings, with `{}` written as `[]`. Raises
-    ApiError if there are more strings."""
+def structure(body: bytes, max_strings: int) -> bytes:
+    """Return the commas and brackets of a JSON body outside of its strings, with `{}` as `[]`.
+
+    Raises ApiError for more than `max_strings` strings.
+    """
     # A few passes in C, whatever the body: its length is bounded, the number of its parts is not.
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = body.translate(_AS_SQUARE, _PLAIN)
-    if marks.count(b'"') > 2 * most_strings:
-        raise _too_much(f"{most_strings} strings")
+    marks = body.translate(_AS_SQUARE, _NOT_STRUCTURE)
+    if marks.count(b'"') > 2 * max_strings:
+        raise _too_much(f"{max_strings} strings")
     return b"".join(marks.split(b'"')[::2])
 
 
 def _check_depth(marks: bytes, limit: int) -> None:
     brackets = marks.translate(None, b",")
     for _ in range(limit):
-        outer = brackets.replace(b"[]", b"")  # takes the innermost level away
+        outer = brackets.replace(b"[]", b"")  # removes the innermost level
         if len(outer) == len(brackets):
             break
         brackets = outer
@@ -126,9 +129,9 @@ def check_shape(body: bytes, bounds: JsonBounds, depth: int) -> None:
     openings = body.count(b"[") + body.count(b"{")
     quotes, commas = body.count(b'"'), body.count(b",")
     if openings <= depth and quotes <= bounds.strings and commas <= bounds.commas:
-        return  # whatever of it is in strings, it cannot be too much
-    if body.count(b"\\") > _MOST_ESCAPES:
-        raise _too_much(f"{_MOST_ESCAPES} escapes")
+        return  # within bounds wherever its strings are
+    if body.count(b"\\") > _MAX_ESCAPES:
+        raise _too_much(f"{_MAX_ESCAPES} escapes")
     marks = structure(body, bounds.strings)
     if marks.count(b",") > bounds.commas:
         raise _too_much(f"{bounds.commas} elements")
@@ -144,8 +147,10 @@ def _too_much(what: str) -> ApiError:
 def decode(
     body: bytes, decoder: msgspec.json.Decoder[T], limits: RequestLimits, bounds: JsonBounds | None = None
 ) -> T:
-    """The body as `T`, within the bounds of a text if not told others. Raises ApiError: 400 for bad
-    JSON, 413 for too much of it, 422 for a wrong shape."""
+    """Return the body as `T`, within `bounds` (those of a text by default).
+
+    Raises ApiError: 400 for malformed JSON, 413 over the bounds, 422 for a wrong shape.
+    """
     check_shape(body, bounds or limits.text_json, limits.json_depth)
     try:
         return decoder.decode(body)
@@ -158,14 +163,14 @@ def decode(
 async def decode_large(
     body: bytes, decoder: msgspec.json.Decoder[T], limits: RequestLimits, bounds: JsonBounds
 ) -> T:
-    """As `decode`, for bodies that may be large: between its steps the event loop gets its turns."""
+    """Return `decode` of a body that may be large, in a thread if it is."""
     if len(body) <= _INLINE_BYTES:
         return decode(body, decoder, limits, bounds)
     return await asyncio.to_thread(decode, body, decoder, limits, bounds)
 
 
 async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
-    """Raise ApiError unless the body is JSON within bounds; builds nothing of it."""
+    """Raise ApiError unless the body is JSON within bounds; builds no objects."""
     await decode_large(body, _ANY, limits, bounds)
     if not body.isascii():
         try:

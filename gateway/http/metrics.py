@@ -1,4 +1,4 @@
-"""Prometheus metrics. Labels are functions, versions, start kinds and codes; never ids or keys."""
+"""Prometheus metrics; labels are functions, versions, start kinds and codes, never ids or keys."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,9 +8,9 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gateway.cast_ends import CastEnd
-from registry.change import Snapshot
-from registry.instance import InstanceRecord, InstanceState
+from gateway.cluster.cast_tracker import CastEnded
+from registry.records.change import Snapshot
+from registry.records.instance import InstanceRecord, InstanceState
 
 _CHILDREN = 4096
 _BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
@@ -24,7 +24,7 @@ _START_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFacts:
-    """What the control side counts. `desired` is by `NAME:VERSION`, on the controlling gateway only."""
+    """Counts of the control loop. `desired` is by `NAME:VERSION`, on the controlling gateway only."""
 
     failovers: int
     moved: int
@@ -32,7 +32,7 @@ class ControlFacts:
 
 
 class Metrics:
-    """The gateway's own registry: nothing global, so that two gateways may live in one process."""
+    """The metrics of one gateway, in a registry of its own: two gateways may run in one process."""
 
     def __init__(
         self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None = None
@@ -49,7 +49,7 @@ class Metrics:
         )
         self.first_token = Histogram(
             "hypercast_time_to_first_token_seconds",
-            "From the begin of a call to its first output.",
+            "From the start of a call to its first output.",
             ("function", "start_kind"),
             buckets=_LATENCY_S,
             registry=registry,
@@ -68,7 +68,7 @@ class Metrics:
             registry=registry,
         )
         self.held = Gauge(
-            "hypercast_held_requests", "Requests that wait for an instance.", ("function",), registry=registry
+            "hypercast_held_requests", "Requests waiting for an instance.", ("function",), registry=registry
         )
         self.phases = Histogram(
             "hypercast_init_duration_seconds",
@@ -79,36 +79,37 @@ class Metrics:
         )
         self.casts = Histogram(
             "hypercast_cast_duration_seconds",
-            "From a cast's plan to the end of its last target.",
+            "From the plan of a cast to the end of its last target.",
             ("function", "state"),
             buckets=_START_S,
             registry=registry,
         )
-        self.spooled = Gauge(
-            "hypercast_spooled_records",
-            "Records of failed requests that wait for the ledger.",
+        self.outbox_records = Gauge(
+            "hypercast_outbox_records",
+            "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
         registry.register(_ClusterCollector(view, control))
-        # Finding a child by its labels costs more than counting in it.
+        # Looking up a child by its labels costs more than counting in it.
         for metric in (self.requests, self.duration, self.first_token, self.per_token, self.held):
             metric.labels = lru_cache(_CHILDREN)(metric.labels)  # type: ignore[assignment,method-assign]
 
     def note_start(self, instance: InstanceRecord) -> None:
-        """An instance has become ready: once a start."""
+        """Count the phases of an instance's start, once it is ready."""
         for stage, length_ms in instance.phases_ms.items():
             self.phases.labels(instance.function, stage).observe(length_ms / 1000)
 
-    def note_cast(self, end: CastEnd) -> None:
-        """A cast is over: once a cast."""
+    def note_cast(self, end: CastEnded) -> None:
+        """Count a cast that has ended."""
         self.casts.labels(end.record.function, end.state).observe(end.seconds)
 
     def render(self) -> bytes:
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class _ClusterCollector:
-    """What the cluster's view tells, read at the time of the scrape."""
+    """Gauges and counters of the cluster's view, read at the time of the scrape."""
 
     def __init__(self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None) -> None:
         self._view = view
@@ -145,7 +146,7 @@ class _ClusterCollector:
 def _live(view: Snapshot) -> Metric:
     family = GaugeMetricFamily(
         "hypercast_live_pipelines",
-        "Pipelines of nodes that serve while they load.",
+        "Pipelines of nodes that serve while loading.",
         labels=("function", "version"),
     )
     for change in view.live:
@@ -187,14 +188,18 @@ def _gpu_seconds(view: Snapshot) -> Metric:
 
 
 def _control(facts: ControlFacts) -> Iterator[Metric]:
-    failovers = CounterMetricFamily("hypercast_failovers", "Requests that went on elsewhere.")
+    failovers = CounterMetricFamily(
+        "hypercast_failovers", "Requests that moved to another node after a failure."
+    )
     failovers.add_metric((), facts.failovers)
     moved = CounterMetricFamily(
-        "hypercast_live_moves", "Requests that went on elsewhere from a pipeline that let go of them."
+        "hypercast_live_moves", "Requests that a pipeline handed to another instance."
     )
     moved.add_metric((), facts.moved)
     desired = GaugeMetricFamily(
-        "hypercast_desired_instances", "What the autoscaler wants.", labels=("function", "version")
+        "hypercast_desired_instances",
+        "Instances that the autoscaler aims for.",
+        labels=("function", "version"),
     )
     for key, count in sorted(facts.desired.items()):
         function, _, version = key.rpartition(":")

@@ -1,22 +1,19 @@
-"""HTTP/1.1 with a bounded head: uvicorn's own protocol takes a request line and headers of any length,
-for as long as they care to come."""
+"""HTTP/1.1 with a bounded head: uvicorn's own protocol accepts heads of any length and duration."""
 
 import asyncio
 import math
 import socket
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.corked import CorkedTransport
-from gateway.errors import ApiError
-from gateway.http_cycle import HttpCycle
-from gateway.ids import new_request_id
+from gateway.core.errors import ApiError
+from gateway.core.ids import new_request_id
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
@@ -25,16 +22,15 @@ _FIELD_BYTES = 4  # the colon, a space and the line's end
 
 
 class _HeadTooLarge(Exception):
-    """Ends the parser, which calls `send_400_response` then."""
+    """The parser ends with this, and calls `send_400_response`."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses a head that is too long (431) or too slow (408), and what is no HTTP (400), in the envelope.
-    Keeps little for a client that does not read, and drops one that takes nothing for `stuck_s`, whatever
-    state its connection is in.
+    """A connection that refuses heads that are too long (431), too slow (408) or malformed (400).
 
-    The parser gives a field away when it is whole, so bytes that bring nothing (of an endless header,
-    chunk extension or trailer) are counted as well.
+    It buffers little for a client that does not read, and drops one that reads nothing for `stuck_s`. The
+    parser reports only whole fields, so bytes of an endless header, chunk extension or trailer are counted
+    too.
     """
 
     def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
@@ -48,12 +44,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport)))
+        super().connection_made(transport)
         self._bound_unsent(transport)
-        self._await_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -64,7 +60,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._without_progress > MAX_HEAD_BYTES:
             self._refuse_size()
         if self._in_head:
-            self._await_head()
+            self._start_head_timer()
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -88,20 +84,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._without_progress = 0
         self._in_head = False
         if self._timer is not None:
-            self._head_came()
+            self._stop_head_timer()
         parser, before = self.parser, self.cycle
         version = parser.get_http_version()
-        self.cycle = HttpCycle(
-            self._scope(version),
-            self.transport,
-            self.flow,
-            self.on_response_complete,
-            expects_continue=self.expect_100_continue,
+        self.cycle = RequestResponseCycle(
+            scope=self._scope(version),  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
             keep_alive=version != "1.0" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
         )
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
-        else:  # the answers of a pipeline go out in order
+        else:  # responses to pipelined requests go out in order
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
@@ -150,11 +151,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS:
             self._refuse_size()
         else:
-            self._refuse(ApiError(400, "bad_http", "this is no valid HTTP request"))
+            self._refuse(ApiError(400, "bad_http", "this is not a valid HTTP/1.1 request"))
 
     def _bound_unsent(self, transport: asyncio.Transport) -> None:
-        """A write waits unless the client takes what was sent: else the kernel would take megabytes, and a
-        stream would be far ahead of its reader. A closed connection, too, may wait for its reader."""
+        """Bound the unsent bytes, of which the kernel would buffer megabytes."""
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -165,19 +165,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             raise _HeadTooLarge
 
-    def _await_head(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._head_s, self._late)
+            self._timer = self.loop.call_later(self._head_s, self._on_head_timeout)
 
-    def _head_came(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._timer = None
         if self._without_progress:
-            self._refuse(ApiError(408, "head_timeout", f"the head took more than {self._head_s:g} s"))
+            self._refuse(
+                ApiError(408, "head_timeout", f"the request's head took more than {self._head_s:g} s")
+            )
         else:
             self.transport.close()
 
@@ -186,11 +188,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(ApiError(431, "head_too_large", message))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer and close; only close where an answer is under way."""
+        """Respond and close; only close where a response is under way."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        cycle = self.cycle  # the last request's: while others are in line, the answer to an earlier one
+        cycle = self.cycle  # the last request's; an earlier one's may be under way
         if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
             body = error.envelope()
             head = (

@@ -1,4 +1,4 @@
-"""Small responses."""
+"""JSON responses."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class JsonReply(Response):
-    """Encoded JSON as a whole answer, without what a general response prepares."""
+    """A response of encoded JSON, without the work of a general Starlette response."""
 
     def __init__(self, body: bytes, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.body = body
@@ -23,11 +23,11 @@ class JsonReply(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def json_response(body: bytes, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
-    """Encoded JSON as a response."""
+def raw_json(body: bytes, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
+    """Return encoded JSON as a response."""
     return JsonReply(body, status, headers)
 
 
-def encoded(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
-    """Any record as JSON."""
-    return json_response(msgspec.json.encode(value), status=status, headers=headers)
+def json_response(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
+    """Return a struct or record as a JSON response."""
+    return raw_json(msgspec.json.encode(value), status=status, headers=headers)

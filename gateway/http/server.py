@@ -1,7 +1,7 @@
-"""Uvicorn around the application: our own signals, and a drain before its shutdown.
+"""Uvicorn with signals of our own, and a drain before its shutdown.
 
-Uvicorn stops listening first and waits for open streams after that, so that nobody would hear that
-this gateway is leaving: here it goes on listening, and answering 503, until all is quiet.
+Uvicorn stops listening first and waits for open streams after that, so clients would get refused
+connections: here it listens, and responds 503, until nothing is in flight.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.drain import Gate
-from gateway.http_protocol import BoundedHttpProtocol
-from gateway.settings import GatewaySettings
+from gateway.core.settings import GatewaySettings
+from gateway.http.drain import InFlightLimiter
+from gateway.http.protocol import BoundedHttpProtocol
 
 _log = logging.getLogger("hypercast.gateway")
 
-_CUT_S = 2  # for connections that are still open after the grace time
+_SHUTDOWN_S = 2  # for connections that are open after the grace time
 _KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
-    """Serves until SIGTERM or SIGINT, then drains; a second signal ends it at once."""
+    """A server that drains on SIGTERM or SIGINT; a second signal ends it at once."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, limiter: InFlightLimiter, settings: GatewaySettings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,10 +44,10 @@ class GatewayServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_CUT_S,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
             )
         )
-        self._gate = gate
+        self._limiter = limiter
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
@@ -55,23 +55,23 @@ class GatewayServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port on which it listens."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The signal handler; uvicorn installs it."""
+        """Handle a signal; uvicorn installs this."""
         if self._leave.is_set():
             self.force_exit = self.should_exit = True
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self.leave)
 
     def leave(self) -> None:
-        """Begin to drain."""
+        """Start to drain."""
         self._leave.set()
 
     async def serve_and_drain(self) -> None:
-        """Serve; returns when drained and closed."""
+        """Serve until drained and closed."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             drain = group.create_task(self._drain(), name="drain")
@@ -85,11 +85,11 @@ class GatewayServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._leave.wait()
-        self._gate.drain()
-        _log.info("draining, %d requests in flight", self._gate.in_flight)
+        self._limiter.drain()
+        _log.info("draining: %d requests in flight", self._limiter.in_flight)
         quiet, _ = await asyncio.gather(
-            self._gate.wait_idle(self._settings.grace_s), asyncio.sleep(self._settings.linger_s)
+            self._limiter.wait_idle(self._settings.grace_s), asyncio.sleep(self._settings.linger_s)
         )
         if not quiet:
-            _log.warning("%d requests are cut off, the grace time is over", self._gate.in_flight)
+            _log.warning("grace time over: cancelling %d requests", self._limiter.in_flight)
         self.should_exit = True

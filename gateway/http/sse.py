@@ -1,36 +1,38 @@
-"""Server-sent events: one stream's head, comments, events and end, in that order."""
+"""Server-sent events: the head, comments, events and end of a stream, in order."""
 
 import asyncio
 from collections.abc import Iterable
 
 from starlette.types import Send
 
-from gateway.limits import ClientGone
-from registry.eager import within
+from gateway.http.limits import ClientGone
+from rdmacast.aio.eager import StartedCoroutine, start_eagerly
+from rdmacast.aio.time_limit import TimeLimit
 
+_BODY = "http.response.body"
 DONE = b"data: [DONE]\n\n"
 Headers = Iterable[tuple[str, str]]
 
 
 def encode_event(data: bytes) -> bytes:
-    """A JSON document (one line) as an event."""
+    """Return a JSON document (one line) as an event."""
     return b"data: " + data + b"\n\n"
 
 
 def encode_comment(text: str) -> bytes:
-    """A comment, which clients ignore; it must be one line."""
+    """Return a comment of one line, which clients ignore."""
     return b": " + text.replace("\n", " ").encode() + b"\n\n"
 
 
 class ByteStream:
-    """A streamed response. Each write waits while the client is slow to take what was sent before;
-    one that takes nothing for `write_timeout_s` counts as gone."""
+    """A streamed response; a client that reads nothing for `write_timeout_s` counts as gone."""
 
     def __init__(self, send: Send, media_type: str, write_timeout_s: float) -> None:
         self._send = send
         self._media_type = media_type
         self._write_timeout_s = write_timeout_s
-        self._last_s = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
         self._order = asyncio.Lock()  # keepalives come from another task
         self.started = False
         self.ended = False
@@ -41,11 +43,11 @@ class ByteStream:
 
     @property
     def quiet_s(self) -> float:
-        """How long nothing was written."""
-        return asyncio.get_running_loop().time() - self._last_s
+        """Seconds since the last write."""
+        return self._loop.time() - self._last_s
 
     async def start(self, headers: Headers) -> None:
-        """Send the head; once."""
+        """Send the head, once."""
         assert not self.started
         self.started = True
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
@@ -57,23 +59,29 @@ class ByteStream:
         await self._write({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def write(self, data: bytes) -> None:
-        await self._write({"type": "http.response.body", "body": data, "more_body": True})
+        """Send bytes. Raises ClientGone."""
+        await self._write({"type": _BODY, "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
-        """Send the last bytes; once."""
+        """Send the last bytes, once."""
         self.ended = True
-        await self._write({"type": "http.response.body", "body": data, "more_body": False})
+        await self._write({"type": _BODY, "body": data, "more_body": False})
 
     async def _write(self, message: dict[str, object]) -> None:
         try:
-            await within(self._write_timeout_s, self._in_order(message))
+            if self._order.locked():
+                with TimeLimit(self._write_timeout_s):
+                    async with self._order:
+                        await self._send(message)
+            else:
+                started = start_eagerly(self._send(message))
+                if isinstance(started, StartedCoroutine):
+                    async with self._order:  # at once: it is free, and nothing was awaited since
+                        with TimeLimit(self._write_timeout_s):
+                            await started
         except TimeoutError:
-            raise ClientGone("the client takes nothing") from None
-        self._last_s = asyncio.get_running_loop().time()
-
-    async def _in_order(self, message: dict[str, object]) -> None:
-        async with self._order:
-            await self._send(message)
+            raise ClientGone("the client reads nothing") from None
+        self._last_s = self._loop.time()
 
 
 class EventStream(ByteStream):
@@ -83,7 +91,9 @@ class EventStream(ByteStream):
         super().__init__(send, "text/event-stream; charset=utf-8", write_timeout_s)
 
     async def event(self, data: bytes) -> None:
-        await self.write(encode_event(data))
+        """Send a JSON document as an event."""
+        await self._write({"type": _BODY, "body": encode_event(data), "more_body": True})
 
     async def comment(self, text: str) -> None:
+        """Send a comment."""
         await self.write(encode_comment(text))

@@ -1,4 +1,4 @@
-"""The small files of a function version that the gateway needs, parsed and cached."""
+"""The small files of a function version (config, tokenizer, chat template), parsed and cached."""
 
 import asyncio
 import re
@@ -10,11 +10,11 @@ import jinja2
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.chat_template import ChatTemplate, template_source
-from gateway.contract import Blobs
-from gateway.errors import ApiError, Unavailable
+from gateway.core.contract import Blobs
+from gateway.core.errors import ApiError, Unavailable
+from gateway.inference.chat_template import ChatTemplate, template_source
 from registry.errors import ImageError, NotFound
-from registry.function import FunctionVersion
+from registry.records.function import FunctionVersion
 
 MAX_ASSET_BYTES = 64 << 20
 _POOLING = "1_Pooling/config.json"
@@ -28,7 +28,7 @@ READ_FILES = (
     "chat_template.jinja",
     _POOLING,
 )
-_INDEX = re.compile("[0-9]{1,6}")  # of a label: bounded, for there is a label for each up to the last
+_INDEX = re.compile("[0-9]{1,6}")  # of a label: bounded, since there is one for each index up to the last
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 Key = frozenset[tuple[str, str]]
@@ -36,7 +36,7 @@ Key = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAssets:
-    """What a version's small files say. `tokenizer` is None where the function has none."""
+    """The parsed files of a version. `tokenizer` is None where it has none."""
 
     config: Mapping[str, object] = field(default_factory=dict)
     preprocessor: Mapping[str, object] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class ModelAssets:
 
 
 class AssetCache:
-    """Parsed assets by content: versions with the same files share them; least recently used goes."""
+    """An LRU cache of assets by content, so that versions with the same files share them."""
 
     def __init__(self, blobs: Blobs, *, capacity: int = 64) -> None:
         self._blobs = blobs
@@ -58,13 +58,15 @@ class AssetCache:
         self._loading: dict[Key, asyncio.Task[ModelAssets]] = {}
 
     async def get(self, version: FunctionVersion) -> ModelAssets:
-        """The version's assets. Raises Unavailable if the store does not give them, ApiError if they
-        cannot be read."""
+        """Return the version's assets.
+
+        Raises Unavailable if the store cannot be read, ApiError if a file cannot be parsed.
+        """
         key = frozenset((name, version.assets[name]) for name in READ_FILES if name in version.assets)
         if (ready := self._ready.get(key)) is not None:
             self._ready.move_to_end(key)
             return ready
-        # Requests that come together share one load, which goes on if the first of them leaves.
+        # Concurrent requests share one load, which continues if the first of them is cancelled.
         task = self._loading.get(key)
         if task is None:
             task = asyncio.create_task(self._load(key), name=f"assets {version.function}:{version.version}")
@@ -87,12 +89,12 @@ class AssetCache:
                 files[name] = await self._blobs.read(digest, limit=MAX_ASSET_BYTES)
             except (NotFound, ImageError) as error:
                 raise Unavailable(
-                    f"cannot read {name} of the function: {error}", code="assets_unavailable"
+                    f"the store cannot be read for the function's {name}: {error}", code="assets_unavailable"
                 ) from error
         return await asyncio.to_thread(parse_assets, files)
 
     async def aclose(self) -> None:
-        """Stop loads under way."""
+        """Cancel loads under way."""
         tasks = list(self._loading.values())
         for task in tasks:
             task.cancel()
@@ -100,7 +102,7 @@ class AssetCache:
 
 
 def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
-    """Parse the files. Raises ApiError naming a file that cannot be read."""
+    """Parse the files. Raises ApiError naming a file that cannot be parsed."""
     config = _json(files, "config.json")
     tokenizer_config = _json(files, "tokenizer_config.json")
     tokenizer = _tokenizer(files.get("tokenizer.json"))
@@ -127,7 +129,7 @@ def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
 
 
 def _unreadable(name: str, error: Exception) -> ApiError:
-    return ApiError(500, "function_error", f"the function's {name} cannot be read: {error}")
+    return ApiError(500, "function_error", f"the function's {name} cannot be parsed: {error}")
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, object]:
@@ -146,8 +148,8 @@ def _tokenizer(data: bytes | None) -> Tokenizer | None:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing narrower
         raise _unreadable("tokenizer.json", error) from error
-    # Files of embedding models often carry the trainer's padding and cut: a text that is too long is
-    # refused here, never silently cut.
+    # Files of embedding models often have the trainer's padding and truncation; here a text that is too
+    # long is refused, never silently truncated.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

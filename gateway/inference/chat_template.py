@@ -1,7 +1,7 @@
 """Chat templates: a conversation as the text that the model was trained on.
 
-Templates come with models, so they are not trusted: they run in an immutable sandbox and see plain
-JSON values only. The environment is the one Hugging Face templates are written for.
+Templates are untrusted, as they come with models: they run in an immutable sandbox on plain JSON values.
+The environment is the one that Hugging Face templates expect.
 """
 
 import json
@@ -14,21 +14,21 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.errors import BadRequest
+from gateway.core.errors import BadRequest
 
-# For models without a template of their own: one line a message, then the assistant's turn.
+# For models without a template: one line a message, then the assistant's turn.
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
-# What an expression in a template can raise beside jinja2's own: templates are programs.
+# Raised by expressions in templates, beside jinja2's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks text for training; to render, its body is all there is."""
+    """`{% generation %}`, which marks text for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -52,7 +52,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML, which models were not trained on.
+    # Jinja's own filter escapes HTML, which models were not trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -69,7 +69,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens that it may name."""
+    """A compiled template and the special tokens that it may use."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
@@ -85,7 +85,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt up to the assistant's next turn. Raises BadRequest where the template refuses."""
+        """Return the prompt up to the assistant's next turn. Raises BadRequest where the template fails."""
         try:
             return self._template.render(
                 {
@@ -99,7 +99,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise BadRequest(
-                f"the model's chat template refuses this conversation: {error}", param="messages"
+                f"the model's chat template rejects this conversation: {error}", param="messages"
             ) from None
         except _FAULTS as error:
             raise BadRequest(
@@ -108,9 +108,9 @@ class ChatTemplate:
 
 
 def template_source(tokenizer_config: Mapping[str, object], file: str | None) -> tuple[str, str | None]:
-    """The default template and, where there is one, the template for tools.
+    """Return the default template and, where there is one, the template for tools.
 
-    `file` is the text of chat_template.jinja, which goes before tokenizer_config.json's.
+    `file` is the text of chat_template.jinja, which takes precedence over tokenizer_config.json.
     """
     if file is not None:
         return file, None

@@ -1,4 +1,4 @@
-"""Token ids to text as they come: UTF-8 safe, and cut at the first stop string."""
+"""Incremental detokenization: UTF-8 safe, and cut at the first stop string."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -6,33 +6,33 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_PRIME = 6  # prompt tokens that give the first output its context (a leading space, say)
+_CONTEXT_TOKENS = 6  # of the prompt, on which the first output's text depends (as a leading space)
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream(Protocol):
-    """Turns ids into text deltas."""
+    """A converter of ids to text deltas."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these ids make final; "" while a character is incomplete."""
+        """Return the text that these ids complete; "" while a character is incomplete."""
         ...
 
     def finish(self) -> str:
-        """What was held back for an incomplete character."""
+        """Return the text held back for an incomplete character."""
         ...
 
 
 class Detokenizer:
-    """Incremental decoding of one sequence. The work a token costs does not grow with the sequence."""
+    """The incremental decoder of one sequence, with constant work a token."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        prime = list(prompt_ids[-_PRIME:])
-        # A prompt cut inside a character would come out twice: such a tail is no context.
-        if prime and _BROKEN in tokenizer.decode(prime, skip_special_tokens=True):
-            prime = []
-        self._stream = DecodeStream(ids=prime, skip_special_tokens=True)
-        self._settled = prime  # the ids of the last emission: context of the pending ones
+        context = list(prompt_ids[-_CONTEXT_TOKENS:])
+        # A prompt that ends inside a character would repeat it: it is not used as context.
+        if context and _BROKEN in tokenizer.decode(context, skip_special_tokens=True):
+            context = []
+        self._stream = DecodeStream(ids=context, skip_special_tokens=True)
+        self._emitted = context  # the ids of the last text: context of the pending ones
         self._pending: list[int] = []
 
     def push(self, ids: Iterable[int]) -> str:
@@ -42,21 +42,21 @@ class Detokenizer:
             self._pending.append(token)
             if delta is not None:
                 parts.append(delta)
-                self._settled, self._pending = self._pending, []
+                self._emitted, self._pending = self._pending, []
         return "".join(parts)
 
     def finish(self) -> str:
         if not self._pending:
             return ""
         decode = self._tokenizer.decode
-        before = decode(self._settled, skip_special_tokens=True)
-        whole = decode(self._settled + self._pending, skip_special_tokens=True)
+        before = decode(self._emitted, skip_special_tokens=True)
+        whole = decode(self._emitted + self._pending, skip_special_tokens=True)
         self._pending = []
         return whole[len(before) :] if whole.startswith(before) else ""
 
 
 class NoText:
-    """For functions without a tokenizer: ids only, no text."""
+    """The text stream of a function without a tokenizer: always empty."""
 
     def push(self, ids: Iterable[int]) -> str:
         return ""
@@ -66,10 +66,10 @@ class NoText:
 
 
 class StopStrings:
-    """Finds the first stop string to be complete, wherever the deltas are cut.
+    """A matcher of stop strings across deltas.
 
-    Text is held back only while it may be the beginning of a stop string. The outcome depends on the
-    text alone: the stop string that ends first wins, and of those that end together the longest.
+    Text is held back only while it may be a prefix of a stop string. The result depends on the text only:
+    the stop string that ends first matches, and of those that end together the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class StopStrings:
         self.hit: str | None = None
 
     def push(self, delta: str) -> str:
-        """The text that may go out now; once `hit` is set, "" for ever."""
+        """Return the text that may be sent now; always "" once `hit` is set."""
         if self.hit is not None:
             return ""
         if not self._stops:
@@ -89,12 +89,12 @@ class StopStrings:
             start, self.hit = found
             self._held = ""
             return text[:start]
-        keep = self._beginning(text)
+        keep = self._prefix_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text still held, at the end of the sequence."""
+        """Return the text held back, at the end of the sequence."""
         held, self._held = self._held, ""
         return held
 
@@ -106,7 +106,7 @@ class StopStrings:
                 best = (start + len(stop), start, stop)
         return None if best is None else (best[1], best[2])
 
-    def _beginning(self, text: str) -> int:
+    def _prefix_length(self, text: str) -> int:
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[len(text) - length :]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -1,21 +1,21 @@
-"""Images in requests: from what a client sends to the array that a model takes."""
+"""Images in requests, converted to the array that a model takes."""
 
 import asyncio
 import importlib
 from collections.abc import Mapping
 
-from gateway.errors import BadRequest
-from registry.messages import Array
+from gateway.core.errors import BadRequest
+from registry.messages.node import Array
 
 
 async def pixels(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
-    """The image (gateway/preprocess.py says what it may be) as [1, 3, height, width]. Raises BadRequest."""
+    """Return the image as float32 [1, 3, height, width] (see `preprocess`). Raises BadRequest."""
     return await asyncio.to_thread(_preprocess, image, config)
 
 
 def _preprocess(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
-    # Pillow and numpy cost a quarter of a second of a gateway's start, and few gateways see an image.
-    module = importlib.import_module("gateway.preprocess")
+    # Importing Pillow and numpy takes a quarter of a second, and few gateways receive images.
+    module = importlib.import_module("gateway.inference.preprocess")
     try:
         array = module.preprocess(image, config)
     except module.BadImage as error:

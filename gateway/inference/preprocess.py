@@ -1,10 +1,10 @@
-"""From an image to the array that a vision model takes, as its preprocessor_config.json says.
+"""Preprocessing of an image for a vision model, as in its preprocessor_config.json.
 
 An image is one of
 - the bytes of a PNG, JPEG, WEBP, GIF (its first frame) or BMP file;
 - such a file as base64 text or as a data URL;
-- a nested list of integers 0 to 255, `[height][width][3]` or `[3][height][width]`: a picture, too;
-- a nested list `[3][height][width]` with fractions: values that are ready for the model, taken as they are.
+- a nested list of integers 0 to 255, `[height][width][3]` or `[3][height][width]`;
+- a nested list `[3][height][width]` with fractions: the model's input, used as it is.
 
 The steps are those of the ViT, DeiT, ConvNeXT (which ResNet uses), BiT and CLIP processors: to RGB, resize,
 centre crop, rescale, normalise.
@@ -34,7 +34,7 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class BadImage(ValueError):
-    """The image, or the function's preprocessor_config.json, cannot be used; the message says why."""
+    """The image, or the function's preprocessor_config.json, cannot be used; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ImageProcessor:
     crop_share: float | None = None
 
 
-# The processors' own defaults, for what a file leaves out.
+# The processors' defaults of settings that a file lacks.
 _DEFAULTS: Mapping[str, ImageProcessor] = {
     "ViT": ImageProcessor(size=Size(height=224, width=224)),
     "DeiT": ImageProcessor(size=Size(height=256, width=256), resample=3, crop=(224, 224)),
@@ -74,7 +74,7 @@ _DEFAULTS: Mapping[str, ImageProcessor] = {
 
 
 def preprocess(image: bytes | str | Sequence[object], config: Mapping[str, object]) -> np.ndarray:
-    """The float32 array [3, height, width] for the model. Raises BadImage."""
+    """Return the model's input, a float32 array [3, height, width]. Raises BadImage."""
     if isinstance(image, bytes | bytearray | memoryview):
         return process(open_picture(bytes(image)), parse_processor(config))
     if isinstance(image, str):
@@ -86,7 +86,7 @@ def preprocess(image: bytes | str | Sequence[object], config: Mapping[str, objec
 
 
 def decode_text(text: str) -> bytes:
-    """The file in a base64 text or a data URL."""
+    """Return the file in a base64 text or a data URL. Raises BadImage."""
     if text[:5].lower() == "data:":
         match = _DATA_URL.match(text)
         if match is None or "base64" not in match["parameters"].lower().split(";"):
@@ -101,7 +101,7 @@ def decode_text(text: str) -> bytes:
 
 
 def open_picture(data: bytes) -> Image.Image:
-    """The decoded picture in RGB; refuses other formats, broken files and pictures that are too large."""
+    """Return the decoded picture in RGB. Raises BadImage for other formats, damaged or too large files."""
     if len(data) > MAX_FILE_BYTES:
         raise BadImage(f"the image is over {MAX_FILE_BYTES} bytes")
     if not data:
@@ -109,7 +109,7 @@ def open_picture(data: bytes) -> Image.Image:
     too_large = f"the picture has over {MAX_PIXELS} pixels"
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            # The header alone has been read: a small file may claim to be a huge picture.
+            # Only the header is read yet: a small file may declare a huge picture.
             if picture.width * picture.height > MAX_PIXELS:
                 raise BadImage(too_large)
             return picture.convert("RGB")
@@ -125,7 +125,10 @@ def open_picture(data: bytes) -> Image.Image:
 
 
 def nested_array(nested: Sequence[object]) -> np.ndarray:
-    """A picture [height, width, 3] of uint8, or model-ready values [3, height, width] of float32."""
+    """Return a uint8 picture [height, width, 3], or the model's float32 input [3, height, width].
+
+    Raises BadImage.
+    """
     try:
         array = np.array(nested)
     except (ValueError, OverflowError, RecursionError):
@@ -136,10 +139,10 @@ def nested_array(nested: Sequence[object]) -> np.ndarray:
         raise BadImage(f"the picture has over {MAX_PIXELS} pixels")
     if array.dtype.kind == "f":
         if array.shape[0] != 3:
-            raise BadImage("an image with fractions is for the model as it is and must be [3][height][width]")
+            raise BadImage("an image with fractions is the model's input and must be [3][height][width]")
         values = array.astype(np.float32)
         if not np.isfinite(values).all():
-            raise BadImage("the image has values that are not finite numbers")
+            raise BadImage("the image has values that are not finite")
         return values
     if array.shape[2] != 3:
         if array.shape[0] != 3:
@@ -171,7 +174,7 @@ def parse_processor(config: Mapping[str, object]) -> ImageProcessor:
     if not config:
         raise BadImage(
             "the function has no preprocessor_config.json: deploy the model with one, "
-            "or send values that are ready for the model as [3][height][width] with fractions"
+            "or send the model's input as [3][height][width] with fractions"
         )
     kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""
     family = _TYPE_SUFFIXES.sub("", kind if isinstance(kind, str) else "")
@@ -226,7 +229,7 @@ def _resize(picture: Image.Image, size: Size, processor: ImageProcessor) -> Imag
         raise BadImage("preprocessor_config.json: size needs shortest_edge for a ConvNeXT processor")
     edge = size.shortest
     if edge >= 384:
-        # From here on ConvNeXT warps instead of cropping.
+        # ConvNeXT warps instead of cropping from this size on.
         return _resize_to(picture, (edge, edge), processor.resample)
     larger = _resize_to(picture, _target(picture, Size(shortest=int(edge / share))), processor.resample)
     pixels = _centre_crop(np.moveaxis(np.asarray(larger), -1, 0), (edge, edge))
@@ -234,7 +237,7 @@ def _resize(picture: Image.Image, size: Size, processor: ImageProcessor) -> Imag
 
 
 def _target(picture: Image.Image, size: Size) -> tuple[int, int]:
-    """The (height, width) to resize to."""
+    """Return the (height, width) to resize to."""
     if not size.shortest:
         return size.height, size.width
     short, long = sorted((picture.width, picture.height))
@@ -250,7 +253,7 @@ def _resize_to(picture: Image.Image, target: tuple[int, int], resample: int) -> 
 
 
 def _centre_crop(pixels: np.ndarray, crop: tuple[int, int]) -> np.ndarray:
-    """The middle of [channels, height, width]; a picture that is too small gets a black margin."""
+    """Return the centre of [channels, height, width], with a black margin if the picture is smaller."""
     height, width = crop
     _, old_height, old_width = pixels.shape
     if height > old_height or width > old_width:
@@ -259,7 +262,7 @@ def _centre_crop(pixels: np.ndarray, crop: tuple[int, int]) -> np.ndarray:
         top = math.ceil((new_height - old_height) / 2)
         left = math.ceil((new_width - old_width) / 2)
         canvas[:, top : top + old_height, left : left + old_width] = pixels
-        # Counted from the old picture's corner, so that an odd margin falls as the processors have it.
+        # Counted from the old picture's corner, to round an odd margin as the processors do.
         first_row = (old_height - height) // 2 + top
         first_column = (old_width - width) // 2 + left
         return canvas[:, first_row : first_row + height, first_column : first_column + width]

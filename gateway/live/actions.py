@@ -1,18 +1,21 @@
-"""What is told of nodes that load a model, and what is to be done so that they serve meanwhile (pure)."""
+"""Events of nodes that load a model, and the pipeline actions that follow from them (pure)."""
 
 from dataclasses import dataclass
 
-from gateway.stage_cover import Stage
+from gateway.live.stage_cover import StageRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """Nodes that serve a whole model together, stage by stage. `epoch` grows when it is formed anew; `rate`
-    is what it can serve, in whole nodes: 1 is a node that has the model and does nothing else."""
+class PlannedPipeline:
+    """Nodes that serve a whole model together, stage by stage.
+
+    `epoch` grows with each reconfiguration. `rate` is its throughput in whole nodes: 1 is a ready node that
+    does nothing else.
+    """
 
     number: int
     epoch: int
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRange, ...]
     rate: float
 
     def __repr__(self) -> str:
@@ -25,9 +28,12 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """A node loads the model in the block order of `group`: a sub-group of a cast, or one of its own for a
-    node that loads from its own host memory. `speed` is of a node that computes faster or slower than one."""
+class LoadStarted:
+    """A node starts to load the model in the block order of `group`.
+
+    That is a sub-group of a cast, or the node's own when it loads from host memory. `speed` is relative to a
+    usual node.
+    """
 
     node: str
     group: int
@@ -35,62 +41,64 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holds:
-    """The blocks, as bits, that are where the node computes. Maps only grow."""
+class LayersReported:
+    """The bitfield of blocks in the node's device memory. It only grows."""
 
     node: str
     blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
-    """The node is dead, or wanted elsewhere."""
+class NodeLost:
+    """The node failed, or is used otherwise."""
 
     node: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The pipeline of this number is being set up: forming it anew before it takes calls would delay it."""
+class PipelineOpening:
+    """The pipeline of this number is being set up, and must not be reconfigured before it takes calls."""
 
     pipeline: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """It takes calls."""
+class PipelineServing:
+    """The pipeline of this number takes calls."""
 
     pipeline: int
 
 
-Event = Loading | Holds | Gone | Opening | Opened
+PipelineEvent = LoadStarted | LayersReported | NodeLost | PipelineOpening | PipelineServing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """Begin to serve by a new pipeline."""
+class Create:
+    """Create a pipeline."""
 
-    pipeline: Pipeline
+    pipeline: PlannedPipeline
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reform:
-    """The pipeline of this number goes on with other stages: its requests stay with it, and what keys and
-    values a stage lacks are computed again."""
+class Reconfigure:
+    """Reconfigure a pipeline with other stages.
 
-    pipeline: Pipeline
-    before: Pipeline
+    Its requests stay with it, and the KV cache that a stage lacks is recomputed.
+    """
+
+    pipeline: PlannedPipeline
+    before: PlannedPipeline
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
-    """The node holds the whole model and serves alone from now on: the mode switch of one node.
+class Promote:
+    """Promote a node that holds the whole model: it serves alone from now on.
 
     It takes one in `sharers` of the unfinished requests of `pipeline`, and runs its stage for the others
-    until the pipeline is dissolved.
+    until the pipeline is torn down.
     """
 
     node: str
@@ -100,11 +108,11 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dissolve:
-    """The pipeline ends: its unfinished requests go to whoever serves."""
+class Teardown:
+    """Tear a pipeline down: its unfinished requests are routed again."""
 
-    pipeline: Pipeline
+    pipeline: PlannedPipeline
     reason: str
 
 
-Action = Form | Reform | Alone | Dissolve
+PipelineAction = Create | Reconfigure | Promote | Teardown

@@ -1,35 +1,38 @@
-"""One function version's starts that load in one block order, so that no pipeline of them could serve before
-the first is whole: each node takes calls while it loads, and runs their prompts by layers as they land. Pure.
+"""Layer-wise prefill on the loading instances of one function version (pure).
 
-It speaks of each node as of a pipeline of one stage, and answers what to do as LiveGroup does.
+All of them load in one block order, so no pipeline could serve before the first is ready. Instead each node
+admits calls while it loads and prefills them layer by layer as layers arrive. It is published as a pipeline
+of one stage.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.live_group import Close, Open
-from registry.live import LivePipeline, LiveStage
+from gateway.live.group import ClosePipeline, StartPipeline
+from registry.records.live import LivePipeline, LiveStage
 
-# Of its layers a node has so many when it takes calls: to run their prompts takes less than what is still to
-# come. Where others serve and have room it takes them later, as these may be done sooner.
-_BEGIN, _BEGIN_LATE = 0.5, 0.875
+# The fraction of layers with which a node admits calls: prefill takes less than the rest of the load. Where
+# ready instances have free slots it is later, since these may end a call sooner.
+_ADMIT, _ADMIT_LATE = 0.5, 0.875
 
-LoneTodo = Open | Close
+LayerwiseAction = StartPipeline | ClosePipeline
 
 
 @dataclass(slots=True)
-class _Lone:
+class _LayerwiseNode:
     """A node that loads."""
 
     instance_id: str
-    layers: int = 0  # that can run there, from the first one on
+    layers: int = 0  # runnable from the first one on
     pipeline: LivePipeline | None = None
     failed: bool = False
 
 
-class LoneGroup:
-    """Of a model of so many layers, whose instances take `max_concurrency` calls each; `has_room` says
-    whether one that is ready takes more. Each method takes what happened and answers what is to be done."""
+class LayerwiseGroup:
+    """Loading instances of a model with `layers` layers: each method returns actions in order.
+
+    `has_room` returns whether a ready instance has a free slot.
+    """
 
     def __init__(
         self, layers: int, max_concurrency: int, new_id: Callable[[], str], has_room: Callable[[], bool]
@@ -38,72 +41,72 @@ class LoneGroup:
         self._slots = max_concurrency
         self._new_id = new_id
         self._has_room = has_room
-        self._nodes: dict[str, _Lone] = {}
+        self._nodes: dict[str, _LayerwiseNode] = {}
 
     def __repr__(self) -> str:
         taking = [node for node, one in self._nodes.items() if one.pipeline is not None]
-        return f"<LoneGroup of {len(self._nodes)} nodes, {taking} take calls>"
+        return f"<LayerwiseGroup of {len(self._nodes)} nodes, {taking} admit calls>"
 
     @property
     def is_over(self) -> bool:
         return not self._nodes
 
-    def begin(self, node: str, instance_id: str, group: int) -> tuple[LoneTodo, ...]:
-        """An instance begins to load."""
-        todos = self._end(node, "it begins anew")
-        self._nodes[node] = _Lone(instance_id)
-        return todos
+    def add(self, node: str, instance_id: str, group: int) -> tuple[LayerwiseAction, ...]:
+        """Add an instance that starts to load."""
+        actions = self._end(node, "it restarted")
+        self._nodes[node] = _LayerwiseNode(instance_id)
+        return actions
 
-    def holds(self, node: str, instance_id: str, layers: int) -> tuple[LoneTodo, ...]:
-        """The layers, as bits, can run there; only those from the first one on help."""
+    def on_layers(self, node: str, instance_id: str, layers: int) -> tuple[LayerwiseAction, ...]:
+        """Record the bitfield of layers that can run there; only a run from the first one counts."""
         one = self._known(node, instance_id)
         if one is None:
             return ()
         one.layers = (~layers & (layers + 1)).bit_length() - 1  # ones from the lowest bit on
-        return self.look()
+        return self.refresh()
 
-    def look(self) -> tuple[LoneTodo, ...]:
-        """Whether any has room may be otherwise by now."""
-        least = self._layers * (_BEGIN_LATE if self._has_room() else _BEGIN)
+    def refresh(self) -> tuple[LayerwiseAction, ...]:
+        """Open nodes that hold enough layers, given the free slots of ready instances."""
+        least = self._layers * (_ADMIT_LATE if self._has_room() else _ADMIT)
         return tuple(
             self._opened(node, one)
             for node, one in self._nodes.items()
             if one.layers >= least and one.pipeline is None and not one.failed
         )
 
-    def ready(self, node: str, instance_id: str) -> tuple[LoneTodo, ...]:
+    def on_ready(self, node: str, instance_id: str) -> tuple[LayerwiseAction, ...]:
         if self._known(node, instance_id) is None:
             return ()
         return self._end(node, f"{node} holds all layers")
 
-    def gone(self, node: str, instance_id: str, reason: str) -> tuple[LoneTodo, ...]:
-        """The instance is gone, or cannot take calls before it is ready."""
+    def remove(self, node: str, instance_id: str, reason: str) -> tuple[LayerwiseAction, ...]:
+        """Remove an instance that failed, was stopped or cannot serve before it is ready."""
         if self._known(node, instance_id) is None:
             return ()
-        return self._end(node, f"{node} is gone ({reason})")
+        return self._end(node, f"{node} is lost ({reason})")
 
-    def lost(self, pipeline_id: str, epoch: int, node: str, reason: str) -> tuple[LoneTodo, ...]:
-        """It ended by itself: its node serves once it is ready."""
+    def on_lost(self, pipeline_id: str, epoch: int, node: str, reason: str) -> tuple[LayerwiseAction, ...]:
+        """Record that it failed: its node serves once it is ready."""
         for one in self._nodes.values():
             pipeline = one.pipeline
             if pipeline is not None and (pipeline.pipeline_id, pipeline.epoch) == (pipeline_id, epoch):
                 one.pipeline, one.failed = None, True
         return ()
 
-    def _opened(self, node: str, one: _Lone) -> Open:
+    def _opened(self, node: str, one: _LayerwiseNode) -> StartPipeline:
         stage = LiveStage(node=node, instance_id=one.instance_id, first=0, last=self._layers)
         one.pipeline = LivePipeline(
             pipeline_id=self._new_id(), epoch=0, stages=(stage,), head=0, rate=1.0, slots=self._slots
         )
-        reason = f"{node} has {one.layers} of {self._layers} layers to run prompts through"
-        return Open(pipeline=one.pipeline, reason=reason)
+        reason = f"{node} holds {one.layers} of {self._layers} layers for layer-wise prefill"
+        return StartPipeline(pipeline=one.pipeline, reason=reason)
 
-    def _known(self, node: str, instance_id: str) -> _Lone | None:
+    def _known(self, node: str, instance_id: str) -> _LayerwiseNode | None:
         one = self._nodes.get(node)
         return one if one is not None and one.instance_id == instance_id else None
 
-    def _end(self, node: str, reason: str) -> tuple[LoneTodo, ...]:
+    def _end(self, node: str, reason: str) -> tuple[LayerwiseAction, ...]:
         one = self._nodes.pop(node, None)
         if one is None or one.pipeline is None:
             return ()
-        return (Close(pipeline_id=one.pipeline.pipeline_id, reason=reason),)
+        return (ClosePipeline(pipeline_id=one.pipeline.pipeline_id, reason=reason),)

@@ -1,22 +1,21 @@
-"""Where in a model each node begins that loads it from its own host's memory, so that all can serve together
-early (pure).
+"""Load orders: the layer at which each load from host memory starts, for an early pipeline (pure).
 
-A load goes on to the last layer and then from the first on. All layers are somewhere once the widest part
-between two beginnings has been loaded: so each begins in the widest part that is left, also beside loads
-that have begun before and beside the sub-groups of a cast, which begin with chunks of their own. How fast
-each load is need not be known; all are taken to be alike.
+A load wraps around at the last layer. The loads hold all layers between them once the widest gap between two
+starting points is loaded, so each new load starts in the widest gap left by earlier loads and by the
+sub-groups of a cast, which start with chunks of their own. All loads are assumed to be equally fast.
 """
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 
-from gateway.model_layers import ModelLayers
+from gateway.live.model_layers import ModelLayers
 
 
 def warm_places(warm: int, others: Collection[float] = (), *, casts: int = 1) -> tuple[float, ...]:
-    """Where `warm` loads begin, as parts of the model's cost in [0, 1); `others` is where other loads do.
+    """Return the starting points of `warm` loads as fractions of the model's cost, in [0, 1).
 
-    One that is the first of all leaves room for a cast of `casts` sub-groups that may follow.
+    `others` are the starting points of other loads. The first load of all leaves room for a later cast of
+    `casts` sub-groups. Raises ValueError.
     """
     if warm < 0 or casts < 1 or not all(0 <= other < 1 for other in others):
         raise ValueError(f"{warm} loads beside {others} and {casts} sub-groups")
@@ -37,7 +36,7 @@ def warm_places(warm: int, others: Collection[float] = (), *, casts: int = 1) ->
 
 
 def layer_at(layers: ModelLayers, part: float) -> int:
-    """The layer before which about `part` of the model's cost lies."""
+    """Return the layer before which about the fraction `part` of the model's cost lies."""
     until: Sequence[float] = layers.until
     after = bisect_left(until, part * until[-1])
     if after and part * until[-1] - until[after - 1] <= until[after] - part * until[-1]:

@@ -1,7 +1,7 @@
-"""What each layer of a model needs of its image, and what it costs to run (pure).
+"""The blocks and the cost of each layer of a model (pure).
 
-Pipelines divide a model by layers. The embedding goes with the first layer, and the final norm and the head
-with the last; a tied head is the embedding, so it is run by whoever has the first.
+Pipelines divide a model by layers. The embedding belongs to the first layer, the final norm and the head to
+the last; a tied head is the embedding, so the first stage runs it.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from rdmacast.have_map import bits_of
+from rdmacast.bitfield import to_bits
 from registry.images.manifest import LayerSpan, Manifest
+from registry.records.function import FunctionTask, FunctionVersion
 
 
 class NotLayered(ValueError):
-    """The model is no single row of layers, so no pipeline can run it."""
+    """The model is not a single sequence of layers, so no pipeline can run it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLayers:
-    """`needs[i]` are the blocks of layer i as bits, `costs[i]` its part of a step's time, in any unit."""
+    """The layers of a model: `needs[i]` are the blocks of layer i as bits, `costs[i]` is its cost."""
 
     needs: tuple[int, ...]
     costs: tuple[float, ...]
@@ -35,7 +36,7 @@ class ModelLayers:
 
     @cached_property
     def until(self) -> tuple[float, ...]:
-        """`until[i]` is what the layers `[0, i)` cost."""
+        """`until[i]` is the cost of the layers `[0, i)`."""
         return tuple(accumulate(self.costs, initial=0.0))
 
     @cached_property
@@ -46,7 +47,7 @@ class ModelLayers:
         return bits
 
     def ends(self, held: int) -> tuple[int, ...]:
-        """For each layer p the end of the run `[p, end)` of layers that can run on `held` blocks."""
+        """Return for each layer p the end of the run `[p, end)` that the blocks `held` can execute."""
         ends = [len(self)] * len(self)
         end = len(self)
         for layer in reversed(range(len(self))):
@@ -56,18 +57,25 @@ class ModelLayers:
         return tuple(ends)
 
 
+def is_layered(version: FunctionVersion) -> bool:
+    """Return whether the version can have layers: a generative model with a manifest."""
+    return version.task is FunctionTask.GENERATE and version.manifest is not None
+
+
 def even_layers(blocks: int) -> ModelLayers:
-    """A model of which nothing is known: each block is a layer, and all cost the same."""
+    """Return a model in which each block is a layer, and all cost the same."""
     return ModelLayers(needs=tuple(1 << block for block in range(blocks)), costs=(1.0,) * blocks)
 
 
 def layers_of(manifest: Manifest, block_bytes: int, costs: Sequence[float] | None = None) -> ModelLayers:
-    """The layers of an image that comes in blocks of `block_bytes`; by default a layer costs its bytes, since
-    decoding reads them all. Raises NotLayered."""
+    """Return the layers of an image with blocks of `block_bytes`. Raises NotLayered.
+
+    By default the cost of a layer is its size, since decoding is bound by memory bandwidth.
+    """
     spans = manifest.layers
     layers = sorted((span for span in spans if span.kind == "layer"), key=lambda span: span.index)
     if not layers or len({span.tower for span in spans}) != 1:
-        raise NotLayered(f"{manifest.architecture} is no single row of layers")
+        raise NotLayered(f"{manifest.architecture} is not a single sequence of layers")
     needs = [_blocks(span, block_bytes) for span in layers]
     found = [float(max(1, span.end - span.start)) for span in layers]
     embed_bytes = sum(span.end - span.start for span in spans if span.kind == "embed")
@@ -85,4 +93,4 @@ def layers_of(manifest: Manifest, block_bytes: int, costs: Sequence[float] | Non
 def _blocks(span: LayerSpan, block_bytes: int) -> int:
     if span.start >= span.end:
         return 0
-    return bits_of(range(span.start // block_bytes, -(-span.end // block_bytes)))
+    return to_bits(range(span.start // block_bytes, -(-span.end // block_bytes)))

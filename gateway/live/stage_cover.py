@@ -1,4 +1,4 @@
-"""Which nodes together hold all layers, each running one range: fewest hops first, then balanced (pure)."""
+"""The cover of all layers by ranges of nodes: fewest stages first, then balanced (pure)."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from gateway.model_layers import ModelLayers
+from gateway.live.model_layers import ModelLayers
 
-_TRIES = 400  # partial covers looked at; beyond that a cover counts as not there
-_HALVINGS = 12  # of the interval in which the costliest stage is looked for
+_MAX_TRIES = 400  # partial covers examined before the search gives up
+_HALVINGS = 12  # bisection steps for the cost of the slowest stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A node that could run a stage, `speed` times as fast as a usual one. `ends[p]` ends the run of layers
-    that it holds from p on."""
+class StageCandidate:
+    """A node that could run a stage, `speed` times as fast as a usual one.
+
+    `ends[p]` is the end of the run of layers that it holds from p on.
+    """
 
     node: str
     group: int
@@ -24,12 +26,12 @@ class Candidate:
 
     @property
     def alike(self) -> tuple[int, float, tuple[int, ...]]:
-        """Candidates that are alike can stand for each other."""
+        """The equivalence class: such candidates are interchangeable."""
         return self.group, self.speed, self.ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageRange:
     """`node` runs the layers `[first, last)`."""
 
     node: str
@@ -38,11 +40,13 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cover:
-    """Stages in the order of layers, each layer once, each node once. `slowest` is the cost of the costliest
-    stage, a node's speed considered."""
+class StageCover:
+    """Stages in layer order, each layer and each node once.
 
-    stages: tuple[Stage, ...]
+    `slowest` is the highest cost of a stage, divided by its node's speed.
+    """
+
+    stages: tuple[StageRange, ...]
     slowest: float
 
     @cached_property
@@ -50,26 +54,28 @@ class Cover:
         return tuple(stage.node for stage in self.stages)
 
 
-def fewest_hops(layers: ModelLayers, candidates: Sequence[Candidate], most: int) -> Cover | None:
-    """The cover of the fewest stages, at most `most`; of these that whose costliest stage is cheapest."""
+def fewest_hops(layers: ModelLayers, candidates: Sequence[StageCandidate], most: int) -> StageCover | None:
+    """Return the cover of the fewest stages, at most `most`, the most balanced of these; None without one."""
     shortest = _Search(layers, candidates, inf).run(most)
     return None if shortest is None else _balanced(layers, candidates, len(shortest), shortest)
 
 
-def most_even(layers: ModelLayers, candidates: Sequence[Candidate], most: int) -> Cover | None:
-    """The cover whose costliest stage is cheapest, however many stages it takes, up to `most`."""
+def most_even(layers: ModelLayers, candidates: Sequence[StageCandidate], most: int) -> StageCover | None:
+    """Return the most balanced cover of at most `most` stages; None without one."""
     shortest = _Search(layers, candidates, inf).run(most)
     return None if shortest is None else _balanced(layers, candidates, most, shortest)
 
 
-def _balanced(layers: ModelLayers, candidates: Sequence[Candidate], most: int, known: list[Stage]) -> Cover:
-    """Halve the interval in which the cost of the costliest stage must lie; `known` is some cover."""
+def _balanced(
+    layers: ModelLayers, candidates: Sequence[StageCandidate], most: int, known: list[StageRange]
+) -> StageCover:
+    """Bisect the cost of the slowest stage; `known` is some cover."""
     speeds = {candidate.node: candidate.speed for candidate in candidates}
     held = {candidate.node: candidate.ends for candidate in candidates}
     best, high = known, _slowest(layers, known, speeds)
     fastest = max(speeds.values())
     low = max(max(layers.costs) / fastest, layers.until[-1] / (fastest * most)) * (1 - 1e-9)
-    # The least there can be is often possible, and a search that must fail costs the most.
+    # The minimum is often feasible, and a search that must fail costs the most.
     limit = low * (1 + 2e-9)
     for _ in range(_HALVINGS):
         if high <= low * (1 + 1e-6):
@@ -81,18 +87,18 @@ def _balanced(layers: ModelLayers, candidates: Sequence[Candidate], most: int, k
             best, high = found, min(limit, _slowest(layers, found, speeds))
         limit = (low + high) / 2
     stages = _evened(layers, best, held, speeds)
-    return Cover(stages=tuple(stages), slowest=_slowest(layers, stages, speeds))
+    return StageCover(stages=tuple(stages), slowest=_slowest(layers, stages, speeds))
 
 
-def _slowest(layers: ModelLayers, stages: Sequence[Stage], speeds: dict[str, float]) -> float:
+def _slowest(layers: ModelLayers, stages: Sequence[StageRange], speeds: dict[str, float]) -> float:
     until = layers.until
     return max((until[stage.last] - until[stage.first]) / speeds[stage.node] for stage in stages)
 
 
 def _evened(
-    layers: ModelLayers, stages: list[Stage], held: dict[str, tuple[int, ...]], speeds: dict[str, float]
-) -> list[Stage]:
-    """Move each border to where its two stages are the most alike, as far as both hold the layers."""
+    layers: ModelLayers, stages: list[StageRange], held: dict[str, tuple[int, ...]], speeds: dict[str, float]
+) -> list[StageRange]:
+    """Move each border to where its two stages are most balanced, as far as both hold the layers."""
     until, edges = layers.until, [0, *(stage.last for stage in stages)]
     for _ in stages:
         for i in range(1, len(stages)):
@@ -105,24 +111,24 @@ def _evened(
                 for one in borders
             ]
             edges[i] = borders[slower.index(min(slower))]
-    return [Stage(node=one.node, first=edges[i], last=edges[i + 1]) for i, one in enumerate(stages)]
+    return [StageRange(node=one.node, first=edges[i], last=edges[i + 1]) for i, one in enumerate(stages)]
 
 
 class _Search:
-    """Depth first with a growing number of stages; no stage costs more than `limit`."""
+    """An iterative-deepening search for a cover in which no stage costs more than `limit`."""
 
-    def __init__(self, layers: ModelLayers, candidates: Sequence[Candidate], limit: float) -> None:
+    def __init__(self, layers: ModelLayers, candidates: Sequence[StageCandidate], limit: float) -> None:
         self._layers = layers
-        self._kinds: dict[tuple[int, float, tuple[int, ...]], list[Candidate]] = {}
+        self._kinds: dict[tuple[int, float, tuple[int, ...]], list[StageCandidate]] = {}
         for candidate in candidates:
             self._kinds.setdefault(candidate.alike, []).append(candidate)
         self._reach = [list(self._reaches(kind, limit)) for kind in self._kinds.values()]
         self._members = list(self._kinds.values())
         self._taken = [0] * len(self._members)
-        self._tries = _TRIES
+        self._tries = _MAX_TRIES
         self._hops = self._least_hops()
 
-    def run(self, most: int) -> list[Stage] | None:
+    def run(self, most: int) -> list[StageRange] | None:
         hops = self._hops[0]
         while hops <= most and self._tries > 0:
             found = self._from(0, hops, frozenset())
@@ -131,7 +137,7 @@ class _Search:
             hops += 1
         return None
 
-    def _reaches(self, kind: list[Candidate], limit: float) -> Iterator[int]:
+    def _reaches(self, kind: list[StageCandidate], limit: float) -> Iterator[int]:
         until, one = self._layers.until, kind[0]
         if limit == inf:
             yield from one.ends
@@ -140,17 +146,17 @@ class _Search:
             yield min(end, bisect_right(until, until[first] + limit * one.speed) - 1)
 
     def _least_hops(self) -> list[float]:
-        """How many stages the layers `[p, n)` take at least, if a node could run several."""
+        """Return lower bounds of the stages for the layers `[p, n)`, as if a node could run several."""
         count = len(self._layers)
-        hops: list[float] = [inf] * count + [0]  # infinite: some layer is nowhere
+        hops: list[float] = [inf] * count + [0]  # infinite: no candidate holds some layer
         for first in reversed(range(count)):
             furthest = max((reach[first] for reach in self._reach), default=first)
             if furthest > first:
                 hops[first] = 1 + hops[furthest]
         return hops
 
-    def _from(self, first: int, hops: float, groups: frozenset[int]) -> list[Stage] | None:
-        """Stages for the layers `[first, n)`, of groups that have none yet where that is possible."""
+    def _from(self, first: int, hops: float, groups: frozenset[int]) -> list[StageRange] | None:
+        """Return stages for the layers `[first, n)`, of unused groups where possible."""
         if first == len(self._layers):
             return []
         self._tries -= 1
@@ -162,7 +168,7 @@ class _Search:
             rest = self._from(last, hops - 1, groups | {one.group})
             self._taken[kind] -= 1
             if rest is not None:
-                return [Stage(node=one.node, first=first, last=last), *rest]
+                return [StageRange(node=one.node, first=first, last=last), *rest]
         return None
 
     def _open(self, first: int, hops: float) -> Iterator[int]:
@@ -173,5 +179,5 @@ class _Search:
 
     def _preference(self, kind: int, first: int, groups: frozenset[int]) -> tuple[bool, int, int]:
         one = self._members[kind][0]
-        # Of equal reach the node that holds least: the others can do more elsewhere.
+        # Of equal reach the node that holds least: the others are more useful elsewhere.
         return one.group in groups, -self._reach[kind][first], sum(one.ends)

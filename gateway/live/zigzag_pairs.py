@@ -1,33 +1,33 @@
-"""One function version's starts that help instances which are ready already: pure decisions.
+"""ZigZag pairs of one function version: loading instances that help ready ones (pure; BlitzScale).
 
-A pair is a target, which loads, and a source, which has everything and takes the calls of both; each is in
-one pair at most. It begins with the target's first layer, and ends when the target is ready: then each serves
-alone. It speaks of pairs as of pipelines, and answers what to do as LiveGroup does.
+A pair is a target, which loads, and a source, which is ready and takes the calls of both; each is in at most
+one pair. It starts with the target's first layer and ends when the target is ready. Pairs are published as
+pipelines.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gateway.live_group import Close, Open
-from registry.live import Live, LivePipeline, LiveStage
+from gateway.live.group import ClosePipeline, StartPipeline
+from registry.records.live import LiveMode, LivePipeline, LiveStage
 
-_STEP = 0.25  # of a rate: it is told anew when it has grown by that
-_MOST = 2.0  # what two whole nodes serve
+_RATE_STEP = 0.25  # growth of a rate that is published
+_MAX_RATE = 2.0  # the rate of two ready nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
-    """The pair that is open is told of as this by now."""
+class UpdatePair:
+    """Publish the new rate of an open pair."""
 
     pipeline: LivePipeline
 
 
-PairTodo = Open | Grown | Close
+PairAction = StartPipeline | UpdatePair | ClosePipeline
 
 
 @dataclass(slots=True)
-class _Target:
-    """A node that loads; `layers` are those from the first one on that can run there."""
+class _PairTarget:
+    """A node that loads; `layers` is the length of the runnable run from the first one."""
 
     node: str
     instance_id: str
@@ -36,24 +36,25 @@ class _Target:
     failed: bool = False
 
 
-def rate_of(layers: int, of_all: int) -> float:
-    """What a pair serves, in whole nodes, when the target runs so many layers and the source the others: no
-    more than two nodes, which it does from the middle on, as the target need not run all that it can."""
-    source = (of_all - layers) / of_all
-    return _MOST if source * _MOST <= 1 else int(1 / source / _STEP) * _STEP
+def pair_rate(layers: int, total: int) -> float:
+    """Return the rate of a pair in whole nodes, when the target runs `layers` and the source the others.
+
+    It is at most two, from half of the layers on: the target need not run all that it holds.
+    """
+    source = (total - layers) / total
+    return _MAX_RATE if source * _MAX_RATE <= 1 else int(1 / source / _RATE_STEP) * _RATE_STEP
 
 
 class ZigZagPairs:
-    """Of a model of so many layers, whose instances take `max_concurrency` calls each. Each method takes what
-    happened and answers what is to be done, in order."""
+    """The pairs of a model with `layers` layers: each method returns actions in order."""
 
     def __init__(self, layers: int, max_concurrency: int, new_id: Callable[[], str]) -> None:
         self._layers = layers
-        self._slots = 2 * max_concurrency  # those that wait are what the target works on
+        self._slots = 2 * max_concurrency  # the target works on waiting calls
         self._new_id = new_id
-        self._targets: dict[str, _Target] = {}  # by node
-        self._sources: dict[str, str] = {}  # instance -> node
-        self._refused: set[str] = set()  # sources that could not be one
+        self._targets: dict[str, _PairTarget] = {}  # by node
+        self._sources: dict[str, str] = {}  # nodes by instance
+        self._refused: set[str] = set()  # instances that failed as sources
 
     def __repr__(self) -> str:
         pairs = [target.pair for target in self._targets.values() if target.pair is not None]
@@ -63,31 +64,33 @@ class ZigZagPairs:
     def is_over(self) -> bool:
         return not self._targets
 
-    def begin(self, node: str, instance_id: str, group: int) -> tuple[PairTodo, ...]:
-        """An instance begins to load; in which order (`group`) is nothing to a pair."""
-        todos = tuple(self._end(node, "it begins anew"))
-        self._targets[node] = _Target(node, instance_id)
-        return (*todos, *self._pair())
+    def add(self, node: str, instance_id: str, group: int) -> tuple[PairAction, ...]:
+        """Add an instance that starts to load; its block order (`group`) does not matter."""
+        actions = tuple(self._end(node, "it restarted"))
+        self._targets[node] = _PairTarget(node, instance_id)
+        return (*actions, *self._pair())
 
-    def holds(self, node: str, instance_id: str, layers: int) -> tuple[PairTodo, ...]:
-        """The layers, as bits, can run there; only those from the first one on help. The last one is left to
-        the source."""
+    def on_layers(self, node: str, instance_id: str, layers: int) -> tuple[PairAction, ...]:
+        """Record the bitfield of layers that can run there.
+
+        Only a run from the first one counts, without the last layer, which the source runs.
+        """
         target = self._known(node, instance_id)
         if target is None:
             return ()
         run = (~layers & (layers + 1)).bit_length() - 1  # ones from the lowest bit on
         target.layers = max(target.layers, min(run, self._layers - 1))
-        return (*self._grown(target), *self._pair())
+        return (*self._updated(target), *self._pair())
 
-    def ready(self, node: str, instance_id: str) -> tuple[PairTodo, ...]:
+    def on_ready(self, node: str, instance_id: str) -> tuple[PairAction, ...]:
         return self._over(node, instance_id, f"{node} holds all layers")
 
-    def gone(self, node: str, instance_id: str, reason: str) -> tuple[PairTodo, ...]:
-        """The instance is gone, or cannot be a target any more."""
-        return self._over(node, instance_id, f"{node} is gone ({reason})")
+    def remove(self, node: str, instance_id: str, reason: str) -> tuple[PairAction, ...]:
+        """Remove an instance that failed, was stopped or cannot be a target."""
+        return self._over(node, instance_id, f"{node} is lost ({reason})")
 
-    def lost(self, pipeline_id: str, epoch: int, node: str, reason: str) -> tuple[PairTodo, ...]:
-        """A pair ended by itself, since that member failed it, which is in none from now on."""
+    def on_lost(self, pipeline_id: str, epoch: int, node: str, reason: str) -> tuple[PairAction, ...]:
+        """Record that a pair failed because of a member, which is in no pair from now on."""
         for target in self._targets.values():
             pair = target.pair
             if pair is not None and (pair.pipeline_id, pair.epoch) == (pipeline_id, epoch):
@@ -98,58 +101,58 @@ class ZigZagPairs:
                     self._refused.add(_source_of(pair))
         return tuple(self._pair())
 
-    def sources(self, ready: Mapping[str, str]) -> tuple[PairTodo, ...]:
-        """The instances that are ready now, and their nodes."""
+    def set_sources(self, ready: Mapping[str, str]) -> tuple[PairAction, ...]:
+        """Update the ready instances, given with their nodes."""
         self._sources = dict(ready)
         self._refused &= ready.keys()
-        todos: list[PairTodo] = []
+        actions: list[PairAction] = []
         for target in self._targets.values():
             if target.pair is not None and _source_of(target.pair) not in ready:
-                todos.append(_close(target.pair, f"{target.pair.stages[-1].node} serves no longer"))
+                actions.append(_close(target.pair, f"{target.pair.stages[-1].node} serves no more"))
                 target.pair = None
-        return (*todos, *self._pair())
+        return (*actions, *self._pair())
 
     # --- inside
 
-    def _known(self, node: str, instance_id: str) -> _Target | None:
+    def _known(self, node: str, instance_id: str) -> _PairTarget | None:
         target = self._targets.get(node)
         return target if target is not None and target.instance_id == instance_id else None
 
-    def _over(self, node: str, instance_id: str, reason: str) -> tuple[PairTodo, ...]:
+    def _over(self, node: str, instance_id: str, reason: str) -> tuple[PairAction, ...]:
         if self._known(node, instance_id) is None:
             return ()
         return (*self._end(node, reason), *self._pair())
 
-    def _end(self, node: str, reason: str) -> Iterator[PairTodo]:
+    def _end(self, node: str, reason: str) -> Iterator[PairAction]:
         target = self._targets.pop(node, None)
         if target is not None and target.pair is not None:
             yield _close(target.pair, reason)
 
-    def _pair(self) -> Iterator[PairTodo]:
-        """Whoever has most layers helps first."""
+    def _pair(self) -> Iterator[PairAction]:
+        """Pair free targets with free sources, most layers first."""
         able = [one for one in self._targets.values() if self._can_help(one)]
         paired = [one.pair for one in self._targets.values() if one.pair is not None]
         busy = {stage.instance_id for pair in paired for stage in pair.stages}
         free = [one for one in self._sources if one not in busy and one not in self._refused]
         targets = sorted(able, key=lambda one: -one.layers)
         for target, source in zip(targets, free, strict=False):
-            target.pair = self._made(target, source)
+            target.pair = self._new_pair(target, source)
             helped = self._sources[source]
-            reason = f"{target.node} has {target.layers} of {self._layers} layers to help {helped} with"
-            yield Open(pipeline=target.pair, reason=reason)
+            reason = f"{target.node} holds {target.layers} of {self._layers} layers to help {helped}"
+            yield StartPipeline(pipeline=target.pair, reason=reason)
 
-    def _can_help(self, target: _Target) -> bool:
-        is_ready = target.instance_id in self._sources  # which is told of any moment
+    def _can_help(self, target: _PairTarget) -> bool:
+        is_ready = target.instance_id in self._sources  # its ready event is about to arrive
         return target.pair is None and target.layers > 0 and not target.failed and not is_ready
 
-    def _grown(self, target: _Target) -> Iterator[PairTodo]:
-        """Say what the pair serves by now; it stays the same one."""
+    def _updated(self, target: _PairTarget) -> Iterator[PairAction]:
+        """Publish a higher rate of the pair."""
         before = target.pair
-        if before is not None and rate_of(target.layers, self._layers) > before.rate:
-            target.pair = self._made(target, _source_of(before), before.pipeline_id)
-            yield Grown(pipeline=target.pair)
+        if before is not None and pair_rate(target.layers, self._layers) > before.rate:
+            target.pair = self._new_pair(target, _source_of(before), before.pipeline_id)
+            yield UpdatePair(pipeline=target.pair)
 
-    def _made(self, target: _Target, source: str, pipeline_id: str = "") -> LivePipeline:
+    def _new_pair(self, target: _PairTarget, source: str, pipeline_id: str = "") -> LivePipeline:
         last = self._layers - 1
         return LivePipeline(
             pipeline_id=pipeline_id or self._new_id(),
@@ -159,9 +162,9 @@ class ZigZagPairs:
                 LiveStage(node=self._sources[source], instance_id=source, first=last, last=self._layers),
             ),
             head=1,
-            rate=rate_of(target.layers, self._layers),
+            rate=pair_rate(target.layers, self._layers),
             slots=self._slots,
-            way=Live.ZIGZAG,
+            way=LiveMode.ZIGZAG,
         )
 
 
@@ -169,5 +172,5 @@ def _source_of(pair: LivePipeline) -> str:
     return pair.stages[-1].instance_id
 
 
-def _close(pair: LivePipeline, reason: str) -> Close:
-    return Close(pipeline_id=pair.pipeline_id, reason=reason)
+def _close(pair: LivePipeline, reason: str) -> ClosePipeline:
+    return ClosePipeline(pipeline_id=pair.pipeline_id, reason=reason)

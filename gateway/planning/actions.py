@@ -1,27 +1,26 @@
-"""What the planner decides and the controller carries out."""
+"""Actions that the planner decides and the controller executes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.directory import VersionKey
-from registry.cast import CastRecord
-from registry.function import FunctionVersion
-from registry.messages import Holder
+from gateway.cluster.state_cache import VersionKey
+from registry.messages.node import ImageHolder
+from registry.records.cast import CastRecord
+from registry.records.function import FunctionVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartOn:
-    """Start `instance_id` of `version` on `node`, its bytes by `cast`, where that does not bring them from
-    `holders` (none: from disk or store).
+class StartAction:
+    """Start `instance_id` of `version` on `node`; its bytes come by `cast`, `holders`, disk or store.
 
-    `room_bytes` is how much of the arena it was thought to have. One that is `live` may be a stage of a
-    pipeline while it loads; from its host's memory it loads the layers from `first_layer` on first.
+    `room_bytes` is the arena space that the plan assumed. A `live` start may be a stage of a pipeline while
+    it loads; from host memory it loads the layers from `first_layer` on first.
     """
 
     instance_id: str
     version: FunctionVersion
     node: str
-    holders: tuple[Holder, ...]
+    holders: tuple[ImageHolder, ...]
     max_concurrency: int
     room_bytes: int = 0
     cast: CastRecord | None = None
@@ -34,9 +33,11 @@ class StartOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """No start of `version` can be made: tell it as a failed start on each node of `starts`, a map to
-    instance ids, so that calls do not wait in vain."""
+class FailStartAction:
+    """Publish a failed start on each node of `starts` (node to instance id), so that queued calls fail.
+
+    No start of `version` is possible, for `reason`.
+    """
 
     version: FunctionVersion
     starts: Mapping[str, str]
@@ -44,7 +45,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopOn:
+class StopAction:
     """Drain and stop an instance; its calls have `grace_s` to finish."""
 
     instance_id: str
@@ -53,28 +54,30 @@ class StopOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmOn:
-    """Bring the version's image into the host tier of `node`, from where a start would have it; `keep` makes
-    it the cluster's kept copy, and one that is `yielding` pushes no other kept copy out."""
+class PrefetchAction:
+    """Prefetch the version's image into the host tier of `node`.
+
+    `pin` makes it a copy that the cluster keeps; with `preserve_pinned` it evicts no other pinned copy.
+    """
 
     version: FunctionVersion
     node: str
-    holders: tuple[Holder, ...]
-    keep: bool = False
-    yielding: bool = False
+    holders: tuple[ImageHolder, ...]
+    pin: bool = False
+    preserve_pinned: bool = False
     cast: CastRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnkeepOn:
-    """The copy in the host tier of `node` need not be kept any more."""
+class UnpinAction:
+    """Unpin the copy in the host tier of `node`."""
 
     image: str
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropFrom:
+class DropAction:
     """Drop an idle image from a tier of `node`."""
 
     image: str
@@ -83,10 +86,18 @@ class DropFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchVersion:
-    """Read a version's record, which the feed did not carry."""
+class FetchVersionAction:
+    """Read a version record that the change feed did not carry."""
 
     key: VersionKey
 
 
-Action = StartOn | GiveUp | StopOn | WarmOn | UnkeepOn | DropFrom | FetchVersion
+Action = (
+    StartAction
+    | FailStartAction
+    | StopAction
+    | PrefetchAction
+    | UnpinAction
+    | DropAction
+    | FetchVersionAction
+)

@@ -1,79 +1,82 @@
-"""Room in the arenas: what instances occupy, and which idle ones go when calls wait and nothing fits."""
+"""Arena space: what instances occupy, and which idle ones are stopped when queued calls need it."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from gateway.directory import Directory, VersionKey
-from gateway.needs import Needs
-from gateway.placement import arena_room, image_need
-from gateway.plan import Pending
-from gateway.policy import FunctionLoad
-from registry.function import FunctionVersion
-from registry.instance import InstanceRecord, InstanceState
-from registry.node import NodeRecord, Tier
+from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.placement import arena_room, extra_bytes, image_need
+from gateway.planning.plan import PendingStart
+from gateway.planning.policy import FunctionLoad
+from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.node import NodeRecord, Tier
 
 
-def used_images(directory: Directory) -> dict[str, set[str]]:
-    """The images that instances use, by node."""
+def used_images(state_cache: ClusterStateCache) -> dict[str, set[str]]:
+    """Return the images that instances use, by node."""
     used: dict[str, set[str]] = {}
-    for instance in directory.instances():
-        version = directory.version(VersionKey(instance.function, instance.version))
+    for instance in state_cache.instances():
+        version = state_cache.version(VersionKey(instance.function, instance.version))
         if version is not None and version.image is not None:
             used.setdefault(instance.node, set()).add(version.image)
     return used
 
 
-def reserved_bytes(directory: Directory, pending: Iterable[Pending], needs: Needs) -> dict[str, int]:
-    """Arena bytes by node that starts are to take and the nodes' records do not show yet.
+def reserved_bytes(
+    state_cache: ClusterStateCache, pending: Iterable[PendingStart], backoff: BackoffTable
+) -> dict[str, int]:
+    """Return the arena bytes by node of starts that the nodes' records do not include yet.
 
-    A node tells of an instance that is loading only after its record shows the region.
+    A node reports an instance as loading only after its record includes the region.
     """
     coming = [(p.key, p.node) for p in pending]
     coming += [
         (VersionKey(i.function, i.version), i.node)
-        for i in directory.instances()
+        for i in state_cache.instances()
         if i.state is InstanceState.STARTING
     ]
     reserved: Counter[str] = Counter()
     for key, node in coming:
-        version, entry = directory.version(key), directory.node(node)
+        version, entry = state_cache.version(key), state_cache.node(node)
         if version is not None and entry is not None:
-            reserved[node] += image_need(version, entry.record) + needs.wish_bytes(version)
+            extra = extra_bytes(version, backoff.min_bytes(key))
+            reserved[node] += image_need(version, entry.record) + extra
     return reserved
 
 
-def instance_bytes(directory: Directory, instance: InstanceRecord) -> int:
-    """Arena bytes of the instance's image."""
-    version = directory.version(VersionKey(instance.function, instance.version))
+def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> int:
+    """Return the arena bytes of the instance's image."""
+    version = state_cache.version(VersionKey(instance.function, instance.version))
     return version.image_bytes if version is not None and version.image is not None else 0
 
 
 def choose_victims(
     version: FunctionVersion,
     nodes: Iterable[NodeRecord],
-    directory: Directory,
+    state_cache: ClusterStateCache,
     loads: Mapping[VersionKey, FunctionLoad],
     *,
     in_flight: Mapping[str, int],
     reserved_bytes: Mapping[str, int],
     stopping: Collection[str],
-    least_bytes: int = 0,
+    min_bytes: int = 0,
 ) -> list[InstanceRecord]:
-    """Idle instances that nobody needs now, on the one node where the fewest must go for `version` to fit.
+    """Choose idle surplus instances to stop, on the node where the fewest are needed for `version` to fit.
 
-    The oldest go first. None if room is coming already somewhere.
+    The oldest are chosen first; none if a node will have the space anyway.
     """
     key = VersionKey(version.function, version.version)
-    used = used_images(directory)
+    used = used_images(state_cache)
     spare: dict[VersionKey, int] = {}
     for other, load in loads.items():
         need = -(-(load.in_flight + load.held) // load.scaling.target_concurrency)
         spare[other] = load.ready - max(need, load.scaling.min_instances)
     best: list[InstanceRecord] | None = None
     for node in nodes:
-        here = [i for i in directory.instances() if i.node == node.id]
-        freed = _freed_bytes(node, here, directory)
-        lack = image_need(version, node) + least_bytes + reserved_bytes.get(node.id, 0)
+        here = [i for i in state_cache.instances() if i.node == node.id]
+        freed = _freed_bytes(node, here, state_cache)
+        lack = image_need(version, node) + min_bytes + reserved_bytes.get(node.id, 0)
         lack -= arena_room(node, version.image, used.get(node.id, ()))
         lack -= sum(freed[i.instance_id] for i in here if is_leaving(i, stopping))
         if lack <= 0:
@@ -81,7 +84,7 @@ def choose_victims(
         left, victims = Counter(spare), []
         for instance in sorted(here, key=lambda i: i.since):
             other = VersionKey(instance.function, instance.version)
-            idle = instance in directory.ready(other) and not in_flight.get(instance.instance_id)
+            idle = instance in state_cache.ready(other) and not in_flight.get(instance.instance_id)
             if lack > 0 and idle and other != key and left[other] > 0:
                 left[other] -= 1
                 lack -= freed[instance.instance_id]
@@ -92,13 +95,15 @@ def choose_victims(
 
 
 def is_leaving(instance: InstanceRecord, stopping: Collection[str]) -> bool:
-    """Whether the instance takes nothing new any more and goes once its calls are over."""
+    """Return whether the instance takes no new calls and stops after its current ones."""
     return instance.state is InstanceState.DRAINING or instance.instance_id in stopping
 
 
-def _freed_bytes(node: NodeRecord, here: list[InstanceRecord], directory: Directory) -> dict[str, int]:
-    """What each instance gives back when it goes: its image, and its share of what no image explains."""
-    images = {i.instance_id: instance_bytes(directory, i) for i in here}
+def _freed_bytes(
+    node: NodeRecord, here: list[InstanceRecord], state_cache: ClusterStateCache
+) -> dict[str, int]:
+    """Return the bytes that each instance frees: its image, and its share of other arena use."""
+    images = {i.instance_id: instance_bytes(state_cache, i) for i in here}
     models = sum(1 for nbytes in images.values() if nbytes)
     held = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers)
     rest = max(0, node.gpu_bytes - node.gpu_free_bytes - held)

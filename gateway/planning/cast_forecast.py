@@ -1,29 +1,29 @@
-"""When a cast's first target has all, and when its first pipeline does, by the cast's plan (pure)."""
+"""A forecast of a cast from its plan: when the first target and the first pipeline are complete. Pure."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rdmacast.pipelines import pipelines
-from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import PLANNERS
-from registry.cast import CastRecord
+from rdmacast.plan.pipelines import pipelines
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.catalog import PLANNERS
+from registry.records.cast import CastRecord
 
-_MOST_TRANSFERS = 1 << 12  # of a plan that is looked at: a millisecond or two
-_FEWEST_BLOCKS = 16
+_MAX_TRANSFERS = 1 << 12  # transfers of the plan that is simulated, in a millisecond or two
+_MIN_BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastForecast:
-    """Both in copies: 1 is the time that one copy of the image takes over one link."""
+    """Times in copies: 1 is the time of one copy of the image over one link."""
 
     whole: float
     pipeline: float
 
 
 def forecast(record: CastRecord) -> CastForecast:
-    """Of a large cast by a plan of coarser blocks, whose first steps count for more."""
+    """Forecast the cast; a large one by a plan of coarser blocks."""
     blocks = -(-record.nbytes // record.block_bytes)
-    most = max(_FEWEST_BLOCKS, _MOST_TRANSFERS // record.planned)
+    most = max(_MIN_BLOCKS, _MAX_TRANSFERS // record.planned)
     return _forecast(record.planner, record.planned, record.sources, min(blocks, most))
 
 

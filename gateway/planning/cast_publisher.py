@@ -1,4 +1,4 @@
-"""Publishes casts: what was planned, once and before the first call to a node, and who could not begin."""
+"""Publishes cast records, once and before the first call to a node, and failures of nodes to join."""
 
 import asyncio
 import logging
@@ -6,61 +6,63 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from registry.cast import CastProgress, CastRecord, CastState
 from registry.errors import RegistryError, RemoteError
+from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
 
-_PUBLISH_S = 1.0  # a start is held up no longer
-_REMEMBERED = 256
+_PUBLISH_S = 1.0  # the longest that publishing delays a start
+_MAX_PUBLISHED = 256
 
 
-class CastRecords:
+class CastPublisher:
+    """A publisher of casts; a failure to publish does not stop the cast."""
+
     def __init__(self, state: ClusterState, publish_s: float = _PUBLISH_S) -> None:
         self._state = state
         self._publish_s = publish_s
-        self._told: OrderedDict[tuple[str, int], asyncio.Event] = OrderedDict()
+        self._published: OrderedDict[tuple[str, int], asyncio.Event] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<CastRecords {len(self._told)}>"
+        return f"<CastPublisher {len(self._published)}>"
 
     @asynccontextmanager
-    async def part(self, record: CastRecord | None, node: str) -> AsyncIterator[None]:
-        """Inside, the node is called that is to take part, if there is a cast."""
+    async def joining(self, record: CastRecord | None, node: str) -> AsyncIterator[None]:
+        """Publish the cast before the body calls `node` to join it, and a failure of that call after it."""
         if record is None:
             yield
             return
-        await self.tell(record)
+        await self.publish(record)
         try:
             yield
         except RegistryError as error:
             reason = error.message if isinstance(error, RemoteError) else str(error)
-            await self.failed(record, node, reason)
+            await self.publish_failure(record, node, reason)
             raise
 
-    async def tell(self, record: CastRecord) -> None:
-        """Have the record published, or be told that it cannot be: the cast goes on without."""
+    async def publish(self, record: CastRecord) -> None:
+        """Publish the record once; log a failure, since the cast continues without its record."""
         key = (record.cast_id, record.epoch)
-        while (told := self._told.get(key)) is not None:
-            await told.wait()
-            if self._told.get(key) is told:
+        while (published := self._published.get(key)) is not None:
+            await published.wait()
+            if self._published.get(key) is published:
                 return
-        told = self._told[key] = asyncio.Event()
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
+        published = self._published[key] = asyncio.Event()
+        if len(self._published) > _MAX_PUBLISHED:
+            self._published.popitem(last=False)
         try:
             async with asyncio.timeout(self._publish_s):
                 await self._state.put_cast(record)
         except (RegistryError, TimeoutError) as error:
-            log.warning("cast %s of %s is not published: %s", record.cast_id, record.function, error)
-        except BaseException:  # this start was given up: the next one that takes part tells of it
-            self._told.pop(key, None)
+            log.warning("cast %s of %s: not published: %s", record.cast_id, record.function, error)
+        except BaseException:  # this start was cancelled: the next one of the cast publishes it
+            self._published.pop(key, None)
             raise
         finally:
-            told.set()
+            published.set()
         log.info(
-            "cast %s of %s:%d from %d to %d nodes: %s",
+            "cast %s of %s:%d: %d sources, %d targets: %s",
             record.cast_id,
             record.function,
             record.version,
@@ -69,8 +71,8 @@ class CastRecords:
             record.reason,
         )
 
-    async def failed(self, record: CastRecord, node: str, reason: str) -> None:
-        """The call that made the node take part has failed: said in its stead, unless it told anything."""
+    async def publish_failure(self, record: CastRecord, node: str, reason: str) -> None:
+        """Publish the failure of a node that could not be called, unless it published progress itself."""
         progress = CastProgress(
             cast_id=record.cast_id,
             node=node,
@@ -78,7 +80,7 @@ class CastRecords:
             blocks=-(-record.nbytes // record.block_bytes),
             held=0,
             seconds=0.0,
-            updated_at=0.0,  # before whatever it told
+            updated_at=0.0,  # older than any progress of the node
             error=reason,
             epoch=record.epoch,
         )
@@ -86,4 +88,4 @@ class CastRecords:
             async with asyncio.timeout(self._publish_s):
                 await self._state.put_cast_progress(progress)
         except (RegistryError, TimeoutError) as error:
-            log.info("cast %s: the failure of %s is not published: %s", record.cast_id, node, error)
+            log.info("cast %s: failure of node %s not published: %s", record.cast_id, node, error)

@@ -1,39 +1,39 @@
-"""What the function versions have to do now and what they have for it, as the policy sees it. Pure."""
+"""The load of function versions as input of the scaling policy. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gateway.directory import Directory, VersionKey
-from gateway.placement import tier_of
-from gateway.plan import KeyDemand, Pending
-from gateway.policy import FunctionLoad
-from registry.node import NodeRecord, Tier
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.placement import tier_of
+from gateway.planning.plan import PendingStart, VersionDemand
+from gateway.planning.policy import FunctionLoad
+from registry.records.node import NodeRecord, Tier
 
 
 def function_loads(
-    directory: Directory,
-    demands: Mapping[VersionKey, KeyDemand],
-    pending: Iterable[Pending],
+    state_cache: ClusterStateCache,
+    demands: Mapping[VersionKey, VersionDemand],
+    pending: Iterable[PendingStart],
     stopping: Collection[str],
 ) -> dict[VersionKey, FunctionLoad]:
-    """The load of each current version, and of each other that has calls or instances (or is to)."""
-    nodes = len(list(directory.usable_nodes()))
+    """Return the load of each current version, and of each other one with calls or instances."""
+    nodes = len(list(state_cache.usable_nodes()))
     waiting = Counter(start.key for start in pending)
-    keys = {*directory.instance_keys(), *waiting, *(key for key, demand in demands.items() if demand.held)}
-    keys.update(VersionKey(f.name, f.current) for f in directory.functions.values())
+    keys = {*state_cache.instance_keys(), *waiting, *(key for key, demand in demands.items() if demand.held)}
+    keys.update(VersionKey(f.name, f.current) for f in state_cache.functions.values())
     loads = {}
     for key in keys:
-        head = directory.functions.get(key.function)
+        head = state_cache.functions.get(key.function)
         if head is None:
             continue
         scaling = head.scaling if head.current == key.version else replace(head.scaling, min_instances=0)
-        demand = demands.get(key, KeyDemand())
-        coming = [i for i in directory.coming(key) if i.instance_id not in stopping]
+        demand = demands.get(key, VersionDemand())
+        coming = [i for i in state_cache.starting(key) if i.instance_id not in stopping]
         loads[key] = FunctionLoad(
             in_flight=demand.in_flight,
             held=demand.held,
-            ready=len([i for i in directory.ready(key) if i.instance_id not in stopping]),
+            ready=len([i for i in state_cache.ready(key) if i.instance_id not in stopping]),
             starting=waiting[key] + len(coming),
             nodes=nodes,
             scaling=scaling,
@@ -42,18 +42,21 @@ def function_loads(
 
 
 def loading_nodes(
-    image: str, directory: Directory, warming: Iterable[tuple[str, str]], pending: Iterable[Pending]
+    image: str,
+    state_cache: ClusterStateCache,
+    warming: Iterable[tuple[str, str]],
+    pending: Iterable[PendingStart],
 ) -> list[NodeRecord]:
-    """Usable nodes on which the image is arriving, oldest first; `warming` are images and nodes."""
+    """Return usable nodes on which the image is arriving, oldest first; `warming` are (image, node)."""
     names = [node for held, node in warming if held == image]
     names += [p.node for p in pending if p.image == image]
-    for key in directory.instance_keys():
-        version = directory.version(key)
+    for key in state_cache.instance_keys():
+        version = state_cache.version(key)
         if version is not None and version.image == image:
-            names += [i.node for i in sorted(directory.coming(key), key=lambda i: i.since)]
+            names += [i.node for i in sorted(state_cache.starting(key), key=lambda i: i.since)]
     found = []
     for name in dict.fromkeys(names):
-        entry = directory.node(name)
+        entry = state_cache.node(name)
         if entry is not None and entry.usable and tier_of(entry.record, image) in (Tier.DISK, Tier.NONE):
             found.append(entry.record)
     return found

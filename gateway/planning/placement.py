@@ -1,7 +1,7 @@
-"""Which nodes start, which instances stop, and who gives the bytes to whom: pure decisions.
+"""Placement: which nodes start, which instances stop, and the sources of each image. Pure.
 
-Starts go to the nearest tier first, then spread over hosts. When nobody holds an image, exactly one
-node reads it from disk or the store, and every other takes it from that one while it arrives.
+Starts prefer the nearest tier, then spread over hosts. When no node holds an image, exactly one node reads it
+from disk or the store, and all others pull it from that one while it arrives.
 """
 
 import hashlib
@@ -11,27 +11,30 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from random import Random
 
-from registry.emulation import mismatch
-from registry.function import FunctionVersion
-from registry.instance import InstanceRecord
-from registry.messages import Holder
-from registry.node import NodeRecord, Tier
+from registry.config.emulation import mismatch
+from registry.messages.node import ImageHolder
+from registry.records.function import FunctionTask, FunctionVersion
+from registry.records.instance import InstanceRecord
+from registry.records.node import NodeRecord, Tier
 
 _NEAREST = {Tier.GPU: 0, Tier.HOST: 1, Tier.DISK: 3, Tier.NONE: 4}
 _LOADING_RANK = 2  # the image is arriving on this host already
 _MAX_HOLDERS = 8
+_KV_SHARE = 8  # the KV cache is estimated as this part of the image
 
-_Likeness = tuple[int, bool, bool, str]  # rank, tight, crowded, host
-_Offer = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _Likeness]
+_GroupKey = tuple[int, bool, bool, str]  # rank, tight, crowded, host
+_HeapEntry = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _GroupKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A node as a place for one image. `free_bytes` counts arena space that idle images would give up,
-    of which a start there takes at least `need_bytes`, and without squeezing `wish_bytes`;
-    `instances` are those that are there now. `rank`: 0 the accelerator holds the image, 1 its host,
-    2 its host is loading it, 3 its disk holds it, 4 nothing. `crowded`: the image would push kept
-    copies out of the host's memory."""
+class StartCandidate:
+    """A node as a candidate for a start of one image.
+
+    `free_bytes` includes arena space of idle images; a start takes at least `need_bytes`, and preferably
+    `preferred_bytes`. `instances` counts those on the node. `rank`: 0 the accelerator holds the image, 1 its
+    host, 2 its host is loading it, 3 its disk holds it, 4 none. `crowded`: the image would evict pinned
+    copies from the host's memory.
+    """
 
     id: str
     host: str
@@ -39,7 +42,7 @@ class Site:
     free_bytes: int
     instances: int
     need_bytes: int = 0
-    wish_bytes: int = 0
+    preferred_bytes: int = 0
     crowded: bool = False
 
     @property
@@ -48,48 +51,51 @@ class Site:
 
     @property
     def tight(self) -> bool:
-        return self.free_bytes < self.wish_bytes
+        return self.free_bytes < self.preferred_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Where each target gets the image: `holders` by node. `loader` is the one that reads disk or store,
-    None if somebody holds it; it need not be a target. `error` says why nobody can load it."""
+class ImageSources:
+    """The `holders` from which each target gets an image.
 
-    holders: Mapping[str, tuple[Holder, ...]]
+    `loader` is the node that reads disk or store, None if a node holds the image; it need not be a target.
+    `error` is the reason why no node can load it.
+    """
+
+    holders: Mapping[str, tuple[ImageHolder, ...]]
     loader: str | None = None
     error: str = ""
 
 
 def tier_of(node: NodeRecord, image: str) -> Tier:
-    """The nearest tier of the node that holds the complete image."""
+    """Return the nearest tier of the node that holds the complete image."""
     held = [tier for holding in node.holdings if holding.image == image for tier in holding.tiers]
     return min(held, key=lambda tier: _NEAREST[tier], default=Tier.NONE)
 
 
 def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
-    """Arena space that a start may take: what is free, and images that no instance uses."""
+    """Return the arena space for a start: free bytes and images that no instance uses."""
     idle = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
     return min(node.gpu_bytes, node.gpu_free_bytes + idle) if node.gpu_bytes else node.gpu_free_bytes
 
 
 def arena_room(node: NodeRecord, image: str | None, used_images: Collection[str]) -> int:
-    """Arena space for what a start of `image` takes anew: the image's own region is not given up for it."""
+    """Return the arena space for a start of `image`, without its own region, which the start shares."""
     return free_bytes(node, {*used_images, image} if image else used_images)
 
 
 def host_room_bytes(node: NodeRecord) -> int:
-    """Host memory that an image may take: what is free, and copies that need not be kept."""
-    idle = sum(h.bytes for h in node.holdings if Tier.HOST in h.tiers and not h.kept)
+    """Return the host memory for an image: free bytes and copies that are not pinned."""
+    idle = sum(h.bytes for h in node.holdings if Tier.HOST in h.tiers and not h.pinned)
     return min(node.host_bytes, node.host_free_bytes + idle)
 
 
-def kept_bytes(node: NodeRecord) -> int:
-    """Host memory of the copies that the node's host keeps for the cluster."""
-    return sum(h.bytes for h in node.holdings if h.kept)
+def pinned_bytes(node: NodeRecord) -> int:
+    """Return the host memory of the pinned copies on the node's host."""
+    return sum(h.bytes for h in node.holdings if h.pinned)
 
 
-def sites(
+def start_candidates(
     version: FunctionVersion,
     nodes: Sequence[NodeRecord],
     *,
@@ -97,11 +103,13 @@ def sites(
     reserved_bytes: Mapping[str, int],
     instances: Mapping[str, int],
     loading_hosts: Collection[str],
-    least_bytes: int = 0,
-    wish_bytes: int = 0,
-) -> list[Site]:
-    """Describe `nodes` as places for `version`; `reserved_bytes` are promised to starts under way.
-    Besides its image an instance takes at least `least_bytes` of the arena, and may want `wish_bytes`."""
+    min_bytes: int = 0,
+    preferred_bytes: int = 0,
+) -> list[StartCandidate]:
+    """Describe `nodes` as candidates for `version`; `reserved_bytes` belong to starts in progress.
+
+    Besides its image an instance takes at least `min_bytes` of the arena, preferably `preferred_bytes`.
+    """
     image = version.image
     host_holders = {n.host for n in nodes if image and _holds(n, image, Tier.HOST)}
     found = []
@@ -116,15 +124,15 @@ def sites(
         if rank > _LOADING_RANK and node.host in loading_hosts:
             rank = _LOADING_RANK
         found.append(
-            Site(
+            StartCandidate(
                 id=node.id,
                 host=node.host,
                 rank=rank,
                 free_bytes=arena_room(node, image, used_images.get(node.id, ()))
                 - reserved_bytes.get(node.id, 0),
                 instances=instances.get(node.id, 0),
-                need_bytes=image_need(version, node) + least_bytes,
-                wish_bytes=image_need(version, node) + max(least_bytes, wish_bytes),
+                need_bytes=image_need(version, node) + min_bytes,
+                preferred_bytes=image_need(version, node) + max(min_bytes, preferred_bytes),
                 crowded=rank > _NEAREST[Tier.HOST] and host_room_bytes(node) < version.image_bytes,
             )
         )
@@ -132,44 +140,56 @@ def sites(
 
 
 def image_need(version: FunctionVersion, node: NodeRecord) -> int:
-    """Arena bytes that the image takes anew: where the accelerator holds it, its region is shared."""
+    """Return the additional arena bytes of the image: 0 where the accelerator holds it already."""
     if version.image is None or tier_of(node, version.image) is Tier.GPU:
         return 0
     return version.image_bytes
 
 
-def choose_starts(count: int, candidates: Iterable[Site]) -> list[Site]:
-    """Up to `count` places: nearest tier first, then where the arena has ample room, then where no kept
-    copy must go, then the host with fewest of these, then the emptiest."""
-    alike: dict[_Likeness, list[Site]] = {}
+def extra_bytes(version: FunctionVersion, min_bytes: int) -> int:
+    """Return the arena bytes to reserve besides the image: an estimate, or what failed starts showed.
+
+    Only the node knows how large a KV cache must be at least; a start without enough space reports it.
+    """
+    generates = version.image is not None and version.task is FunctionTask.GENERATE
+    return max(version.image_bytes // _KV_SHARE if generates else 0, min_bytes)
+
+
+def choose_starts(count: int, candidates: Iterable[StartCandidate]) -> list[StartCandidate]:
+    """Choose up to `count` candidates.
+
+    The order is: nearest tier, ample arena space, no eviction of pinned copies, the host with the fewest
+    chosen, the emptiest node.
+    """
+    groups: dict[_GroupKey, list[StartCandidate]] = {}
     for site in candidates:
         if site.fits:
-            alike.setdefault((site.rank, site.tight, site.crowded, site.host), []).append(site)
-    for sites_alike in alike.values():
-        sites_alike.sort(key=_emptiness, reverse=True)
-    chosen: list[Site] = []
+            groups.setdefault((site.rank, site.tight, site.crowded, site.host), []).append(site)
+    for members in groups.values():
+        members.sort(key=_emptiness, reverse=True)
+    chosen: list[StartCandidate] = []
     on_host: Counter[str] = Counter()
-    # The best of each group; what it says of the host's starts may be out of date, and is then too good.
-    heap = [_offer(likeness, sites_alike[-1], 0) for likeness, sites_alike in alike.items()]
+    # The best of each group; its count of the host's starts may be outdated, and is then too low.
+    heap = [_heap_entry(group, members[-1], 0) for group, members in groups.items()]
     heapify(heap)
     while heap and len(chosen) < count:
-        _, started, _, likeness = heap[0]
-        host = likeness[-1]
+        _, started, _, group = heap[0]
+        host = group[-1]
         if started == on_host[host]:
-            chosen.append(alike[likeness].pop())
+            chosen.append(groups[group].pop())
             on_host[host] += 1
-        if alike[likeness]:
-            heapreplace(heap, _offer(likeness, alike[likeness][-1], on_host[host]))
+        if groups[group]:
+            heapreplace(heap, _heap_entry(group, groups[group][-1], on_host[host]))
         else:
             heappop(heap)
     return chosen
 
 
-def _offer(likeness: _Likeness, site: Site, on_host: int) -> _Offer:
-    return likeness[:3], on_host, _emptiness(site), likeness
+def _heap_entry(group: _GroupKey, site: StartCandidate, on_host: int) -> _HeapEntry:
+    return group[:3], on_host, _emptiness(site), group
 
 
-def _emptiness(site: Site) -> tuple[int, int, str]:
+def _emptiness(site: StartCandidate) -> tuple[int, int, str]:
     return site.instances, -site.free_bytes, site.id
 
 
@@ -181,8 +201,11 @@ def choose_stops(
     in_flight: Mapping[str, int],
     keep_on: Collection[str] = (),
 ) -> list[InstanceRecord]:
-    """`count` instances to stop: away from `keep_on` first, idle before busy, starting before ready,
-    the youngest first. A busy one finishes what it has."""
+    """Choose `count` instances to stop.
+
+    The order is: not on `keep_on`, idle before busy, starting before ready, the youngest first. A busy one
+    finishes its calls.
+    """
     rows = [
         ((i.node in keep_on, in_flight.get(i.instance_id, 0), order, -i.since, i.instance_id), i)
         for order, group in enumerate((coming, ready))
@@ -191,13 +214,13 @@ def choose_stops(
     return [instance for _, instance in sorted(rows, key=lambda row: row[0])[:count]]
 
 
-class Givers:
-    """Who can give an image: nodes that hold it complete, and those to which it is coming, oldest first."""
+class ImageHolders:
+    """The holders of an image: nodes with a complete copy, and those that are loading it, oldest first."""
 
     def __init__(self, image: str, nodes: Iterable[NodeRecord], loading: Sequence[NodeRecord]) -> None:
         self._image = image
         self._loading = loading
-        # A reader prefers registered host memory; the accelerator's copy serves where it is the only one.
+        # Registered host memory is preferred; the accelerator's copy is used if it is the only one.
         self._everywhere: dict[Tier, list[NodeRecord]] = {Tier.HOST: [], Tier.GPU: []}
         self._by_host: dict[tuple[str, Tier], list[NodeRecord]] = {}
         for node in nodes:
@@ -208,20 +231,20 @@ class Givers:
 
     def __repr__(self) -> str:
         held = {tier.value: len(nodes) for tier, nodes in self._everywhere.items()}
-        return f"<Givers {held}, {len(self._loading)} loading>"
+        return f"<ImageHolders {held}, {len(self._loading)} loading>"
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return whether there is any holder."""
         return bool(self._by_host or self._loading)
 
-    def for_(self, target: NodeRecord) -> tuple[Holder, ...]:
-        """Whom `target` is to ask: its own host first, complete copies before arriving ones.
+    def for_target(self, target: NodeRecord) -> tuple[ImageHolder, ...]:
+        """Return the holders for `target`: its own host first, complete copies before arriving ones.
 
-        Of equals it is others for each target, so that many do not all ask one source; as many are
-        looked at as are named, however many there are.
+        Equal holders are sampled differently for each target, so that the load is spread; the cost does not
+        depend on the number of holders.
         """
         draw = Random(f"{self._image}\0{target.id}")
-        found: dict[str, Holder] = {}
+        found: dict[str, ImageHolder] = {}
         for tier in (Tier.HOST, Tier.GPU):
             self._add(self._by_host.get((target.host, tier), ()), tier, target, found, draw)
         for tier, group in self._everywhere.items():
@@ -238,10 +261,10 @@ class Givers:
         group: Sequence[NodeRecord],
         tier: Tier,
         target: NodeRecord,
-        found: dict[str, Holder],
+        found: dict[str, ImageHolder],
         draw: Random,
     ) -> None:
-        # Enough to fill the list though some of them are in it, or are the target itself.
+        # Enough to fill the list even if some are listed already, or are the target itself.
         for node in draw.sample(group, min(len(group), _MAX_HOLDERS + len(found) + 1)):
             if len(found) < _MAX_HOLDERS and node.id != target.id:
                 found.setdefault(node.id, _holder(node, tier))
@@ -249,39 +272,39 @@ class Givers:
 
 def choose_sources(
     image: str, targets: Sequence[NodeRecord], nodes: Sequence[NodeRecord], loading: Sequence[NodeRecord]
-) -> Sources:
-    """Decide who gives `image` to each target; `loading` are nodes on which it is arriving, oldest first."""
-    givers = Givers(image, nodes, loading)
-    if givers:
-        return Sources(holders={target.id: givers.for_(target) for target in targets})
+) -> ImageSources:
+    """Choose the holders for each target; `loading` are nodes on which it is arriving, oldest first."""
+    image_holders = ImageHolders(image, nodes, loading)
+    if image_holders:
+        return ImageSources(holders={target.id: image_holders.for_target(target) for target in targets})
     loader = choose_loader(image, targets) or choose_loader(image, nodes)
     if loader is None:
-        return Sources(holders={}, error="no node holds the image and none can read the store")
+        return ImageSources(holders={}, error="no node holds the image and none can read the store")
     arriving = _holder(loader, Tier.HOST)
-    return Sources(
+    return ImageSources(
         holders={target.id: () if target.id == loader.id else (arriving,) for target in targets},
         loader=loader.id,
     )
 
 
 def choose_loader(image: str, nodes: Sequence[NodeRecord]) -> NodeRecord | None:
-    """The node that reads the image from its disk, else the first that can read the store."""
+    """Return the node that reads the image from its disk, else the first that can read the store."""
     on_disk = [node for node in nodes if tier_of(node, image) is Tier.DISK]
     readers = [node for node in nodes if node.reads_store]
     return next(iter(on_disk + readers), None)
 
 
 def choose_warm(image: str, nbytes: int, count: int, nodes: Iterable[NodeRecord]) -> list[NodeRecord]:
-    """Up to `count` nodes for new host copies, at most one a host: room first, then the fewest bytes that
-    are kept there, then the fewest at all.
+    """Choose up to `count` nodes for new host copies, at most one per host.
 
-    Every gateway that sees the same nodes chooses the same ones.
+    The order is: enough space, the fewest pinned bytes, the fewest bytes. All gateways with the same nodes
+    choose the same ones.
     """
     able = [node for node in nodes if node.host_bytes >= nbytes]
     able.sort(
         key=lambda n: (
             host_room_bytes(n) < nbytes,
-            kept_bytes(n),
+            pinned_bytes(n),
             n.host_free_bytes < nbytes,
             sum(h.bytes for h in n.holdings if Tier.HOST in h.tiers),
             not n.reads_store,
@@ -294,8 +317,8 @@ def choose_warm(image: str, nbytes: int, count: int, nodes: Iterable[NodeRecord]
     return list(first_of_host.values())[: max(0, count)]
 
 
-def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
-    """Why no node could ever start the version, "" if one could (or if there are none to ask)."""
+def unschedulable_reason(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
+    """Return why no node can ever start the version, "" if one can (or if there are no nodes)."""
     if not nodes:
         return ""
     able = nodes
@@ -314,17 +337,17 @@ def impossible(version: FunctionVersion, nodes: Sequence[NodeRecord]) -> str:
     return ""
 
 
-def too_small(node: NodeRecord, version: FunctionVersion, least_bytes: int) -> bool:
-    """Whether even the node's empty arena cannot take the image and `least_bytes`."""
-    return bool(node.gpu_bytes) and version.image_bytes + least_bytes > node.gpu_bytes
+def too_small(node: NodeRecord, version: FunctionVersion, min_bytes: int) -> bool:
+    """Return whether even the node's empty arena is too small for the image and `min_bytes`."""
+    return bool(node.gpu_bytes) and version.image_bytes + min_bytes > node.gpu_bytes
 
 
 def _holds(node: NodeRecord, image: str, tier: Tier) -> bool:
     return any(holding.image == image and tier in holding.tiers for holding in node.holdings)
 
 
-def _holder(node: NodeRecord, tier: Tier) -> Holder:
-    return Holder(node=node.id, host=node.host, cast=node.cast, tier=tier.value)
+def _holder(node: NodeRecord, tier: Tier) -> ImageHolder:
+    return ImageHolder(node=node.id, host=node.host, cast=node.cast, tier=tier.value)
 
 
 def _mix(left: str, right: str) -> bytes:

@@ -1,20 +1,21 @@
-"""What a step of the control loop takes, remembers and gives."""
+"""Settings, records and the outcome of a planning step."""
 
 from dataclasses import dataclass, field
 
-from gateway.actions import Action
-from gateway.directory import VersionKey
-from registry.function import Scaling, Task
+from gateway.cluster.state_cache import VersionKey
+from gateway.planning.actions import Action
+from registry.records.function import FunctionTask, Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """`max_starts` is how many starts in a row may fail before a wished number is given up.
+    """Settings of the planner.
 
-    An instance serves `max(target_concurrency, batch)` calls at once, at most `max_batch`: an engine
-    batches, so a call that waits for a second instance is better off on the first meanwhile. A
-    handler serves exactly its target. After `no_source_s` without a node that holds or could read an
-    image its calls are told so; until then such a node may come back.
+    After `max_starts` failed starts in a row a requested number of instances is dropped. An instance serves
+    `max(target_concurrency, batch)` concurrent calls, at most `max_batch`: an engine batches, so a call is
+    better off on the first instance while a second one starts. A handler serves exactly its target. Calls
+    fail after `no_source_s` without a node that holds or can read the image; until then such a node may come
+    back.
     """
 
     max_starts: int = 3
@@ -23,24 +24,25 @@ class PlannerSettings:
     drain_grace_s: float = 600.0
     delete_grace_s: float = 30.0
     record_wait_s: float = 10.0
-    wish_age_s: float = 15.0
+    request_age_s: float = 15.0
     no_source_s: float = 5.0
-    penalty_s: float = 1.0
-    max_penalty_s: float = 60.0
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
 
-    def max_concurrency(self, task: Task, scaling: Scaling) -> int:
-        """How many calls an instance serves at once."""
-        if task is Task.HANDLER:
+    def max_concurrency(self, task: FunctionTask, scaling: Scaling) -> int:
+        """Return the number of concurrent calls of an instance."""
+        if task is FunctionTask.HANDLER:
             return scaling.target_concurrency
         return min(self.max_batch, max(scaling.target_concurrency, self.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyDemand:
-    """Calls of one version over all gateways."""
+class VersionDemand:
+    """The calls of one version over all gateways; recent ones took `service_s` each (None: unknown)."""
 
     in_flight: int = 0
     held: int = 0
+    service_s: float | None = None
 
     @property
     def calls(self) -> int:
@@ -48,8 +50,8 @@ class KeyDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A start asked for whose record has not shown up; once the node said ready, it must by `until`."""
+class PendingStart:
+    """A requested start without a record; once the node reported it as ready, one must appear by `until`."""
 
     key: VersionKey
     node: str
@@ -58,16 +60,8 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Penalty:
-    """A node on which starts of a version failed `count` times in a row; none there before `until`."""
-
-    until: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """Nodes that an operator named for a number of instances."""
+class NodeAffinity:
+    """The nodes that an operator named for a number of instances."""
 
     on: tuple[str, ...]
     instances: int
@@ -75,12 +69,13 @@ class Pins:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """The outcome of one step; `next_at` is when to plan again if nothing happens before."""
+    """The outcome of one step; `next_at` is when to plan again if nothing changes before."""
 
     actions: list[Action] = field(default_factory=list)
     desired: dict[VersionKey, int] = field(default_factory=dict)
     next_at: float | None = None
 
-    def again_at(self, when: float | None) -> None:
+    def replan_at(self, when: float | None) -> None:
+        """Plan again at `when` at the latest."""
         if when is not None:
             self.next_at = when if self.next_at is None else min(self.next_at, when)

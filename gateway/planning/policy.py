@@ -1,16 +1,19 @@
-"""How many instances a function version should have: a pure decision behind the ScalerPolicy seam."""
+"""The scaling policy: the desired number of instances of a version, as a pure decision."""
 
 import math
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from registry.function import Scaling
+from registry.records.function import Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionLoad:
-    """One function version now. `in_flight` and `held` are calls on instances and calls waiting, of all
-    gateways; `ready` and `starting` count instances; `nodes` could take one."""
+    """The load of one function version.
+
+    `in_flight` and `held` are calls on instances and queued calls, of all gateways; `ready` and `starting`
+    count instances; `nodes` is the number of usable nodes.
+    """
 
     in_flight: int
     held: int
@@ -26,19 +29,18 @@ class FunctionLoad:
     @property
     def cap(self) -> int:
         most = self.scaling.max_instances
-        # Without a maximum of its own a function may take all nodes; instances that are there stay
-        # allowed while a node of theirs is out of sight.
+        # Without a maximum a function may use all nodes; existing instances stay allowed while their
+        # node is not usable.
         return max(self.nodes, self.live) if most is None else most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What a policy keeps of one function version between decisions.
+class PolicyState:
+    """The policy's state of one function version between decisions.
 
-    `surplus_since` is when there began to be more instances than needed, `peak` the most that was
-    needed by load since then. `floor` holds an operator's (or a redeploy's) number until
-    `floor_until`, which is unset until that number is ready. `asleep`: scaled to zero by hand, until
-    the next call. `cut`: let go of the surplus now.
+    `surplus_since` is when a surplus of instances began, `peak` the largest number needed by load since then.
+    `floor` is the number set by an operator (or a redeploy) until `floor_until`, which is unset until that
+    number is ready. `asleep`: scaled to zero by hand, until the next call. `cut`: release the surplus now.
     """
 
     surplus_since: float | None = None
@@ -50,75 +52,74 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """`next_at` is when to decide again if nothing changes, None if that would change nothing."""
+class ScalingDecision:
+    """A desired number of instances; `next_at` is when to decide again if nothing changes, None if never."""
 
     desired: int
     reason: str
-    memory: Memory = field(default_factory=Memory)
+    state: PolicyState = field(default_factory=PolicyState)
     next_at: float | None = None
 
 
 class ScalerPolicy(Protocol):
-    """Pure: the same load, memory and time give the same decision. Never decides more than `load.cap`."""
+    """A pure policy: the same arguments give the same decision, which never exceeds `load.cap`."""
 
-    def decide(self, load: FunctionLoad, memory: Memory, now: float) -> Decision: ...
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision: ...
 
 
-def asked(memory: Memory, instances: int) -> Memory:
-    """Set the number once; the policy goes on from there."""
+def with_target(state: PolicyState, instances: int) -> PolicyState:
+    """Return the state after an operator set the number once; the policy continues from there."""
     if instances == 0:
-        return Memory(asleep=True, cut=True)
-    return Memory(floor=instances, cut=True)
+        return PolicyState(asleep=True, cut=True)
+    return PolicyState(floor=instances, cut=True)
 
 
 class ConcurrencyTarget:
-    """As many instances as keep `target_concurrency` calls on each.
+    """A policy that keeps `target_concurrency` calls on each instance.
 
-    Up at once, several in one step. Down once there was a surplus for as long as: `keep_alive_s`
-    while nothing was called, else the shorter of that and `stable_s`, to as many as the load needed
-    at its peak in that time. The time runs only while nothing is starting, so that an instance is
-    kept from when it became ready, however long its start took.
+    It scales up at once, by several instances in one step. It scales down after a surplus of `keep_alive_s`
+    without calls, else of the shorter of that and `stable_s`, to the peak of the load in that time. The time
+    runs only while no instance is starting, so that an instance is kept from when it became ready.
     """
 
     def __init__(self, stable_s: float = 30.0) -> None:
         self._stable_s = stable_s
 
-    def decide(self, load: FunctionLoad, memory: Memory, now: float) -> Decision:
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
         scaling = load.scaling
-        asleep = memory.asleep and load.held == 0
+        asleep = state.asleep and load.held == 0
         calls = 0 if asleep else load.in_flight + load.held
         wanted = math.ceil(calls / scaling.target_concurrency)
         need = _clamp(wanted, 0 if asleep else scaling.min_instances, load.cap)
 
-        floor, floor_until = self._floor(load, memory, now)
+        floor, floor_until = self._floor(load, state, now)
         since: float | None = None
         peak, next_at = 0, floor_until
         desired, reason = need, f"{calls} calls at {scaling.target_concurrency} each"
         if asleep:
             reason = "asleep until the next call"
-        elif load.live > need and load.starting and not memory.cut:
+        elif load.live > need and load.starting and not state.cut:
             desired, reason = load.live, "starting"
-        elif load.live > need and not memory.cut:
-            since = now if memory.surplus_since is None else memory.surplus_since
-            peak = max(memory.peak, wanted)
+        elif load.live > need and not state.cut:
+            since = now if state.surplus_since is None else state.surplus_since
+            peak = max(state.peak, wanted)
             kept = max(_clamp(peak, scaling.min_instances, load.live), floor)
             ends_at: float | None = since + self._window_s(peak, scaling)
             if ends_at is not None and now < ends_at:
                 desired, reason = load.live, "kept alive"
             else:
-                desired, reason, ends_at = kept, f"at most {peak} were needed of late", None
-                if need < kept and floor < kept:  # the surplus that is left counts anew
+                desired, reason, ends_at = kept, f"recent load needed at most {peak}", None
+                if need < kept and floor < kept:  # the remaining surplus starts a new period
                     since, peak = now, wanted
                     ends_at = now + self._window_s(peak, scaling)
             if ends_at is not None:
                 next_at = ends_at if next_at is None else min(next_at, ends_at)
         if floor > desired:
             desired, reason = floor, f"set to {floor}"
-        return Decision(
+        return ScalingDecision(
             desired=min(desired, load.cap),
             reason=reason,
-            memory=Memory(
+            state=PolicyState(
                 surplus_since=since, peak=peak, floor=floor, floor_until=floor_until, asleep=asleep
             ),
             next_at=next_at,
@@ -128,20 +129,20 @@ class ConcurrencyTarget:
         return scaling.keep_alive_s if peak == 0 else min(scaling.keep_alive_s, self._stable_s)
 
     @staticmethod
-    def _floor(load: FunctionLoad, memory: Memory, now: float) -> tuple[int, float | None]:
-        if not memory.floor:
+    def _floor(load: FunctionLoad, state: PolicyState, now: float) -> tuple[int, float | None]:
+        if not state.floor:
             return 0, None
-        until = memory.floor_until
-        if until is None and load.ready >= memory.floor:
+        until = state.floor_until
+        if until is None and load.ready >= state.floor:
             until = now + load.scaling.keep_alive_s
         if until is not None and now >= until:
             return 0, None
-        return memory.floor, until
+        return state.floor, until
 
 
-def give_up_floor(memory: Memory) -> Memory:
-    """Forget a number that cannot be reached."""
-    return replace(memory, floor=0, floor_until=None)
+def without_floor(state: PolicyState) -> PolicyState:
+    """Return the state without a floor that cannot be reached."""
+    return replace(state, floor=0, floor_until=None)
 
 
 def _clamp(value: int, low: int, high: int) -> int:

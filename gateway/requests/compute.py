@@ -1,4 +1,4 @@
-"""Encoder calls: one forward each, and what their arrays mean."""
+"""Encoder calls: one forward pass each, and the conversion of their arrays."""
 
 import array
 import base64
@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from gateway.contract import Assigned, DispatchError
-from gateway.job import Job
-from gateway.schemas_functions import Label
-from registry.messages import Arrays, Compute, Usage
+from gateway.core.contract import Assigned, DispatchError
+from gateway.requests.billed_request import BilledRequest
+from gateway.schemas.functions import Label
+from registry.messages.node import Arrays, Compute, RequestUsage
 
 
-async def run_compute(job: Job, work: Compute) -> Arrays:
-    """Carry out one Compute of a job."""
+async def run_compute(job: BilledRequest, work: Compute) -> Arrays:
+    """Run one Compute of a request. Raises DispatchError."""
     arrays: Arrays | None = None
     async with job.run(work) as run:
         async for event in run:
@@ -22,7 +22,7 @@ async def run_compute(job: Job, work: Compute) -> Arrays:
                     job.note_assigned(event)
                 case Arrays():
                     arrays = event
-                case Usage():
+                case RequestUsage():
                     break
     if arrays is None:
         raise DispatchError("internal", "the node ended the call without a result", status=500)
@@ -33,13 +33,13 @@ Vector: TypeAlias = "array.array[float]"
 
 
 def rows(arrays: Arrays, name: str) -> list[Vector]:
-    """A [n, width] float32 array as n vectors."""
+    """Return a float32 array [n, width] as n vectors."""
     found = arrays.arrays.get(name)
     if found is None or found.dtype != "float32" or len(found.shape) != 2:
         raise DispatchError("internal", f"the node sent no float32 matrix {name!r}", status=500)
     count, width = found.shape
     if len(found.data) != count * width * 4:
-        raise DispatchError("internal", f"the node's {name!r} is not as long as it says", status=500)
+        raise DispatchError("internal", f"the node's {name!r} has the wrong number of bytes", status=500)
     whole = memoryview(found.data)
     vectors = []
     for index in range(count):
@@ -50,19 +50,19 @@ def rows(arrays: Arrays, name: str) -> list[Vector]:
 
 
 def shortened(vector: Vector, dimensions: int) -> Vector:
-    """The first dimensions, scaled to unit length again."""
+    """Return the first `dimensions`, scaled to unit length."""
     head = vector[:dimensions]
     norm = math.sqrt(sum(value * value for value in head)) or 1.0
     return array.array("f", [value / norm for value in head])
 
 
 def as_json(vector: Vector, *, base64_encoded: bool) -> str | list[float]:
-    """A vector as the embeddings endpoint gives it."""
+    """Return a vector in the form of the embeddings endpoint."""
     return base64.b64encode(vector.tobytes()).decode("ascii") if base64_encoded else vector.tolist()
 
 
 def top_labels(logits: Vector, labels: Sequence[str], top_k: int) -> list[Label]:
-    """The likeliest labels."""
+    """Return the `top_k` labels of the highest logits, with softmax scores over all labels."""
     values = logits.tolist()
     peak = max(values, default=0.0)
     weights = [math.exp(value - peak) for value in values]

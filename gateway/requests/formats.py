@@ -1,4 +1,4 @@
-"""The two shapes that generated text is given: completions and chat."""
+"""The two JSON forms of generated text: completions and chat."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.generation import Delta, Outcome
-from registry.messages import TokenLogprob
+from gateway.requests.generation import ChoiceDelta, ChoiceResult
+from registry.messages.node import TokenLogprob
 
 Json = dict[str, object]
 Logprobs = Sequence[tuple[int, TokenLogprob]]
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+_MARK = "<text>"
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """What of a choice the client wants to see. `model` is as the client wrote it."""
+    """Options of a generation's response. `model` is as the client wrote it."""
 
     id: str
     model: str
@@ -29,6 +31,7 @@ class ReplyOptions:
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int) -> Json:
+    """Return OpenAI's usage object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -36,8 +39,8 @@ def usage_json(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-class Format(ABC):
-    """Encodes one reply, whole or in chunks."""
+class ReplyFormat(ABC):
+    """The encoder of one response, whole or in chunks."""
 
     object = ""
     chunk_object = ""
@@ -50,18 +53,29 @@ class Format(ABC):
             "created": options.created,
             "model": options.model,
         }
+        # Most chunks differ in their text only: the JSON around it is encoded once for each choice.
+        self._is_plain = not options.token_ids and options.logprobs is None
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def whole(self, outcomes: Sequence[Outcome], usage: Json) -> bytes:
+    def whole(self, outcomes: Sequence[ChoiceResult], usage: Json) -> bytes:
+        """Return the body of a response that is not streamed."""
         choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
         return msgspec.json.encode(self._head | {"object": self.object, "choices": choices, "usage": usage})
 
     def opening(self, index: int) -> bytes | None:
-        """A chunk to send before a choice's first text."""
+        """Return a chunk to send before a choice's first text, if the form has one."""
         return None
 
-    def delta(self, delta: Delta, *, first: bool = False) -> bytes | None:
-        """A chunk with new text; None if there is nothing to tell. That a choice has its `first` token is
-        told even while its text is not known, being a part of a character."""
+    def delta(self, delta: ChoiceDelta, *, first: bool = False) -> bytes | None:
+        """Return a chunk with new text, None if it would be empty.
+
+        The `first` token has a chunk even while its text is a part of a character.
+        """
+        if self._is_plain:
+            if not (delta.text or (first and not delta.finish_reason)):
+                return None
+            before, after = self._around.get(delta.index) or self._encode_around(delta.index)
+            return b"%b%b%b" % (before, _encode(delta.text), after)
         shown = (
             (first and not delta.finish_reason)
             or delta.text
@@ -73,11 +87,11 @@ class Format(ABC):
         return self._chunk([self._delta_choice(delta)])
 
     def finish(self, index: int, reason: str, facts: Json | None) -> bytes:
-        """The chunk that ends a choice; the stream's last one carries `facts`."""
+        """Return the chunk that ends a choice; the stream's last one has `facts`."""
         return self._chunk([self._finish_choice(index, reason)], facts)
 
     def usage(self, usage: Json, facts: Json) -> bytes:
-        """The chunk after all choices."""
+        """Return the chunk after all choices."""
         return msgspec.json.encode(self._head | {"choices": [], "usage": usage, "hypercast": facts})
 
     def _chunk(self, choices: list[Json], facts: Json | None = None) -> bytes:
@@ -87,6 +101,13 @@ class Format(ABC):
         if facts is not None:
             chunk["hypercast"] = facts
         return msgspec.json.encode(chunk)
+
+    def _encode_around(self, index: int) -> tuple[bytes, bytes]:
+        """Return the JSON before and after the text of a choice's chunks."""
+        chunk = self._chunk([self._delta_choice(ChoiceDelta(index=index, text=_MARK))])
+        before, _, after = chunk.rpartition(_encode(_MARK))
+        self._around[index] = before, after
+        return before, after
 
     def _with_ids(self, choice: Json, token_ids: Sequence[int]) -> Json:
         if self._options.token_ids:
@@ -98,20 +119,22 @@ class Format(ABC):
         if tokenizer is None:
             return f"token_id:{token}"
         text = tokenizer.decode([token], skip_special_tokens=False)
-        # A token that is a part of a character has no text of its own: its name in the vocabulary.
+        # A token that is a part of a character has no text: it is shown by its name in the vocabulary.
         return text if text and _BROKEN not in text else (tokenizer.id_to_token(token) or text)
 
     @abstractmethod
-    def _whole_choice(self, index: int, outcome: Outcome) -> Json: ...
+    def _whole_choice(self, index: int, outcome: ChoiceResult) -> Json: ...
 
     @abstractmethod
-    def _delta_choice(self, delta: Delta) -> Json: ...
+    def _delta_choice(self, delta: ChoiceDelta) -> Json: ...
 
     @abstractmethod
     def _finish_choice(self, index: int, reason: str) -> Json: ...
 
 
-class CompletionFormat(Format):
+class CompletionFormat(ReplyFormat):
+    """The form of /v1/completions."""
+
     object = "text_completion"
     chunk_object = "text_completion"
 
@@ -119,7 +142,7 @@ class CompletionFormat(Format):
         super().__init__(options)
         self._offsets: dict[int, int] = {}
 
-    def _whole_choice(self, index: int, outcome: Outcome) -> Json:
+    def _whole_choice(self, index: int, outcome: ChoiceResult) -> Json:
         choice: Json = {
             "index": index,
             "text": "".join(outcome.text),
@@ -128,7 +151,7 @@ class CompletionFormat(Format):
         }
         return self._with_ids(choice, outcome.token_ids)
 
-    def _delta_choice(self, delta: Delta) -> Json:
+    def _delta_choice(self, delta: ChoiceDelta) -> Json:
         choice: Json = {
             "index": delta.index,
             "text": delta.text,
@@ -159,7 +182,9 @@ class CompletionFormat(Format):
         }
 
 
-class ChatFormat(Format):
+class ChatFormat(ReplyFormat):
+    """The form of /v1/chat/completions."""
+
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -168,7 +193,7 @@ class ChatFormat(Format):
         choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([self._with_ids(choice, ())])
 
-    def _whole_choice(self, index: int, outcome: Outcome) -> Json:
+    def _whole_choice(self, index: int, outcome: ChoiceResult) -> Json:
         choice: Json = {
             "index": index,
             "message": {"role": "assistant", "content": "".join(outcome.text), "refusal": None},
@@ -177,7 +202,7 @@ class ChatFormat(Format):
         }
         return self._with_ids(choice, outcome.token_ids)
 
-    def _delta_choice(self, delta: Delta) -> Json:
+    def _delta_choice(self, delta: ChoiceDelta) -> Json:
         choice: Json = {
             "index": delta.index,
             "delta": {"content": delta.text},

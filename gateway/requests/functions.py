@@ -1,19 +1,19 @@
-"""Which function version a name means, for whom."""
+"""Resolution of `NAME` and `NAME:VERSION` to function versions, with the key's rights."""
 
 import re
 from dataclasses import dataclass
 
-from gateway.contract import Cluster
-from gateway.errors import Forbidden, ModelNotFound
-from registry.api_key import ApiKey
+from gateway.core.contract import ClusterOperations
+from gateway.core.errors import Forbidden, ModelNotFound
 from registry.clock import Clock
 from registry.errors import NotFound
-from registry.function import NAME_PATTERN, Function, FunctionVersion
+from registry.records.api_key import ApiKey
+from registry.records.function import NAME_PATTERN, Function, FunctionVersion
 from registry.state import ClusterState
 
 _SPEC = re.compile(rf"(?P<name>{NAME_PATTERN.pattern})(?::(?P<version>[1-9][0-9]{{0,8}}))?")
-_INDEX_S = 0.05  # the view is a fold of the whole feed: not made anew for every request
-_LEARNED_S = 2.0  # longer than the feed takes to bring back what this gateway did itself
+_INDEX_S = 0.05  # the view folds the whole feed: too much for each request
+_RECENT_S = 2.0  # longer than the feed takes to return a change of this gateway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +23,27 @@ class _Index:
     versions: dict[tuple[str, int], FunctionVersion]
 
 
-class Functions:
-    """Resolves `NAME` and `NAME:VERSION` from the cluster's view; asks the state only for a name that
-    the view lacks (the feed may be a moment behind)."""
+class FunctionResolver:
+    """An index of the cluster's view; Redis is read only for a name that the view lacks.
 
-    def __init__(self, cluster: Cluster, state: ClusterState, clock: Clock) -> None:
+    The feed may be a moment behind.
+    """
+
+    def __init__(self, cluster: ClusterOperations, state: ClusterState, clock: Clock) -> None:
         self._cluster = cluster
         self._state = state
         self._clock = clock
         self._index: _Index | None = None
-        self._learned: dict[str, tuple[float, FunctionVersion]] = {}
+        self._recent: dict[str, tuple[float, FunctionVersion]] = {}
 
     async def resolve(self, spec: str, key: ApiKey) -> FunctionVersion:
-        """The version that `spec` means. Raises ModelNotFound, Forbidden."""
+        """Return the version named by `spec`. Raises ModelNotFound, Forbidden."""
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise ModelNotFound(spec)
         name, number = match["name"], match["version"]
         if not may_call(key, name):
-            raise Forbidden(f"this key may not call function {name!r}")
+            raise Forbidden(f"this key may call other functions, but not {name!r}")
         version = self._known(name, None if number is None else int(number))
         if version is not None:
             return version
@@ -51,7 +53,7 @@ class Functions:
             raise ModelNotFound(spec) from None
 
     def visible(self, key: ApiKey) -> list[tuple[Function, FunctionVersion]]:
-        """The functions that the key may call, with their current versions, by name."""
+        """Return the functions that the key may call, with their current versions, sorted by name."""
         index = self._fresh()
         pairs = []
         for name in sorted(index.functions):
@@ -61,25 +63,25 @@ class Functions:
                 pairs.append((function, version))
         return pairs
 
-    def learn(self, version: FunctionVersion) -> None:
-        """Take `version` as current before the feed says so: this gateway has just made it so."""
-        self._learned[version.function] = (self._clock.monotonic_s() + _LEARNED_S, version)
+    def set_current(self, version: FunctionVersion) -> None:
+        """Serve `version` as current before the feed reports it: this gateway has just made it so."""
+        self._recent[version.function] = (self._clock.monotonic_s() + _RECENT_S, version)
         self._index = None
 
-    def forget(self, name: str) -> None:
-        """The function was deleted here."""
-        self._learned.pop(name, None)
+    def remove(self, name: str) -> None:
+        """Drop a function that was deleted here."""
+        self._recent.pop(name, None)
         self._index = None
 
     def _known(self, name: str, number: int | None) -> FunctionVersion | None:
         index = self._fresh()
         if number is not None:
             return index.versions.get((name, number))
-        if learned := self._learned.get(name):
-            until_s, version = learned
+        if recent := self._recent.get(name):
+            until_s, version = recent
             if self._clock.monotonic_s() < until_s:
                 return version
-            del self._learned[name]
+            del self._recent[name]
         function = index.functions.get(name)
         return None if function is None else index.versions.get((name, function.current))
 
@@ -96,5 +98,5 @@ class Functions:
 
 
 def may_call(key: ApiKey, name: str) -> bool:
-    """Whether the key is for this function (a key that names none is for all)."""
+    """Return whether the key may call the function; a key that names none may call all."""
     return not key.functions or name in key.functions

@@ -1,23 +1,25 @@
-"""Generation: a request's choices, each a call whose tokens become text."""
+"""The choices of a generation, each a call whose tokens become text."""
 
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from gateway.assets import ModelAssets
-from gateway.callrun import CallRun
-from gateway.contract import Assigned, DispatchError, Stage
-from gateway.detokenize import Detokenizer, NoText, StopStrings, TextStream
-from gateway.job import Job
-from gateway.schemas_openai import GenerateFields
-from registry.messages import Generate, Sampling, TokenLogprob, Tokens, Usage
+import msgspec
+
+from gateway.core.contract import Assigned, DispatchError, WaitStage
+from gateway.dispatch.deadlines import DeadlinedCall
+from gateway.inference.assets import ModelAssets
+from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
+from gateway.requests.billed_request import BilledRequest
+from gateway.schemas.openai import GenerateFields
+from registry.messages.node import Generate, RequestUsage, Sampling, TokenLogprob, Tokens
 
 _SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One completion to make. `stops` are strings; token ids that stop are in `sampling`."""
+class GenerationChoice:
+    """One completion to generate. `stops` are strings; stop token ids are in `sampling`."""
 
     index: int
     prompt_ids: tuple[int, ...]
@@ -25,9 +27,8 @@ class Choice:
     stops: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What one message of the node added to a choice."""
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The addition of one message of the node to a choice."""
 
     index: int
     text: str
@@ -37,7 +38,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChoiceResult:
     """A whole choice, collected from its deltas."""
 
     text: list[str] = field(default_factory=list)
@@ -45,7 +46,8 @@ class Outcome:
     logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     finish_reason: str = ""
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: ChoiceDelta) -> None:
+        """Append a delta."""
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -53,18 +55,18 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Where a running choice reports to."""
+class ChoiceCallbacks:
+    """The callbacks of a running choice, awaited in order."""
 
-    stage: Callable[[Stage], Awaitable[None]]
+    stage: Callable[[WaitStage], Awaitable[None]]
     assigned: Callable[[Assigned], Awaitable[None]]
-    delta: Callable[[Delta], Awaitable[None]]
+    delta: Callable[[ChoiceDelta], Awaitable[None]]
 
 
 def make_sampling(
     request: GenerateFields, assets: ModelAssets, *, max_tokens: int, logprobs: int | None, index: int
 ) -> Sampling:
-    """The request's sampling for one choice; choices of one seed differ, and repeat with it."""
+    """Return the sampling of choice `index`; choices of one seed differ, and are reproducible."""
     seed = secrets.randbits(63) if request.seed is None else (request.seed + index) % _SEEDS
     top_k = request.top_k or 0
     return Sampling(
@@ -81,82 +83,89 @@ def make_sampling(
 
 
 def stop_strings(request: GenerateFields) -> tuple[str, ...]:
+    """Return the request's stop strings."""
     if request.stop is None:
         return ()
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-async def run_choice(job: Job, assets: ModelAssets, choice: Choice, listener: Listener) -> None:
-    """Carry one choice through. Its last delta has a `finish_reason`; a stop string ends the call at
-    once, which frees the sequence on its node."""
+async def run_choice(
+    job: BilledRequest, assets: ModelAssets, choice: GenerationChoice, listener: ChoiceCallbacks
+) -> None:
+    """Run one choice to its end; its last delta has a `finish_reason`.
+
+    A stop string ends the call at once, which frees the sequence on its node.
+    """
     work = Generate(
         request_id=job.next_call_id(),
         instance_id="",
         prompt_ids=choice.prompt_ids,
         sampling=choice.sampling,
-        flow=job.exchange.caller.tenant,
+        tenant=job.context.caller.tenant,
     )
     text: TextStream = (
         NoText() if assets.tokenizer is None else Detokenizer(assets.tokenizer, choice.prompt_ids)
     )
-    cutter = _Cutter(choice, text, StopStrings(choice.stops))
+    deltas = _DeltaMaker(choice, text, StopStrings(choice.stops))
     async with job.run(work) as run:
-        await _follow(run, cutter, job, listener)
+        await _follow(run, deltas, job, listener)
 
 
-async def _follow(run: CallRun, cutter: "_Cutter", job: Job, listener: Listener) -> None:
+async def _follow(
+    run: DeadlinedCall, deltas: "_DeltaMaker", job: BilledRequest, listener: ChoiceCallbacks
+) -> None:
     finished = False
     async for event in run:
         match event:
-            case Stage():
+            case WaitStage():
                 await listener.stage(event)
             case Assigned():
                 job.note_assigned(event)
                 await listener.assigned(event)
             case Tokens():
-                delta = cutter.cut(event)
+                delta = deltas.make(event)
                 finished = bool(delta.finish_reason)
                 await listener.delta(delta)
                 run.note_passed(len(event.ids))
-                if cutter.stopped:
+                if deltas.stopped:
                     return
-            case Usage():
+            case RequestUsage():
                 break
     if not finished:
         raise DispatchError("internal", "the node ended the call without a finish reason", status=500)
 
 
-class _Cutter:
-    """Makes deltas out of a node's messages."""
+class _DeltaMaker:
+    """The conversion of a node's messages to deltas."""
 
-    def __init__(self, choice: Choice, text: TextStream, stops: StopStrings) -> None:
+    def __init__(self, choice: GenerationChoice, text: TextStream, stops: StopStrings) -> None:
         sampling = choice.sampling
         self._index = choice.index
         self._text = text
         self._stops = stops
-        self._silent = frozenset(sampling.stop_token_ids)
+        self._hidden = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
-            self._silent |= frozenset(sampling.eos_token_ids)
+            self._hidden |= frozenset(sampling.eos_token_ids)
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._stops.hit is not None
 
-    def cut(self, tokens: Tokens) -> Delta:
-        spoken = tokens.ids
-        if tokens.finish_reason == "stop" and spoken and spoken[-1] in self._silent:
-            spoken = spoken[:-1]  # the token that says "stop" is no text
-        text = self._stops.push(self._text.push(spoken))
+    def make(self, tokens: Tokens) -> ChoiceDelta:
+        visible = tokens.ids
+        if tokens.finish_reason == "stop" and visible and visible[-1] in self._hidden:
+            visible = visible[:-1]  # the token that ended the sequence has no text
+        text = self._stops.push(self._text.push(visible))
         reason = tokens.finish_reason
         if reason and not self.stopped:
             text += self._stops.push(self._text.finish())
             if not self.stopped:
                 text += self._stops.finish()
-        return Delta(
+        return ChoiceDelta(
             index=self._index,
             text=text,
             token_ids=tokens.ids,
-            logprobs=tuple(zip(tokens.ids, tokens.logprobs, strict=False)),
+            logprobs=tuple(zip(tokens.ids, tokens.logprobs, strict=False)) if tokens.logprobs else (),
             finish_reason="stop" if self.stopped else reason,
         )

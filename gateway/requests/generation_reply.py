@@ -1,4 +1,4 @@
-"""The reply of a generation: whole, or as an event stream."""
+"""The response of a generation: whole, or as an event stream."""
 
 import asyncio
 import logging
@@ -7,39 +7,45 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.assets import ModelAssets
-from gateway.billing import completion_tokens, prompt_tokens
-from gateway.contract import Assigned, Stage
-from gateway.disconnect import Attended
-from gateway.errors import ApiError, translate
-from gateway.exchange import Exchange
-from gateway.formats import Format, usage_json
-from gateway.generation import Choice, Delta, Listener, Outcome, run_choice
-from gateway.job import Job, together
-from gateway.limits import ClientGone
-from gateway.responses import json_response
-from gateway.services import Services
-from gateway.settings import StreamSettings
-from gateway.sse import DONE, EventStream, encode_event
-from registry.function import FunctionVersion
+from gateway.billing.request_record import completion_tokens, prompt_tokens
+from gateway.core.contract import Assigned, WaitStage
+from gateway.core.errors import ApiError, translate
+from gateway.core.request_context import RequestContext
+from gateway.core.settings import StreamSettings
+from gateway.http.disconnect import CancelOnDisconnect
+from gateway.http.limits import ClientGone
+from gateway.http.responses import raw_json
+from gateway.http.sse import DONE, EventStream, encode_event
+from gateway.inference.assets import ModelAssets
+from gateway.requests.billed_request import BilledRequest, run_all
+from gateway.requests.formats import ReplyFormat, usage_json
+from gateway.requests.generation import (
+    ChoiceCallbacks,
+    ChoiceDelta,
+    ChoiceResult,
+    GenerationChoice,
+    run_choice,
+)
+from gateway.requests.services import Services
+from registry.records.function import FunctionVersion
 
 _log = logging.getLogger("hypercast.gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """All that a generation needs to run."""
+    """The inputs of a generation."""
 
-    exchange: Exchange
+    context: RequestContext
     version: FunctionVersion
     assets: ModelAssets
-    choices: Sequence[Choice]
-    format: Format
+    choices: Sequence[GenerationChoice]
+    format: ReplyFormat
     include_usage: bool
 
 
 class WholeReply:
-    """Collects all choices and answers once."""
+    """The response that is sent once all choices have ended."""
 
     def __init__(self, services: Services, plan: GenerationPlan) -> None:
         self._services = services
@@ -47,20 +53,20 @@ class WholeReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._plan
-        outcomes = [Outcome() for _ in plan.choices]
-        listener = Listener(stage=_ignore, assigned=_ignore, delta=_Collector(outcomes).add)
-        async with Attended(receive) as attended:
-            async with Job(self._services, plan.exchange, plan.version) as job:
-                await together(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
+        outcomes = [ChoiceResult() for _ in plan.choices]
+        listener = ChoiceCallbacks(stage=_ignore, assigned=_ignore, delta=_Collector(outcomes).add)
+        async with CancelOnDisconnect(receive) as guard:
+            async with BilledRequest(self._services, plan.context, plan.version) as job:
+                await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
                 usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
                 body = plan.format.whole(outcomes, usage)
-                await job.settle()
-            attended.finish()
-            await json_response(body, headers=job.headers(final=True))(scope, receive, send)
+                await job.complete()
+            guard.disarm()
+            await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
 
 
 class StreamReply:
-    """Sends text as it comes."""
+    """The response that is sent as text is generated."""
 
     def __init__(self, services: Services, plan: GenerationPlan) -> None:
         self._services = services
@@ -69,62 +75,66 @@ class StreamReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan, settings = self._plan, self._services.settings.streams
         stream = EventStream(send, settings.write_timeout_s)
-        job = Job(self._services, plan.exchange, plan.version)
-        teller = StageTeller(stream, job, settings)
+        job = BilledRequest(self._services, plan.context, plan.version)
+        reporter = StageReporter(stream, job, settings)
         try:
-            async with Attended(receive, tick=teller.tick, tick_in_s=settings.head_wait_s) as attended:
+            async with CancelOnDisconnect(
+                receive, tick=reporter.tick, tick_in_s=settings.head_wait_s
+            ) as guard:
                 async with job:
                     writer = _ChoiceWriter(stream, plan, job)
-                    listener = Listener(stage=teller.stage, assigned=teller.assigned, delta=writer.delta)
-                    await together(
-                        plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener)
+                    listener = ChoiceCallbacks(
+                        stage=reporter.stage, assigned=reporter.assigned, delta=writer.delta
                     )
-                    await job.settle()
-                attended.finish()
+                    await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
+                    await job.complete()
+                guard.disarm()
                 await stream.end(writer.tail())
         except ClientGone:
             raise
-        except Exception as error:  # an event, once the stream has begun
-            await fail_stream(stream, error, plan.exchange)
+        except Exception as error:  # an event, once the stream has started
+            await fail_stream(stream, error, plan.context)
 
 
 _LOADING = frozenset({"reserve", "fetch", "copy", "bind", "ready"})
 
 
-class StageTeller:
-    """The stream's head and the comments while the request is held.
+class StageReporter:
+    """The stream's head, and its comments while the request is held.
 
-    The head waits for the assignment, so that it can name the start kind, but not for longer than
-    `head_wait_s`; after that, comments tell.
+    The head waits for the assignment, which has the start kind, for at most `head_wait_s`; after that the
+    start kind is a comment.
     """
 
-    def __init__(self, stream: EventStream, job: Job, settings: StreamSettings) -> None:
+    def __init__(self, stream: EventStream, job: BilledRequest, settings: StreamSettings) -> None:
         self._stream = stream
         self._job = job
         self._settings = settings
-        self._latest = Stage(stage="queue", fraction=0.0)
-        self._told = ""
+        self._latest = WaitStage(stage="queue", fraction=0.0)
+        self._last_text = ""
         self._loaded = 0.0
 
     async def tick(self) -> float:
-        """Called when the head has waited long enough, then for keepalives."""
+        """Send the head if it is late, else a keepalive if due; return the seconds until the next call."""
         stream, settings = self._stream, self._settings
         if stream.ended:
             return settings.keepalive_s
         if not stream.started:
             await stream.start(self._job.headers(final=False))
-            await self._tell(self._latest)
+            await self._comment(self._latest)
         elif stream.quiet_s >= settings.keepalive_s:
             await stream.comment("keepalive")
         return max(0.01, settings.keepalive_s - stream.quiet_s)
 
-    async def stage(self, event: Stage) -> None:
+    async def stage(self, event: WaitStage) -> None:
+        """Report progress of the start, at most every `stage_every_s`."""
         moved = event.stage != self._latest.stage
         self._latest = event
         if self._stream.started and (moved or self._stream.quiet_s >= self._settings.stage_every_s):
-            await self._tell(event)
+            await self._comment(event)
 
     async def assigned(self, event: Assigned) -> None:
+        """Send the head, or where it was sent already, the start kind as a comment."""
         if self._job.assigned is not event:
             return  # a further call of the same request
         if not self._stream.started:
@@ -133,30 +143,30 @@ class StageTeller:
         await self._stream.comment(f"start-kind={event.start_kind}")
         await self._stream.comment(f"server-timing={self._job.timing(final=False)}")
 
-    async def _tell(self, event: Stage) -> None:
+    async def _comment(self, event: WaitStage) -> None:
         if event.stage in _LOADING:
-            # To the caller the phases of a start are one load, which never goes back.
+            # To the client the phases of a start are one load, whose progress never decreases.
             self._loaded = max(self._loaded, event.fraction)
             text = f"stage=load {self._loaded:.0%}"
         else:
             text = f"stage={event.stage} {event.fraction:.0%}"
-        if text != self._told:
-            self._told = text
+        if text != self._last_text:
+            self._last_text = text
             await self._stream.comment(text)
 
 
 class _Collector:
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: list[ChoiceResult]) -> None:
         self._outcomes = outcomes
 
-    async def add(self, delta: Delta) -> None:
+    async def add(self, delta: ChoiceDelta) -> None:
         self._outcomes[delta.index].add(delta)
 
 
 class _ChoiceWriter:
-    """Writes deltas; keeps the end of the last choice for after the bill."""
+    """The writer of deltas; it holds back the end of the last choice until the request is billed."""
 
-    def __init__(self, stream: EventStream, plan: GenerationPlan, job: Job) -> None:
+    def __init__(self, stream: EventStream, plan: GenerationPlan, job: BilledRequest) -> None:
         self._stream = stream
         self._plan = plan
         self._job = job
@@ -164,7 +174,8 @@ class _ChoiceWriter:
         self._open = len(plan.choices)
         self._last = (0, "")
 
-    async def delta(self, delta: Delta) -> None:
+    async def delta(self, delta: ChoiceDelta) -> None:
+        """Send a delta."""
         form = self._plan.format
         first = delta.index not in self._opened
         if first:
@@ -182,7 +193,7 @@ class _ChoiceWriter:
                 self._last = (delta.index, delta.finish_reason)
 
     def tail(self) -> bytes:
-        """All that comes after the bill, in one write."""
+        """Return what is sent after billing, in one write."""
         form, job = self._plan.format, self._job
         facts = job.facts()
         if not self._plan.include_usage:
@@ -195,14 +206,14 @@ async def _ignore(_: object) -> None:
     return None
 
 
-async def fail_stream(stream: EventStream, error: Exception, exchange: Exchange) -> None:
-    """After the first byte a failure is an event; before it, the middleware's to answer."""
+async def fail_stream(stream: EventStream, error: Exception, context: RequestContext) -> None:
+    """Send an error as an event; before the first byte, raise it to the middleware."""
     if not stream.started:
         raise error
     known = translate(error)
     if known is None:
-        _log.error("request %s failed", exchange.request_id, exc_info=error)
-        known = ApiError(500, "internal", "the gateway failed")
-    exchange.error_code = known.code
+        _log.error("request %s failed", context.request_id, exc_info=error)
+        known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+    context.error_code = known.code
     async with asyncio.timeout(5):
         await stream.end(encode_event(known.envelope()))

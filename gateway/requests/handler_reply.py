@@ -1,39 +1,38 @@
-"""The reply of a custom handler: its JSON as it is, or its values as events."""
+"""The response of a custom handler: its JSON as it is, or its values as events."""
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.contract import Assigned, DispatchError, Stage
-from gateway.disconnect import Attended
-from gateway.exchange import Exchange
-from gateway.generation_reply import StageTeller, fail_stream
-from gateway.ids import call_id
-from gateway.job import Job
-from gateway.limits import ClientGone
-from gateway.responses import json_response
-from gateway.services import Services
-from gateway.sse import DONE, EventStream
-from registry.function import FunctionVersion
-from registry.messages import HandlerChunk, InvokeHandler, Usage
+from gateway.core.contract import Assigned, DispatchError, WaitStage
+from gateway.core.request_context import RequestContext
+from gateway.http.disconnect import CancelOnDisconnect
+from gateway.http.limits import ClientGone
+from gateway.http.responses import raw_json
+from gateway.http.sse import DONE, EventStream
+from gateway.requests.billed_request import BilledRequest
+from gateway.requests.generation_reply import StageReporter, fail_stream
+from gateway.requests.services import Services
+from registry.messages.node import HandlerChunk, InvokeHandler, RequestUsage
+from registry.records.function import FunctionVersion
 
 
 class HandlerReply:
-    """Answers with JSON, or with SSE if the handler yields or the client asked for events.
+    """JSON, or SSE if the handler yields or the client accepts events.
 
-    Only in the latter case is it known early enough to be a stream for comments while the function
-    starts.
+    Only in the latter case the response is known to be a stream before the function has started, so that
+    comments can report the start.
     """
 
     def __init__(
         self,
         services: Services,
-        exchange: Exchange,
+        context: RequestContext,
         version: FunctionVersion,
         body: bytes,
         *,
         events_wanted: bool,
     ) -> None:
         self._services = services
-        self._exchange = exchange
+        self._context = context
         self._version = version
         self._body = body
         self._events_wanted = events_wanted
@@ -41,30 +40,30 @@ class HandlerReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = self._services.settings.streams
         stream = EventStream(send, settings.write_timeout_s)
-        job = Job(self._services, self._exchange, self._version)
-        teller = StageTeller(stream, job, settings)
-        tick = teller.tick if self._events_wanted else None
+        job = BilledRequest(self._services, self._context, self._version)
+        reporter = StageReporter(stream, job, settings)
+        tick = reporter.tick if self._events_wanted else None
         try:
-            async with Attended(receive, tick=tick, tick_in_s=settings.head_wait_s) as attended:
+            async with CancelOnDisconnect(receive, tick=tick, tick_in_s=settings.head_wait_s) as guard:
                 async with job:
-                    answer = await self._run(job, stream, teller)
+                    answer = await self._run(job, stream, reporter)
                     if answer is None and not stream.started:
-                        raise DispatchError("function_error", "the handler gave no answer", status=500)
-                    await job.settle()
-                attended.finish()
+                        raise DispatchError("function_error", "the handler returned nothing", status=500)
+                    await job.complete()
+                guard.disarm()
                 if stream.started:
                     await stream.end(DONE)
                     return
             assert answer is not None
-            await json_response(answer, headers=job.headers(final=True))(scope, receive, send)
+            await raw_json(answer, headers=job.headers(final=True))(scope, receive, send)
         except ClientGone:
             raise
-        except Exception as error:  # an event, once the stream has begun
-            await fail_stream(stream, error, self._exchange)
+        except Exception as error:  # an event, once the stream has started
+            await fail_stream(stream, error, self._context)
 
-    async def _run(self, job: Job, stream: EventStream, teller: StageTeller) -> bytes | None:
+    async def _run(self, job: BilledRequest, stream: EventStream, reporter: StageReporter) -> bytes | None:
         work = InvokeHandler(
-            request_id=call_id(self._exchange.request_id, 0),
+            request_id=job.next_call_id(),
             instance_id="",
             body=self._body,
             timeout_s=self._services.settings.deadlines.total_s,
@@ -73,12 +72,12 @@ class HandlerReply:
         async with job.run(work) as run:
             async for event in run:
                 match event:
-                    case Stage():
-                        await teller.stage(event)
+                    case WaitStage():
+                        await reporter.stage(event)
                     case Assigned():
                         job.note_assigned(event)
                         if self._events_wanted:
-                            await teller.assigned(event)
+                            await reporter.assigned(event)
                     case HandlerChunk(data=data):
                         if event.stream and not stream.started:
                             await stream.start(job.headers(final=False))
@@ -86,6 +85,6 @@ class HandlerReply:
                             await stream.event(data)
                         else:
                             answer = data
-                    case Usage():
+                    case RequestUsage():
                         break
         return answer

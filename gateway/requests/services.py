@@ -1,46 +1,46 @@
-"""What the handlers work with, put together once at the start."""
+"""The dependencies of the HTTP handlers, built once at start."""
 
 from dataclasses import dataclass
 
-from gateway.assets import AssetCache
-from gateway.auth import Authenticator
-from gateway.billing import Biller
-from gateway.contract import Blobs, Cluster, Dispatcher, Settled
-from gateway.drain import Gate
-from gateway.functions import Functions
-from gateway.metrics import Metrics
-from gateway.places import Places
-from gateway.pulse import Pulse
-from gateway.quotas import Quotas
-from gateway.settings import GatewaySettings
+from gateway.billing.request_record import Biller
+from gateway.core.contract import Blobs, ClusterOperations, Dispatcher, OnSettled
+from gateway.core.settings import GatewaySettings
+from gateway.http.drain import InFlightLimiter
+from gateway.http.metrics import Metrics
+from gateway.inference.assets import AssetCache
+from gateway.requests.functions import FunctionResolver
+from gateway.tenants.auth import Authenticator
+from gateway.tenants.concurrency_leases import ConcurrencyLeases
+from gateway.tenants.quotas import Quotas
+from gateway.tenants.state_health import HealthCheck
 from registry.clock import Clock
 from registry.state import Ledger, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """One gateway's parts. `make_services` builds it; `aclose` ends what it began."""
+    """The parts of one gateway. `make_services` builds it; `aclose` ends what it started."""
 
     settings: GatewaySettings
     state: State
     blobs: Blobs
     dispatcher: Dispatcher
-    cluster: Cluster
+    cluster: ClusterOperations
     clock: Clock
     metrics: Metrics
-    pulse: Pulse
-    gate: Gate
+    health: HealthCheck
+    limiter: InFlightLimiter
     auth: Authenticator
     quotas: Quotas
-    places: Places
-    functions: Functions
+    leases: ConcurrencyLeases
+    functions: FunctionResolver
     assets: AssetCache
     biller: Biller
 
     async def aclose(self) -> None:
-        """Finish bills under way and stop loads; what was passed in is its owner's."""
+        """Finish ledger writes and stop asset loads; arguments of `make_services` are not closed."""
         await self.biller.aclose()
-        await self.places.aclose()
+        await self.leases.aclose()
         await self.assets.aclose()
 
 
@@ -50,18 +50,17 @@ def make_services(
     state: State,
     blobs: Blobs,
     dispatcher: Dispatcher,
-    cluster: Cluster,
+    cluster: ClusterOperations,
     clock: Clock,
-    settled: Settled,
+    settled: OnSettled,
     metrics: Metrics | None = None,
     ledger: Ledger | None = None,
 ) -> Services:
-    """Build the parts that the gateway's HTTP side owns around those that it is given. Requests are billed
-    to `ledger`, by default the state's own."""
-    pulse, places = Pulse(state), Places(state, clock)
-    biller = Biller(ledger or state, pulse, clock, settled)
+    """Build the HTTP side's parts. Requests are billed to `ledger`, by default the state's own."""
+    health, leases = HealthCheck(state), ConcurrencyLeases(state, clock)
+    biller = Biller(ledger or state, health, clock, settled)
     metrics = metrics or Metrics(cluster.view)
-    metrics.spooled.set_function(lambda: len(biller.spool))
+    metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(
         settings=settings,
         state=state,
@@ -70,12 +69,12 @@ def make_services(
         cluster=cluster,
         clock=clock,
         metrics=metrics,
-        pulse=pulse,
-        gate=Gate(settings.max_in_flight),
+        health=health,
+        limiter=InFlightLimiter(settings.max_in_flight),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
-        quotas=Quotas(state, places, pulse, clock),
-        places=places,
-        functions=Functions(cluster, state, clock),
+        quotas=Quotas(state, leases, health, clock),
+        leases=leases,
+        functions=FunctionResolver(cluster, state, clock),
         assets=AssetCache(blobs),
         biller=biller,
     )

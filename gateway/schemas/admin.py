@@ -1,4 +1,4 @@
-"""Bodies of the admin API."""
+"""Request bodies of the admin API."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -6,16 +6,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from registry.api_key import ApiKey, SpendPeriod
-from registry.function import Scaling, Task
-from registry.live import Live
+from gateway.core.validation import CURRENCY, SHA256, TENANT
+from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.function import FunctionTask, Scaling
+from registry.records.live import LiveMode
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern=SHA256)]
 Text = Annotated[str, Meta(max_length=4096)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=256)]
-# Reports hold it, and a spreadsheet takes a cell that begins with =, +, - or @ for a formula. It has to
-# match in Python's and in JavaScript's dialect: before a line's end `$` would hold too in the first.
-Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.]([A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_.@-])?(?![\s\S])")]
+# Spreadsheets treat a cell that starts with =, +, - or @ as a formula. The pattern must mean the same in
+# Python and JavaScript: in Python `$` also matches before a final line break.
+Tenant = Annotated[str, Meta(pattern=TENANT)]
 NodeIds = Annotated[list[ShortText], Meta(max_length=4096)]
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 Nanos = Annotated[int, Meta(ge=0, le=2**53)]
@@ -25,18 +26,18 @@ PerMinute = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scaling settings to change; what is left out stays. `max_instances: null` means all nodes."""
+    """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes."""
 
     min_instances: Annotated[int, Meta(ge=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
     max_instances: Annotated[int, Meta(ge=1, le=100_000)] | msgspec.UnsetType | None = msgspec.UNSET
     target_concurrency: Annotated[int, Meta(ge=1, le=4096)] | msgspec.UnsetType = msgspec.UNSET
     keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
-    live: Live | msgspec.UnsetType = msgspec.UNSET
+    live: LiveMode | msgspec.UnsetType = msgspec.UNSET
     ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
 
     def applied(self, scaling: Scaling) -> Scaling:
-        """`scaling` with the changes. Raises InvalidRecord."""
+        """Return `scaling` with the changes. Raises InvalidRecord."""
         fields = {name: getattr(scaling, name) for name in self.__struct_fields__}
         given = {
             name: value
@@ -51,10 +52,13 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Register a version. Its blobs must be in the store already."""
+    """A version to register. Its blobs must be in the store already.
+
+    `replace_task` allows a task other than that of the function's current version.
+    """
 
     name: ShortText
-    task: Task
+    task: FunctionTask
     architecture: ShortText
     image: Digest | None = None
     manifest: Digest | None = None
@@ -63,6 +67,7 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     context_length: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
     scaling: ScalingPatch = ScalingPatch()
     description: Text = ""
+    replace_task: bool = False
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,30 +76,32 @@ class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
     image: str | None
     bytes: int
     blocks: int
+    previous_version: int | None = None
+    previous_architecture: str | None = None
 
 
 class PatchFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scaling: ScalingPatch
 
 
-class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The version to make current; by default the one before the current."""
+class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The version to make current, by default the one before the current."""
 
     version: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     instances: Annotated[int, Meta(ge=0, le=100_000)]
     on: NodeIds = []
     wait: bool = True
 
 
-class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     on: NodeIds = []
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DropRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tier: Literal["gpu", "host"]
     on: NodeIds = []
 
@@ -121,7 +128,7 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits to change; what is left out stays, null lifts a limit."""
+    """Limits to change; omitted ones stay, null lifts a limit."""
 
     max_concurrent: Concurrent | msgspec.UnsetType | None = msgspec.UNSET
     requests_per_minute: PerMinute | msgspec.UnsetType | None = msgspec.UNSET
@@ -130,7 +137,7 @@ class PatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spend_period: Literal["day", "month", "total"] | msgspec.UnsetType = msgspec.UNSET
 
     def applied(self, key: ApiKey) -> ApiKey:
-        """`key` with the changes."""
+        """Return `key` with the changes."""
         given = {
             name: value
             for name in self.__struct_fields__
@@ -142,7 +149,7 @@ class PatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CreateRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A price; it never changes: a new price is a new id. Of a device's rates the greatest id holds."""
+    """A price, which is immutable: of a GPU type's rates the greatest id is in force."""
 
     id: ShortText
     gpu_type: ShortText
@@ -150,4 +157,4 @@ class CreateRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     request_nanos: Price = 0
     prompt_mtoken_nanos: Price = 0
     completion_mtoken_nanos: Price = 0
-    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
+    currency: Annotated[str, Meta(pattern=CURRENCY)] = "USD"

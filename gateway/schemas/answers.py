@@ -1,30 +1,40 @@
-"""Shapes of good answers, for the description in /openapi.json: the code that answers builds them itself."""
+"""Response bodies."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, get_type_hints
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from gateway.schemas_openai import Object, Usage
-from registry.api_key import ApiKey
-from registry.conservation import NodeBalance, Verdict
-from registry.function import FunctionVersion, Scaling
-from registry.instance import InstanceRecord
-from registry.live import LiveRecord
-from registry.node import NodeRecord
-from registry.usage import Rate
-from registry.usage_groups import SummaryRow
+from gateway.schemas.openai import Object, UsageInfo
+from registry.accounting.reconciliation import BalanceVerdict, NodeBalance
+from registry.accounting.usage_groups import SummaryRow
+from registry.records.api_key import ApiKey
+from registry.records.function import FunctionVersion, Scaling
+from registry.records.instance import InstanceRecord
+from registry.records.live import LiveRecord
+from registry.records.node import NodeRecord
+from registry.records.usage import PriceRate
 
 Count = Annotated[int, Meta(ge=0)]
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-def _like(kind: type, name: str, *, without: str = "", extra: list[tuple[str, Any]] | None = None) -> type:
-    """A struct with the fields of a record, less one, and further ones."""
+def _like(
+    kind: type, name: str, *, without: str = "", extra: list[tuple[str, Any]] | None = None
+) -> type[msgspec.Struct]:
+    """Return a struct type with the fields of a record, without one of them, and with `extra` ones."""
     hints = get_type_hints(kind, include_extras=True)
     kept = [field.name for field in dataclasses.fields(kind) if field.name != without]
     fields = [(field, hints[field]) for field in kept] + (extra or [])
     return msgspec.defstruct(name, fields, frozen=True, kw_only=True)
+
+
+def view(kind: type[S], record: object, **extra: object) -> S:
+    """Return `record` as a struct made by `_like`, with its `extra` fields."""
+    fields = {name: getattr(record, name) for name in kind.__struct_fields__ if name not in extra}
+    return kind(**fields, **extra)
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +45,15 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] = []
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams carry the same object in chunks."""
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of /v1/completions. Streams have the same object in chunks."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: UsageInfo
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,15 +70,15 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] = []
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams carry chunks, with `delta` in the place of `message`."""
+class ChatCompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of /v1/chat/completions. Streams have chunks with `delta` instead of `message`."""
 
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: UsageInfo
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,41 +92,41 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Embedding]
     model: str
-    usage: Usage
+    usage: UsageInfo
     object: Literal["list"]
 
 
-class FunctionShown(msgspec.Struct, frozen=True, kw_only=True):
-    """`live` is the last decision whether the current version serves while it loads, and its pipelines."""
+class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A function. `live` is the last decision on serving while loading; `history` are all versions."""
 
     name: str
     current: FunctionVersion
-    versions: list[int]
+    versions: Sequence[int]
     scaling: Scaling
     created_at: float
-    instances: list[InstanceRecord]
+    instances: Sequence[InstanceRecord]
     live: LiveRecord | None = None
-    history: list[FunctionVersion] = []
+    history: Sequence[FunctionVersion] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionList(msgspec.Struct, frozen=True, kw_only=True):
-    functions: list[FunctionShown]
+    functions: list[FunctionView]
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """`collected` blobs went with the function."""
+class DeletedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A deleted function, with the number of blobs that were deleted with it."""
 
     name: str
     collected: Count
 
 
-class Scaled(msgspec.Struct, frozen=True, kw_only=True):
+class ScaledFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     instances: Count
     waited: bool
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+class DroppedImage(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tier: Literal["gpu", "host"]
 
@@ -135,28 +145,25 @@ class BlobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceList(msgspec.Struct, frozen=True, kw_only=True):
-    instances: list[InstanceRecord]
+    instances: Sequence[InstanceRecord]
 
 
-Node = _like(NodeRecord, "Node", extra=[("tiers", dict[str, list[str]]), ("instances", list[InstanceRecord])])
-NodeList = msgspec.defstruct("NodeList", [("nodes", list[Node])])  # type: ignore[valid-type]
-Key = _like(ApiKey, "Key", without="digest", extra=[("spent_nanos", int | None)])
+NodeView = _like(
+    NodeRecord, "NodeView", extra=[("tiers", dict[str, list[str]]), ("instances", list[InstanceRecord])]
+)
+NodeList = msgspec.defstruct("NodeList", [("nodes", list[NodeView])])  # type: ignore[valid-type]
+KeyView = _like(ApiKey, "KeyView", without="digest", extra=[("spent_nanos", int | None)])
 NewKey = _like(ApiKey, "NewKey", without="digest", extra=[("key", str)])
-KeyList = msgspec.defstruct("KeyList", [("keys", list[Key])])  # type: ignore[valid-type]
+KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 
 class RateList(msgspec.Struct, frozen=True, kw_only=True):
-    rates: list[Rate]
+    rates: Sequence[PriceRate]
 
 
-class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over requests; with them stand the properties that were asked for `by`."""
+class UsageSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sums over requests, with the properties requested in `by`."""
 
-    requests: Count
-    prompt_tokens: Count
-    completion_tokens: Count
-    billed_gpu_ms: Count
-    cost_nanos: int
     function: str | None = None
     tenant: str | None = None
     key: str | None = None
@@ -166,73 +173,85 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     start_kind: str | None = None
     hour: str | None = None
     day: str | None = None
+    requests: Count
+    prompt_tokens: Count
+    completion_tokens: Count
+    billed_gpu_ms: Count
+    cost_nanos: int
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    rows: list[UsageSums]
+    """The sums; `cost_nanos` are in billionths of the unit of `currency`."""
+
+    rows: Sequence[UsageSums]
+    currency: str
 
 
 class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
-    rows: list[SummaryRow]
+    rows: Sequence[SummaryRow]
 
 
-class GpuTimeRow(msgspec.Struct, frozen=True, kw_only=True, rename={"from_at": "from", "to_at": "to"}):
-    """`function`, `tenant` and `node` where they were asked for; loading and idle time has no tenant."""
+class GpuTimeRow(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"from_at": "from", "to_at": "to"}
+):
+    """A row of GPU time; `function`, `tenant`, `node` as requested. Loading and idle time has no tenant."""
 
     from_at: float
     to_at: float
+    function: str | None = None
+    tenant: str | None = None
+    node: str | None = None
     allocated_ms: Count
     attributed_ms: Count
     loading_ms: Count
     idle_ms: Count
     lost_ms: Count
-    function: str | None = None
-    tenant: str | None = None
-    node: str | None = None
 
 
 class GpuTimeReport(msgspec.Struct, frozen=True, kw_only=True):
-    rows: list[GpuTimeRow]
+    rows: Sequence[GpuTimeRow]
 
 
-class InstanceChecked(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceAudit(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     node: str
     busy_us: Count
     used_us: Count
     lost_us: Count
     missing_us: int
-    verdict: Verdict
+    verdict: BalanceVerdict
     why: str
 
 
-class UsageCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """`instances` and `nodes` are those that do not add up exactly."""
+class UsageAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit of the ledger; `instances` and `nodes` are those that do not balance exactly."""
 
-    verdict: Verdict
+    verdict: BalanceVerdict
     requests: Count
     instances_checked: Count
     nodes_checked: Count
-    instances: list[InstanceChecked]
-    nodes: list[NodeBalance]
+    instances: Sequence[InstanceAudit]
+    nodes: Sequence[NodeBalance]
 
 
-class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["alive"]
+class Liveness(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["alive"] = "alive"
 
 
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Literal["ready", "not ready"]
-    reasons: list[str] = []
+    reasons: Sequence[str] = ()
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ready", "not ready"]
-    reasons: list[str]
+    reasons: Sequence[str]
     phase: str
     in_flight: Count
     state: Literal["alive", "silent"]
+    state_reason: str
     nodes: Count
     functions: Count
     instances: dict[str, int]
     ready_instances: Count
+    link_rate_bytes_s: int | msgspec.UnsetType = msgspec.UNSET

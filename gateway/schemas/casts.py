@@ -10,9 +10,12 @@ CastOutcome = Literal["running", "complete", "failed", "cancelled"]
 PartState = Literal["source", "waiting", "running", "complete", "failed", "cancelled", "lost"]
 
 
-class CastNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's part: it `held` so many of `blocks` after `seconds` of its own. A source gives, or reads the
-    store for the others (`tier` `none`). `planned` is false for one that joined later."""
+class CastNodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's part of a cast: it holds `held` of `blocks` after `seconds` of its own.
+
+    A source sends its copy, or reads the store for the others (`tier` `none`). `planned` is false for a
+    node that joined later.
+    """
 
     node: str
     host: str
@@ -30,9 +33,11 @@ class CastNode(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float | None
 
 
-class CastShown(msgspec.Struct, frozen=True, kw_only=True):
-    """A cast. `done` of `targets` nodes have it all; `received`, `faults` and `bytes_s` are of all of them;
-    `seconds` are from its plan to its end, or until now."""
+class CastView(msgspec.Struct, frozen=True, kw_only=True):
+    """A cast. `done` of `targets` nodes are complete; `received`, `faults` and `bytes_s` are totals.
+
+    `seconds` is the time from the plan to the end, or until now.
+    """
 
     cast_id: str
     function: str
@@ -53,10 +58,10 @@ class CastShown(msgspec.Struct, frozen=True, kw_only=True):
     bytes_s: float
     received: dict[str, int]
     faults: dict[str, int]
-    nodes: list[CastNode]
+    nodes: list[CastNodeView]
 
 
 class CastList(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest first."""
+    """Casts, the latest first."""
 
-    casts: list[CastShown]
+    casts: list[CastView]

@@ -1,30 +1,30 @@
-"""The OpenAPI description of all endpoints, from the table of operations and the schemas of their bodies."""
+"""The OpenAPI document, from the table of operations and the schemas of their bodies."""
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from gateway.operations import EVENTS, INVOKE_ANSWERS, INVOKE_BODIES, JSON, OPERATIONS, Needs, Operation
-from gateway.parameters import CLIENT_REQUEST_ID, Parameter
-from gateway.schemas_openai import ChatMessage, ErrorEnvelope
+from gateway.schemas.openai import ChatMessage, ErrorEnvelope
+from gateway.schemas.operations import EVENTS, JSON, Operation, RequiredKey
+from gateway.schemas.parameters import CLIENT_REQUEST_ID, Parameter
 
 Json = dict[str, object]
 
 _TEXT: Json = {"type": "string"}
 _REF = "#/components/schemas/{name}"
-_WHY = {
-    400: "Well-formed, but it cannot be carried out as asked; or no JSON",
-    401: "No key, or one that is unknown, revoked or expired",
-    403: "The key does not reach this",
+_STATUS_TEXTS = {
+    400: "Not JSON, or a request that cannot be executed",
+    401: "No API key, or one that is unknown, revoked or expired",
+    403: "The key lacks the right",
     404: "No such function, version, key or request",
-    408: "The body did not come in time",
-    409: "Something else stands there already",
-    413: "The body is too large, or holds too many parts",
-    422: "A field is missing, of the wrong type or out of its bounds; `param` names it",
-    429: "The key has used up what it may have at once or in a time",
+    408: "The body did not arrive in time",
+    409: "A conflict with the present state",
+    413: "The body is too large or too complex",
+    422: "A field is missing, of the wrong type or out of bounds; `param` names it",
+    429: "A rate, concurrency or spend limit of the key is reached",
     500: "The function failed, or the gateway",
-    503: "Not now: overloaded, draining, no node, no start, or the state does not answer",
+    503: "Overloaded, draining, no node, a failed start, or Redis is unavailable; retry",
     504: "A deadline passed",
     507: "The store's disk is full",
 }
@@ -34,39 +34,38 @@ _WITH_BODY = (400, 408, 413, 422)
 _OF_CALLS = (400, 404, 422, 504)
 
 _RATE_PARTS: tuple[tuple[str, str, Json], ...] = (
-    ("Limit", "What a minute may bring,", {"type": "integer", "minimum": 1}),
-    ("Remaining", "What is left now,", {"type": "integer", "minimum": 0}),
-    ("Reset", "When all of it is there again,", {"type": "string"}),
+    ("Limit", "Limit a minute", {"type": "integer", "minimum": 1}),
+    ("Remaining", "Number left now", {"type": "integer", "minimum": 0}),
+    ("Reset", "Time until the limit is unused again", {"type": "string"}),
 )
 _HEADERS: dict[str, tuple[str, Json]] = {
-    "X-Request-Id": ("The id in logs, bills and errors", {"type": "string"}),
+    "X-Request-Id": ("The request's id", {"type": "string"}),
     "Retry-After": ("Seconds to wait", {"type": "integer", "minimum": 0, "maximum": 120}),
     **{
-        f"X-Ratelimit-{what}-{of}": (f"{note} of a key with a limit of {of.lower()}", schema)
+        f"X-Ratelimit-{what}-{of}": (f"{note}, for a key with a limit of {of.lower()}", schema)
         for of in ("Requests", "Tokens")
         for what, note, schema in _RATE_PARTS
     },
     "WWW-Authenticate": ("Bearer", {"type": "string"}),
     "X-Function-Version": ("The version that served", {"type": "integer", "minimum": 1}),
     "X-Start-Kind": (
-        "How its instance was started, `hot` if it was there",
+        "How the instance was started; `hot` if it was ready",
         {"enum": ["hot", "warm", "cold", "live"]},
     ),
-    "Server-Timing": ("Where the time went, in ms", {"type": "string"}),
-    "Upload-Offset": ("How many bytes of the blob are there", {"type": "integer", "minimum": 0}),
-    "Upload-Complete": ("Whether that is all", {"enum": ["?0", "?1"]}),
+    "Server-Timing": ("Durations of the request's phases in ms", {"type": "string"}),
+    "Upload-Offset": ("Number of stored bytes of the blob", {"type": "integer", "minimum": 0}),
+    "Upload-Complete": ("Whether the blob is complete", {"enum": ["?0", "?1"]}),
 }
 
 
-@cache
-def document() -> bytes:
-    """The whole document, made at the first use."""
-    kinds = list(dict.fromkeys(_kinds()))
+def document(operations: Sequence[Operation[Any]]) -> bytes:
+    """Return the encoded document of the operations."""
+    kinds = list(dict.fromkeys(_kinds(operations)))
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    # Messages are passed on to templates as they came, yet must be of this shape.
+    # Messages reach templates as they are, so their type is Object; they must have this shape.
     components["ChatRequest"]["properties"]["messages"]["items"] = _schema(ChatMessage)
     paths: dict[str, Json] = {}
-    for op in OPERATIONS:
+    for op in operations:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
     whole = {
         "openapi": "3.1.0",
@@ -83,17 +82,17 @@ def document() -> bytes:
                 name: {"description": note, "schema": schema} for name, (note, schema) in _HEADERS.items()
             },
             "parameters": {CLIENT_REQUEST_ID.name: _parameter(CLIENT_REQUEST_ID)},
-            "responses": {str(status): _failure(status) for status in _WHY},
+            "responses": {str(status): _failure(status) for status in _STATUS_TEXTS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
     return msgspec.json.encode(whole)
 
 
-def statuses(op: Operation) -> frozenset[int]:
-    """Every status of a failure that the operation may answer with."""
+def statuses(op: Operation[Any]) -> frozenset[int]:
+    """Return every error status of the operation."""
     found = {*_EVERYWHERE, *op.failures}
-    if op.needs is not Needs.NOTHING:
+    if op.needs is not RequiredKey.NOTHING:
         found.update(_WITH_KEY)
     if op.body is not None:
         found.update(_WITH_BODY)
@@ -102,16 +101,17 @@ def statuses(op: Operation) -> frozenset[int]:
     return frozenset(found)
 
 
-def _kinds() -> Iterator[object]:
-    for op in OPERATIONS:
+def _kinds(operations: Sequence[Operation[Any]]) -> Iterator[object]:
+    for op in operations:
         if isinstance(op.body, type):
             yield op.body
         if op.answer is not None:
             yield op.answer
-    yield from (*INVOKE_BODIES, *INVOKE_ANSWERS, ErrorEnvelope, ChatMessage)
+        yield from (*op.any_body, *op.any_answer)
+    yield from (ErrorEnvelope, ChatMessage)
 
 
-def _operation(op: Operation) -> Json:
+def _operation(op: Operation[Any]) -> Json:
     described: Json = {
         "operationId": _operation_id(op),
         "summary": op.summary,
@@ -131,12 +131,12 @@ def _operation(op: Operation) -> Json:
         described["responses"] = _without_content(described["responses"])
     if op.body is not None:
         described["requestBody"] = {"required": not op.empty_body, "content": _body(op)}
-    if op.needs is Needs.NOTHING:
+    if op.needs is RequiredKey.NOTHING:
         described["security"] = []
     return described
 
 
-def _good(op: Operation) -> Json:
+def _good(op: Operation[Any]) -> Json:
     headers = ["X-Request-Id"]
     if op.calls:
         headers += ["X-Function-Version", "X-Start-Kind", "Server-Timing"]
@@ -146,8 +146,8 @@ def _good(op: Operation) -> Json:
     content: Json = {media: {} if media in (JSON, EVENTS) else {"schema": _TEXT} for media in op.others}
     if op.answer is not None:
         content[JSON] = {"schema": _schema(op.answer)}
-    elif op.path.endswith("/invoke"):
-        content[JSON] = {"schema": {"anyOf": [*map(_schema, INVOKE_ANSWERS), {}]}}
+    elif op.any_answer:
+        content[JSON] = {"schema": {"anyOf": [*map(_schema, op.any_answer), {}]}}
     return {"description": "Done", "headers": _headers(headers), "content": content}
 
 
@@ -160,17 +160,17 @@ def _failure(status: int) -> Json:
     if status == 401:
         headers.append("WWW-Authenticate")
     return {
-        "description": _WHY[status],
+        "description": _STATUS_TEXTS[status],
         "headers": _headers(headers),
         "content": {JSON: {"schema": _schema(ErrorEnvelope)}},
     }
 
 
 def _without_content(responses: object) -> Json:
-    """The responses of a HEAD, which have no body."""
+    """Return the responses of a HEAD, which have no body."""
     assert isinstance(responses, dict)
     return {
-        status: {"description": _WHY.get(int(status), "Done"), "headers": _headers(["X-Request-Id"])}
+        status: {"description": _STATUS_TEXTS.get(int(status), "Done"), "headers": _headers(["X-Request-Id"])}
         for status in responses
     }
 
@@ -179,12 +179,12 @@ def _headers(names: list[str]) -> Json:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _body(op: Operation) -> Json:
+def _body(op: Operation[Any]) -> Json:
     if isinstance(op.body, type):
         return {JSON: {"schema": _schema(op.body)}}
     content: Json = {media: {"schema": {"type": "string", "format": "binary"}} for media in op.body or ()}
-    if op.path.endswith("/invoke"):
-        content[JSON] = {"schema": {"anyOf": [*map(_schema, INVOKE_BODIES), {}]}}
+    if op.any_body:
+        content[JSON] = {"schema": {"anyOf": [*map(_schema, op.any_body), {}]}}
     return content
 
 
@@ -198,7 +198,7 @@ def _parameter(parameter: Parameter) -> Json:
     return described | {"description": parameter.note} if parameter.note else described
 
 
-def _operation_id(op: Operation) -> str:
+def _operation_id(op: Operation[Any]) -> str:
     words = [part.strip("{}").replace(".", "_") for part in op.path.split("/") if part]
     return "_".join([op.method, *words]).replace("-", "_")
 

@@ -1,13 +1,13 @@
-"""Bodies of the generic invoke that have no OpenAI counterpart."""
+"""Bodies of the generic invoke without an OpenAI counterpart."""
 
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from gateway.schemas_openai import Input
+from gateway.schemas.openai import Input
 
-# Base64, a data URL or a nested array: see gateway/preprocess.py.
+# Base64, a data URL or a nested array: see gateway/inference/preprocess.py.
 Image = (
     Annotated[str, Meta(min_length=1, max_length=32 << 20)]
     | Annotated[list[Any], Meta(min_length=1, max_length=1 << 20)]
@@ -16,7 +16,7 @@ TopK = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Classify one image. An image file may also be sent as the body itself, with its content type."""
+    """An image to classify. An image file may also be the body itself, with its content type."""
 
     image: Image
     top_k: TopK = 5
@@ -29,13 +29,13 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassifyResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The likeliest labels, best first; scores are a softmax of the logits over all labels."""
+    """The most likely labels, best first; scores are a softmax of the logits over all labels."""
 
     labels: list[Label]
 
 
 class FeaturesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Features of texts or of an image: exactly one of the two."""
+    """Texts or an image, exactly one of the two."""
 
     text: Input | None = None
     image: Image | None = None

@@ -1,11 +1,11 @@
-"""Bodies of the OpenAI endpoints. Fields that we do not know are let pass, as clients send many."""
+"""Bodies of the OpenAI endpoints. Unknown fields are ignored, since clients send many."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from gateway.errors import BadRequest
+from gateway.core.errors import BadRequest
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 TokenCount = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -13,15 +13,15 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 Stops = StopText | Annotated[list[StopText], Meta(max_length=16)] | None
-# A body holds no more than this anyway (see gateway/settings.py): said here, so that clients know.
-_MOST_TEXT = 4 << 20
-_MOST_ITEMS = (1 << 19) + 1
-Words = Annotated[str, Meta(max_length=_MOST_TEXT)]
+# The bounds of a body (gateway/core/settings.py), repeated for the OpenAPI document.
+_MAX_TEXT = 4 << 20
+_MAX_ITEMS = (1 << 19) + 1
+Words = Annotated[str, Meta(max_length=_MAX_TEXT)]
 ShortWords = Annotated[str, Meta(max_length=1024)]
-Ids = Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
+Ids = Annotated[list[int], Meta(max_length=_MAX_ITEMS)]
 Input = (
-    Annotated[str, Meta(min_length=1, max_length=_MOST_TEXT)]
-    | Annotated[list[Words | int | Ids], Meta(min_length=1, max_length=_MOST_ITEMS)]
+    Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT)]
+    | Annotated[list[Words | int | Ids], Meta(min_length=1, max_length=_MAX_ITEMS)]
 )
 Object = dict[str, Any]
 Objects = Annotated[list[Object], Meta(max_length=256)]
@@ -34,8 +34,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat have in common. `top_k`, `stop_token_ids`, `ignore_eos` and
-    `return_token_ids` are as in vLLM."""
+    """The fields that completions and chat share.
+
+    `top_k`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are as in vLLM.
+    """
 
     model: Name
     max_tokens: TokenCount | None = None
@@ -70,7 +72,7 @@ class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message; only `text` parts can be understood."""
+    """A part of a message; only `text` parts are supported."""
 
     type: ShortWords
     text: Words | None = None
@@ -110,7 +112,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: ShortWords | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class UsageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -118,7 +120,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A function as /v1/models shows it."""
 
     id: str
@@ -128,7 +130,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    data: list[Model]
+    data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
@@ -140,14 +142,14 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Every failure's body."""
+    """The body of every error."""
 
     error: ErrorBody
 
 
 def refuse_unsupported(request: GenerateFields) -> None:
-    """Raise BadRequest for what would change the output but is not carried out here."""
-    asked: list[tuple[str, bool]] = [
+    """Raise BadRequest for a field that would change the output but is not implemented."""
+    used: list[tuple[str, bool]] = [
         ("frequency_penalty", bool(request.frequency_penalty)),
         ("presence_penalty", bool(request.presence_penalty)),
         ("logit_bias", bool(request.logit_bias)),
@@ -155,18 +157,18 @@ def refuse_unsupported(request: GenerateFields) -> None:
     ]
     match request:
         case CompletionRequest():
-            asked += [
+            used += [
                 ("echo", bool(request.echo)),
                 ("suffix", bool(request.suffix)),
                 ("best_of", request.best_of is not None and request.best_of > (request.n or 1)),
             ]
         case ChatRequest():
             form = (request.response_format or {}).get("type", "text")
-            asked += [
+            used += [
                 ("functions", bool(request.functions)),
                 ("tool_choice", request.tool_choice not in (None, "auto", "none")),
                 ("response_format", form != "text"),
             ]
-    for field, present in asked:
+    for field, present in used:
         if present:
             raise BadRequest(f"{field} is not supported", param=field, code="unsupported_parameter")

@@ -1,5 +1,4 @@
-"""Parameters of paths, queries and headers: declared once, for the code that reads them and for the
-description in /openapi.json."""
+"""Parameters of paths, queries and headers, for the handlers and for /openapi.json."""
 
 import re
 from dataclasses import dataclass
@@ -7,22 +6,22 @@ from typing import Literal
 
 from starlette.requests import Request
 
-from gateway.errors import BadRequest, Unprocessable
-from registry import gpu_report, usage_groups
+from gateway.core.errors import BadRequest, Unprocessable
+from registry.accounting import gpu_report, usage_groups
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
 
-Place = Literal["path", "query", "header"]
+ParameterLocation = Literal["path", "query", "header"]
 Schema = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter as the description shows it; its subclasses read it."""
+    """A parameter; subclasses parse it."""
 
     name: str
-    place: Place = "query"
+    place: ParameterLocation = "query"
     note: str = ""
 
     @property
@@ -34,16 +33,16 @@ class Parameter:
         return {"type": "string"}
 
     def text(self, request: Request) -> str | None:
-        """What the request says, None if nothing."""
+        """Return the raw text, None if the request lacks it."""
         given = request.query_params if self.place == "query" else request.headers
         return given.get(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathPart(Parameter):
+class PathParameter(Parameter):
     """A part of the path."""
 
-    place: Place = "path"
+    place: ParameterLocation = "path"
     pattern: str
 
     @property
@@ -52,11 +51,11 @@ class PathPart(Parameter):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole(Parameter):
-    """A whole number of `least` to `most`; without a default it must be given."""
+class IntParameter(Parameter):
+    """An integer in [min, max]; required if it has no default."""
 
-    least: int
-    most: int
+    min: int
+    max: int
     default: int | None = None
 
     @property
@@ -65,79 +64,81 @@ class Whole(Parameter):
 
     @property
     def schema(self) -> Schema:
-        schema: Schema = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        schema: Schema = {"type": "integer", "minimum": self.min, "maximum": self.max}
         return schema if self.default is None else schema | {"default": self.default}
 
     def read(self, request: Request) -> int:
-        """Raises Unprocessable, or BadRequest if it is missing."""
+        """Return the value. Raises Unprocessable, or BadRequest if it is missing."""
         text = self.text(request)
         if text is None:
             if self.default is None:
-                raise BadRequest(f"{self.name} is missing", param=self.name)
+                raise BadRequest(f"'{self.name}' is required", param=self.name)
             return self.default
-        digits = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-        if not digits or not self.least <= int(text) <= self.most:
-            raise Unprocessable(f"{self.name} must be {self.least} to {self.most}", param=self.name)
+        digits = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+        if not digits or not self.min <= int(text) <= self.max:
+            raise Unprocessable(
+                f"'{self.name}' must be an integer from {self.min} to {self.max}", param=self.name
+            )
         return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flag(Parameter):
-    """True or false; false by default."""
+class BoolParameter(Parameter):
+    """A boolean, false by default."""
 
     @property
     def schema(self) -> Schema:
         return {"enum": ["true", "false", "1", "0"], "default": "false"}
 
     def read(self, request: Request) -> bool:
-        """Raises Unprocessable."""
+        """Return the value. Raises Unprocessable."""
         text = (self.text(request) or "false").lower()
         if text not in ("true", "false", "1", "0"):
-            raise Unprocessable(f"{self.name} must be true or false", param=self.name)
+            raise Unprocessable(f"'{self.name}' must be true or false", param=self.name)
         return text in ("true", "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment(Parameter):
+class TimeParameter(Parameter):
     """A time in Unix seconds."""
 
-    most: float = 1e12
+    max: float = 1e12
 
     @property
     def schema(self) -> Schema:
-        return {"type": "number", "minimum": 0, "exclusiveMaximum": self.most}
+        return {"type": "number", "minimum": 0, "exclusiveMaximum": self.max}
 
     def read(self, request: Request) -> float | None:
-        """None if it is not given. Raises Unprocessable."""
+        """Return the value, None if it is not given. Raises Unprocessable."""
         text = self.text(request)
         if text is None:
             return None
-        if not _NUMBER.fullmatch(text) or not (value := float(text)) < self.most:
-            raise Unprocessable(f"{self.name} must be a time in Unix seconds", param=self.name)
+        if not _NUMBER.fullmatch(text) or not (value := float(text)) < self.max:
+            raise Unprocessable(f"'{self.name}' must be a time in Unix seconds", param=self.name)
         return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word(Parameter):
-    """A short text."""
+class StringParameter(Parameter):
+    """A short string."""
 
-    most: int = 256
+    max: int = 256
 
     @property
     def schema(self) -> Schema:
-        return {"type": "string", "maxLength": self.most}
+        return {"type": "string", "maxLength": self.max}
 
     def read(self, request: Request) -> str | None:
-        """None if it is not given. Raises Unprocessable."""
+        """Return the value, None if it is not given. Raises Unprocessable."""
         text = self.text(request)
-        if text is not None and len(text) > self.most:
-            raise Unprocessable(f"{self.name} may have at most {self.most} characters", param=self.name)
+        if text is not None and len(text) > self.max:
+            raise Unprocessable(f"'{self.name}' must have at most {self.max} characters", param=self.name)
         return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(Parameter):
-    """One of some words."""
+class EnumParameter(Parameter):
+    """One of a fixed set of words."""
 
     choices: tuple[str, ...]
 
@@ -146,40 +147,50 @@ class Choice(Parameter):
         return {"enum": list(self.choices)}
 
     def read(self, request: Request) -> str | None:
-        """None if it is not given. Raises Unprocessable."""
+        """Return the value, None if it is not given. Raises Unprocessable."""
         text = self.text(request)
         if text is not None and text not in self.choices:
-            raise Unprocessable(f"{self.name} must be one of {', '.join(self.choices)}", param=self.name)
+            raise Unprocessable(f"'{self.name}' must be one of {', '.join(self.choices)}", param=self.name)
         return text
 
 
 _NAME = "[a-z0-9][a-z0-9-]{0,62}"
 
-FUNCTION_NAME = PathPart(name="name", pattern=f"^{_NAME}$")
-FUNCTION_SPEC = PathPart(
+FUNCTION_NAME = PathParameter(name="name", pattern=f"^{_NAME}$")
+FUNCTION_SPEC = PathParameter(
     name="function", pattern=f"^{_NAME}(:[1-9][0-9]{{0,8}})?$", note="`NAME`, or `NAME:VERSION`"
 )
-MODEL = PathPart(name="model", pattern=FUNCTION_SPEC.pattern, note=FUNCTION_SPEC.note)
-DIGEST = PathPart(name="digest", pattern="^[0-9a-f]{64}$", note="SHA-256 of the blob")
-KEY_ID = PathPart(name="key_id", pattern="^[0-9a-f]{1,64}$")
-REQUEST_ID = PathPart(name="request_id", pattern="^[A-Za-z0-9][A-Za-z0-9._:~-]{0,159}$")
+MODEL = PathParameter(name="model", pattern=FUNCTION_SPEC.pattern, note=FUNCTION_SPEC.note)
+DIGEST = PathParameter(name="digest", pattern="^[0-9a-f]{64}$", note="SHA-256 of the blob")
+KEY_ID = PathParameter(name="key_id", pattern="^[0-9a-f]{1,64}$")
+REQUEST_ID = PathParameter(
+    name="request_id",
+    pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+    note="as in the response's `x-request-id`",
+)
 
-TOP_K = Whole(name="top_k", least=1, most=1000, default=5, note="how many labels of an image file")
-LINES = Whole(name="lines", least=1, most=100_000, default=100, note="how many lines of each node")
-FOLLOW = Flag(name="follow", note="whether to go on with new lines")
-SINCE = Moment(name="since", note="from this time on (Unix seconds)")
-UNTIL = Moment(name="until", note="before this time (Unix seconds)")
-OF_FUNCTION = Word(name="function")
-OF_TENANT = Word(name="tenant", note="callers see their own alone")
-OF_CAST = Word(name="cast", note="how the id of a cast begins")
-SUMMARY = Flag(name="summary", note="whether to leave `nodes` out")
-OF_KEY = Word(name="key", note="the id of an API key")
-GROUP_BY = Word(name="by", note=f"some of {', '.join(usage_groups.PROPERTIES)}, with commas between")
-GPU_BY = Word(name="by", note=f"some of {', '.join(gpu_report.PROPERTIES)}, with commas between, or nothing")
-RESOLUTION = Choice(name="resolution", choices=tuple(gpu_report.RESOLUTIONS_S), note="rows by time, in UTC")
-FORMAT = Choice(name="format", choices=("json", "csv", "parquet"), note="json unless Accept says otherwise")
-UPLOAD_OFFSET = Whole(name="upload-offset", place="header", least=0, most=1 << 53)
-UPLOAD_LENGTH = Whole(name="upload-length", place="header", least=0, most=1 << 53)
-CLIENT_REQUEST_ID = Word(
-    name="X-Request-Id", place="header", note="taken if it is 1 to 128 of A-Za-z0-9._:-, else ignored"
+TOP_K = IntParameter(name="top_k", min=1, max=1000, default=5, note="number of labels for an image file")
+LINES = IntParameter(name="lines", min=1, max=100_000, default=100, note="number of lines of each node")
+FOLLOW = BoolParameter(name="follow", note="whether to follow with new lines")
+SINCE = TimeParameter(name="since", note="start of the period, inclusive (Unix seconds)")
+UNTIL = TimeParameter(name="until", note="end of the period, exclusive (Unix seconds)")
+OF_FUNCTION = StringParameter(name="function")
+OF_TENANT = StringParameter(name="tenant", note="callers see only their own")
+OF_CAST = StringParameter(name="cast", note="prefix of a cast's id")
+SUMMARY = BoolParameter(name="summary", note="whether to omit `nodes`")
+OF_KEY = StringParameter(name="key", note="the id of an API key")
+GROUP_BY = StringParameter(name="by", note=f"comma-separated list of {', '.join(usage_groups.PROPERTIES)}")
+GPU_BY = StringParameter(
+    name="by", note=f"comma-separated list of {', '.join(gpu_report.PROPERTIES)}; may be empty"
+)
+RESOLUTION = EnumParameter(
+    name="resolution", choices=tuple(gpu_report.RESOLUTIONS_S), note="rows by time, in UTC"
+)
+FORMAT = EnumParameter(
+    name="format", choices=("json", "csv", "parquet"), note="default: json, or as Accept says"
+)
+UPLOAD_OFFSET = IntParameter(name="upload-offset", place="header", min=0, max=1 << 53)
+UPLOAD_LENGTH = IntParameter(name="upload-length", place="header", min=0, max=1 << 53)
+CLIENT_REQUEST_ID = StringParameter(
+    name="X-Request-Id", place="header", note="used if it is 1 to 128 of A-Za-z0-9._:-, else ignored"
 )

@@ -1,25 +1,22 @@
-"""Who calls: a Bearer key to its record, and what that key may do."""
+"""Authentication of Bearer keys, and the rights that a key's role gives."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.errors import Forbidden, Unauthorized
-from registry.api_key import ApiKey, Role
+from gateway.core.errors import Forbidden, Unauthorized
 from registry.clock import Clock
+from registry.config.secrets import check_usable, matches, parse_key
 from registry.errors import KeyRefused, NotFound
-from registry.secrets import check_usable, matches, parse_key
+from registry.records.api_key import ApiKey, KeyRole
 from registry.state import KeyState
 
 N = TypeVar("N")
 T = TypeVar("T")
 
 _CAPACITY = 4096
-_MISSES = 512  # in a place of their own: a flood of invented keys pushes no real one out
-_USUAL_BYTES = 512  # of an Authorization header with a key
-_OPEN = frozenset({"/livez", "/readyz", "/health", "/metrics", "/openapi.json"})
-_ADMIN = "/admin/"
-_USAGE = "/admin/usage/"  # callers see their own tenant's
+_MISSES = 512  # cached apart, so that a flood of invented keys evicts no real one
+_MAX_CACHED_BYTES = 512  # of an Authorization header with a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +26,36 @@ class _Cached:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recognised:
-    """What an Authorization header was found to hold: the key of this id with this digest."""
+class _KnownHeader:
+    """The parsed content of an Authorization header: the key of this id with this digest."""
 
     id: str
     digest: str
 
 
 class Authenticator:
-    """Checks keys; records (and the lack of one) are remembered for `cache_s`, so a revoked key works
-    for so long at most on other gateways than the one that revoked it."""
+    """A cache of API keys. Records, and the lack of one, are cached for `cache_s`.
+
+    A revoked key works for at most `cache_s` on gateways other than the one that revoked it.
+    """
 
     def __init__(self, state: KeyState, clock: Clock, *, cache_s: float) -> None:
         self._state = state
         self._clock = clock
         self._cache_s = cache_s
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()  # the one used last is last
-        self._misses: OrderedDict[str, float] = OrderedDict()  # until when each is known to be no key
-        # Only headers that brought a good key: reading and hashing one is a good part of a short request.
-        self._recognised: OrderedDict[bytes, _Recognised] = OrderedDict()
+        self._cache: OrderedDict[str, _Cached] = OrderedDict()  # least recently used first
+        self._misses: OrderedDict[str, float] = OrderedDict()  # id to the time at which the miss expires
+        # Headers with a good key: parsing and hashing one is a large part of a short request.
+        self._known_headers: OrderedDict[bytes, _KnownHeader] = OrderedDict()
 
     async def authenticate(self, authorization: bytes | None) -> ApiKey:
-        """The record of the presented key. Raises Unauthorized, StateUnavailable."""
+        """Return the record of the presented key. Raises Unauthorized, StateUnavailable."""
         if authorization is None:
             raise Unauthorized("no API key: send 'Authorization: Bearer hc_…'", code="missing_api_key")
-        if (known := self._recognised.get(authorization)) is not None:
+        if (known := self._known_headers.get(authorization)) is not None:
             key = self._cached(known.id)
             if key is not None and key.digest == known.digest:
-                self._recognised.move_to_end(authorization)
+                self._known_headers.move_to_end(authorization)
                 return _usable(key, self._clock.wall_s())
         scheme, _, presented = authorization.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
@@ -68,12 +67,12 @@ class Authenticator:
         key = self._cached(parsed.id) or await self._record(parsed.id)
         if key is None or not matches(key, parsed):
             raise Unauthorized("unknown API key")
-        if len(authorization) <= _USUAL_BYTES:
-            _put(self._recognised, authorization, _Recognised(key.id, key.digest), _CAPACITY)
+        if len(authorization) <= _MAX_CACHED_BYTES:
+            _put(self._known_headers, authorization, _KnownHeader(key.id, key.digest), _CAPACITY)
         return _usable(key, self._clock.wall_s())
 
-    def forget(self, key_id: str) -> None:
-        """The key was changed here."""
+    def invalidate(self, key_id: str) -> None:
+        """Drop the cached record of a key that was changed here."""
         self._cache.pop(key_id, None)
         self._misses.pop(key_id, None)
 
@@ -112,17 +111,12 @@ def _put(cache: OrderedDict[N, T], name: N, value: T, capacity: int) -> None:
         cache.popitem(last=False)
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
-    return path in _OPEN
+def require_admin(key: ApiKey, path: str) -> None:
+    """Raise Forbidden unless the key has the role of an admin."""
+    if key.role is not KeyRole.ADMIN:
+        raise Forbidden(f"{path} needs an admin key; this key has the role {key.role.value!r}")
 
 
-def authorize(key: ApiKey, path: str) -> None:
-    """Raise Forbidden if the key's role does not reach the path."""
-    if path.startswith(_ADMIN) and key.role is not Role.ADMIN and not path.startswith(_USAGE):
-        raise Forbidden("this needs an admin key")
-
-
-def admits(key: ApiKey, tenant: str) -> bool:
-    """Whether the key may see records of `tenant`."""
-    return key.role is Role.ADMIN or key.tenant == tenant
+def may_see_tenant(key: ApiKey, tenant: str) -> bool:
+    """Return whether the key may see records of `tenant`."""
+    return key.role is KeyRole.ADMIN or key.tenant == tenant

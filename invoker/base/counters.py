@@ -1,16 +1,16 @@
-"""The node's counters: plain sums since the process started, published with every heartbeat."""
+"""The node's counters since the process started, published with each heartbeat."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
 class Counters:
-    """Owned by the event loop's thread; other threads report through their caller.
+    """Counters of one node. Belongs to the event loop's thread; other threads report through their caller.
 
-    `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from
-    a remote one. `cast_recv_bytes` came from other nodes, by cast or by a pull, and are told by transport
-    besides. `busy_us`, `loading_us` and `idle_us` are the meter's: the accelerator's time while
-    instances are on the node.
+    `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from a
+    remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; the counters by transport
+    add up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while instances are
+    on the node.
     """
 
     disk_read_bytes: int = 0
@@ -30,8 +30,8 @@ class Counters:
     loading_us: int = 0
     idle_us: int = 0
 
-    def received_by(self, transport: str, nbytes: int) -> None:
-        """Bytes of images that came from other nodes by that transport, which may have no counter."""
+    def add_received(self, transport: str, nbytes: int) -> None:
+        """Count image bytes received from other nodes by a transport, if it has a counter."""
         name = f"cast_recv_bytes_{transport}"
         if hasattr(self, name):
             setattr(self, name, getattr(self, name) + nbytes)

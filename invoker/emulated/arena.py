@@ -1,28 +1,28 @@
-"""The memory of an accelerator that is not there: real bytes, copied in at the rate of its link."""
+"""The memory of an emulated accelerator: real bytes, copied in at the rate of its link."""
 
 import mmap
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from invoker.arena import COPY_CHUNK_BYTES, Region, SpanArena
 from invoker.emulated.device_clock import DeviceClock
-from invoker.emulated.profiles import known_device
-from invoker.memory import address_of
-from registry.emulation import EmulatedDevice
+from invoker.emulated.profiles import find_device
+from invoker.memory.arena import COPY_CHUNK_BYTES, Region, SpanArena
+from invoker.memory.mappings import address_of
+from registry.config.emulation import EmulatedDevice
 from registry.images.manifest import UNIT_BYTES
 
 
 class EmulatedArena(SpanArena):
-    """An Arena of the processor's memory, whose pages are taken as they are written."""
+    """An Arena in host memory, the pages of which are allocated as they are written."""
 
     def __init__(self, device: EmulatedDevice, capacity_bytes: int, clock: DeviceClock | None = None) -> None:
         self._mapping = mmap.mmap(-1, max(mmap.PAGESIZE, capacity_bytes))
         super().__init__(str(device), capacity_bytes, address_of(self._mapping), memoryview(self._mapping))
-        _, links = known_device(device)
+        _, links = find_device(device)
         self._bytes_per_s = links.host / device.scale
         self._clock = clock or DeviceClock(device.slower)
-        # As large a part of the image as a real device's copies are, but for the smallest of images.
+        # The same fraction of the image as a real device copies at once, at least one unit.
         self.copy_bytes = max(UNIT_BYTES, COPY_CHUNK_BYTES // device.scale)
 
     def pinned(self, view: memoryview) -> AbstractContextManager[None]:
@@ -35,4 +35,4 @@ class EmulatedArena(SpanArena):
         self._clock.run(len(data) / self._bytes_per_s)
 
     def close(self) -> None:
-        self._memory = None  # the mapping goes with the last view of it
+        self._memory = None  # the mapping is freed with its last view

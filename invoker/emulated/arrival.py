@@ -1,34 +1,36 @@
-"""Whether the bytes that some layers need have arrived: the one use that is made of an emulated image."""
+"""The check that the bytes of some layers have arrived: the only read of an emulated image."""
 
 from invoker.emulated.image import EmulatedPlan
 from invoker.engine.contract import EngineError
-from invoker.engine.image_ranges import bytes_of_layers
-from registry.emulation import parse_model
+from invoker.engine.image_ranges import layer_byte_ranges
+from registry.config.emulation import parse_model
 from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.verify import check_units
 
 
-class NotArrived(EngineError):
-    """Bytes that the layers need are not there, or not those of the image."""
+class ImageIncomplete(EngineError):
+    """Bytes that the layers need are missing, or not those of the image."""
 
     code = "start_failed"
 
 
 def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int) -> None:
-    """Raise NotArrived unless all bytes of the layers `[first, last)` are those of the image. Others, also
-    of the same unit, are not looked at."""
+    """Raise ImageIncomplete unless all bytes of the layers `[first, last)` are those of the image.
+
+    Other bytes, also of the same unit, are not read.
+    """
     plan = EmulatedPlan(parse_model(manifest.architecture))
-    for start, end in bytes_of_layers(manifest, first, last):
+    for start, end in layer_byte_ranges(manifest, first, last):
         inner = -(-start // UNIT_BYTES) * UNIT_BYTES
         outer = end if end == manifest.nbytes else end // UNIT_BYTES * UNIT_BYTES
-        if inner > outer:  # within one unit
+        if inner > outer:  # the range is within one unit
             inner = outer = end
         whole = image[inner:outer]
         wrong = [unit * UNIT_BYTES for unit in check_units(manifest, inner, whole)] if len(whole) else []
         edges = ((start, inner), (outer, end))
         wrong += [edge_start for edge_start, stop in edges if not _same(plan, image, edge_start, stop)]
         if wrong:
-            raise NotArrived(
+            raise ImageIncomplete(
                 f"{manifest.architecture}: of the layers [{first}, {last}) the bytes from {min(wrong)} on "
                 "have not arrived"
             )

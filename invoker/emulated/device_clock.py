@@ -1,31 +1,31 @@
-"""The time of a device that is not there: what it is given to do takes so long, one thing after the other."""
+"""The clock of an emulated device: work takes its emulated time, one item after the other."""
 
 import threading
 import time
 from collections.abc import Callable
 
-# Who comes back this soon after the end of the last work is taken to have queued it before, as engines and
-# drivers do: a wake-up that a busy machine delays a little does not make the device slower.
+# Work that arrives within this time after the end of the previous work counts as queued before it ended, as
+# engines and drivers do: a wake-up that a busy machine delays a little does not make the device slower.
 LATE_S = 2e-3
 
 
 class WorkQueue:
-    """When work ends that a device is given (pure). Each second of it lasts `slower` seconds."""
+    """The end times of work on a device (pure). Each second of work lasts `slower` seconds."""
 
     def __init__(self, slower: int) -> None:
         self.slower = slower
         self._free_s = float("-inf")
 
     def book(self, now_s: float, seconds: float) -> float:
-        """The moment at which work ends that is given now."""
+        """Queue work of `seconds`; return the time at which it ends."""
         late_s = now_s - self._free_s
-        began_s = now_s if late_s > LATE_S * self.slower else self._free_s
-        self._free_s = began_s + seconds * self.slower
+        start_s = now_s if late_s > LATE_S * self.slower else self._free_s
+        self._free_s = start_s + seconds * self.slower
         return self._free_s
 
 
 class DeviceClock:
-    """What runs on the device, or is copied to it, waits here in its own thread, asleep."""
+    """A device on which each thread waits, asleep, until its computation or copy has ended."""
 
     def __init__(
         self,
@@ -39,8 +39,10 @@ class DeviceClock:
         self._sleep = sleep
 
     def run(self, seconds: float) -> float:
-        """Return when the device has done this, behind all that it was given before: how long it took. A part
-        of that may have gone by before it was asked for (see LATE_S)."""
+        """Wait until the device has run work of `seconds`, behind all earlier work; return its duration.
+
+        Part of that duration may be in the past already (see LATE_S).
+        """
         with self._lock:
             until_s = self._queue.book(self._now(), seconds)
         left_s = until_s - self._now()

@@ -1,4 +1,4 @@
-"""Engines of one node whose accelerator is not there."""
+"""The engine factory of a node with an emulated accelerator."""
 
 import logging
 
@@ -6,7 +6,7 @@ from invoker.emulated.arrival import check_arrived
 from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
-from invoker.emulated.profiles import Profile, UnknownProfile, known_device, profile_of
+from invoker.emulated.profiles import Profile, UnknownProfile, find_device, profile_for
 from invoker.emulated.stage import EmulatedStage
 from invoker.engine.contract import (
     ComputeEngine,
@@ -16,39 +16,39 @@ from invoker.engine.contract import (
     OutOfKvCache,
     UnsupportedModel,
 )
-from invoker.engine.kv_cache import pages_for
-from invoker.engines import MIN_SEQUENCES
-from invoker.kv_budget import TYPICAL_TOKENS
-from registry.emulation import EmulatedDevice, mismatch, parse_model
+from invoker.engine.factory import MIN_SEQUENCES
+from invoker.engine.kv.budget import TYPICAL_TOKENS
+from invoker.engine.kv.cache import pages_for
+from registry.config.emulation import EmulatedDevice, mismatch, parse_model
 
 log = logging.getLogger(__name__)
 
 
-class EmulatedEngines:
-    """Engines (invoker/engines.py) of emulated models; all of a node share its one device."""
+class EmulatedEngineFactory:
+    """The EngineFactory of emulated models; all engines of a node share its one device."""
 
     def __init__(self, device: EmulatedDevice, clock: DeviceClock | None = None) -> None:
-        """Raises UnknownProfile."""
-        known_device(device)
+        """Look the device's profile up. Raises UnknownProfile."""
+        find_device(device)
         self.device = device
         self._clock = clock or DeviceClock(device.slower)
 
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
-        """See Engines."""
+        """Return the minimum and the wanted size: see EngineFactory."""
         profile = self._profile(spec)
         first, last = self._layers(spec, profile)
         page_bytes = kv_shape(profile, last - first).page_bytes
         typical = min(spec.context_length, TYPICAL_TOKENS)
-        least = pages_for(spec.context_length) * page_bytes
-        return least, max(1, max_concurrency) * pages_for(typical) * page_bytes
+        minimum = pages_for(spec.context_length) * page_bytes
+        return minimum, max(1, max_concurrency) * pages_for(typical) * page_bytes
 
     def make(
         self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
     ) -> GenerateEngine | ComputeEngine:
-        """See Engines."""
+        """Return the engine of the spec's model: see EngineFactory."""
         profile = self._profile(spec)
         self._check(spec, region, profile)
-        log.info("%s is %s, %d times slower", region.device, profile, self.device.slower)
+        log.info("%s: %s, %d times slower than the device", region.device, profile, self.device.slower)
         sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
         return EmulatedEngine(
             profile,
@@ -59,11 +59,11 @@ class EmulatedEngines:
         )
 
     def binds_early(self, spec: ModelSpec) -> bool:
-        """See Engines: what has arrived is checked when an engine is made."""
+        """Return False: the arrived bytes are checked when an engine is made."""
         return False
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> EmulatedStage:
-        """The stage of the layers `spec.layers`, whose bytes alone must have arrived in the region."""
+        """Return the stage of the layers `spec.layers`; only their bytes must have arrived in the region."""
         profile = self._profile(spec)
         self._check(spec, region, profile)
         return EmulatedStage(profile, self._clock, _nbytes(kv), *self._layers(spec, profile))
@@ -73,13 +73,13 @@ class EmulatedEngines:
         if reason := mismatch(architecture, str(self.device)):
             raise UnsupportedModel(reason)
         try:
-            return profile_of(parse_model(architecture), self.device)
+            return profile_for(parse_model(architecture), self.device)
         except UnknownProfile as error:
             raise UnsupportedModel(str(error)) from error
 
     def _check(self, spec: ModelSpec, region: DeviceRegion, profile: Profile) -> None:
         if spec.manifest.layers != profile.spans:
-            raise UnsupportedModel(f"the image is not that of {spec.manifest.architecture}")
+            raise UnsupportedModel(f"the image does not match {spec.manifest.architecture}")
         assert region.buffer is not None
         check_arrived(spec.manifest, region.buffer, *self._layers(spec, profile))
 
@@ -89,5 +89,5 @@ class EmulatedEngines:
 
 def _nbytes(kv: DeviceRegion | None) -> int:
     if kv is None:
-        raise OutOfKvCache("no room for keys and values was reserved")
+        raise OutOfKvCache("no memory was reserved for keys and values")
     return kv.nbytes

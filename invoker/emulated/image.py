@@ -1,4 +1,4 @@
-"""The image of a model that is not there: bytes that nothing compresses, the same wherever they are made."""
+"""The image of an emulated model: incompressible bytes, the same wherever they are generated."""
 
 import json
 import zlib
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from invoker.emulated.profiles import H800 as ANY_GPU
-from invoker.emulated.profiles import LinkRates, Profile, known_model
-from registry.emulation import EmulatedModel
+from invoker.emulated.profiles import LinkRates, Profile, find_model
+from registry.config.emulation import EmulatedModel
 from registry.images.layout import Layout
 from registry.images.manifest import LayerSpan, TensorEntry
 from registry.images.plan import CHUNK_BYTES
 
-_PIECE_BYTES = 1 << 20  # made at once, each from a seed of its own
+_PIECE_BYTES = 1 << 20  # generated at once, each from its own seed
 
 
 class EmulatedPlan:
-    """An ImagePlan of a model, at its scale. One tensor stands for all of a step of execution."""
+    """An ImagePlan of a model, at its scale. One tensor stands for all tensors of a step of execution."""
 
     model_type = "emulated"
     dtype = "bfloat16"
     tied_head = False
 
     def __init__(self, model: EmulatedModel) -> None:
-        """Raises UnknownProfile."""
-        decoder = known_model(model)
+        """Look the model's profile up. Raises UnknownProfile."""
+        decoder = find_model(model)
         profile = Profile(model=decoder, gpu=ANY_GPU, gpus=1, links=LinkRates(), scale=model.scale)
         self.architecture = str(model)
         self.num_layers = decoder.layers
@@ -55,7 +55,7 @@ class EmulatedPlan:
 
     @property
     def assets(self) -> dict[str, bytes]:
-        """The small files that go with it: no tokenizer, so that calls give and get token ids."""
+        """The assets of the model: no tokenizer, so that calls send and receive token ids."""
         return {"config.json": json.dumps(self.config, indent=2).encode()}
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -71,7 +71,7 @@ class EmulatedPlan:
             offset += len(made)
 
     def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
-        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
         while offset < self.nbytes:
             view = memoryview(bytearray(min(size, self.nbytes - offset)))
             self.read_into(offset, view)

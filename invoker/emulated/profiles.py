@@ -1,19 +1,19 @@
-"""How long steps of a model take on an accelerator that is not there, derived from datasheets (pure).
+"""Step times of a model on an emulated accelerator, derived from datasheets (pure).
 
-A layer's time is the longest of computing (2 operations a weight and token, and attention's) and of reading
-(its weights once a step, and the keys and values of the context), each at a part of the datasheet's rate,
-plus a fixed time for its kernels. The parts are assumed, as the papers tell of no
-step's time: 0.55 of peak in matrix products of prompts and 0.7 of the memory's rate, about what well-kept
-engines reach on this generation. The embedding is a look-up and takes no time. Several GPUs of one node split
-each layer (tensor parallelism) and add up each layer's output twice, at the rate and latency of their links.
+A layer's time is the maximum of computing (2 operations a weight and token, and attention's) and of reading
+(its weights once a step, and the keys and values of the context), each at a fraction of the datasheet's rate,
+plus a fixed time for its kernels. The fractions are assumed, as the papers report no step times: 0.55 of peak
+in matrix products of prompts and 0.7 of the memory's rate, about what well-tuned engines reach on this
+generation. The embedding is a look-up and takes no time. Several GPUs of one node split each layer (tensor
+parallelism) and all-reduce each layer's output twice, at the rate and latency of their links.
 
-Sizes are those of the published configurations in 16 bits; rates of links are those of the testbeds that
-FaaScale and lambdaScale were measured on: 400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk.
+Sizes are those of the published configurations in 16 bits; link rates are those of the testbeds on which
+FaaScale and lambdaScale were measured: 400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk.
 """
 
 from dataclasses import dataclass, replace
 
-from registry.emulation import EmulatedDevice, EmulatedModel
+from registry.config.emulation import EmulatedDevice, EmulatedModel
 from registry.errors import InvalidRecord
 from registry.images.manifest import ALIGNMENT, LayerSpan
 
@@ -21,14 +21,16 @@ _BYTES = 2  # of a number in 16 bits
 
 
 class UnknownProfile(InvalidRecord):
-    """The message names those that there are."""
+    """No such model or device; the message names the known ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One GPU by its datasheet: dense 16-bit operations and bytes of memory a second; `compute` and `memory`
-    are the parts of these that engines reach, `kernels_s` what the launches of a layer's kernels take.
-    `peer_bytes_per_s` is what it exchanges with others of its node."""
+    """One GPU by its datasheet: dense 16-bit operations and memory bytes a second.
+
+    `compute` and `memory` are the fractions of these that engines reach, `kernels_s` is the time to launch a
+    layer's kernels. `peer_bytes_per_s` is its rate to other GPUs of its node.
+    """
 
     name: str
     flops_per_s: float
@@ -42,7 +44,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
+class DecoderShape:
     """A Llama-type model by its config.json; the head is not tied."""
 
     name: str
@@ -56,7 +58,7 @@ class Decoder:
 
     @property
     def layer_weights(self) -> int:
-        """q and o, k and v, gate, up and down, and two norms."""
+        """The weights of q and o, k and v, gate, up and down, and two norms."""
         kv = self.hidden // self.heads * self.kv_heads
         return 2 * self.hidden * (self.hidden + kv) + 3 * self.hidden * self.intermediate + 2 * self.hidden
 
@@ -66,12 +68,12 @@ class Decoder:
 
     @property
     def weights(self) -> int:
-        """All: the layers, embedding, head, and the norm before it."""
+        """All weights: the layers, embedding, head, and the norm before it."""
         return self.layers * self.layer_weights + 2 * self.embedding_weights + self.hidden
 
     @property
     def kv_layer_bytes(self) -> int:
-        """The keys and values of one token in one layer."""
+        """The bytes of one token's K and V in one layer."""
         return 2 * self.hidden // self.heads * self.kv_heads * _BYTES
 
 
@@ -85,8 +87,8 @@ class LinkRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What a step runs: `tokens` that are new, of `sequences`, and `context` tokens before these in all."""
+class StepLoad:
+    """The work of a step: `tokens` new tokens of `sequences`, after `context` earlier tokens in total."""
 
     tokens: int
     sequences: int
@@ -95,10 +97,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A model on a node of `gpus` accelerators. `scale` divides all bytes that move between and into nodes,
-    and the rates of links with them, so that transfers take the same time; computing stays as it is."""
+    """A model on a node of `gpus` accelerators.
 
-    model: Decoder
+    `scale` divides all bytes that move between and into nodes, and the rates of links with them, so that
+    transfers take the same time; computing is not scaled.
+    """
+
+    model: DecoderShape
     gpu: Accelerator
     gpus: int
     links: LinkRates
@@ -108,8 +113,8 @@ class Profile:
         scale = f", bytes and rates 1/{self.scale}" if self.scale > 1 else ""
         return f"emulated {self.gpus}x {self.gpu.name} with {self.model.name}{scale}"
 
-    def layer_s(self, batch: Batch) -> float:
-        """One layer of one step."""
+    def layer_s(self, batch: StepLoad) -> float:
+        """Return the seconds of one layer in one step."""
         model, gpu, tokens = self.model, self.gpu, batch.tokens
         seen = _seen(batch)
         flops = 2 * model.layer_weights * tokens + 4 * model.hidden * seen
@@ -117,40 +122,40 @@ class Profile:
         return self._on_all(flops, read) + gpu.kernels_s + 2 * self._exchange_s(tokens)
 
     def head_s(self, sequences: int) -> float:
-        """The norm and the head, for the last token of each sequence."""
+        """Return the seconds of the norm and the head, for the last token of each sequence."""
         weights = self.model.embedding_weights
         return self._on_all(2 * weights * sequences, weights * _BYTES) + self.gpu.kernels_s
 
-    def stage_s(self, first: int, last: int, batch: Batch) -> float:
-        """A stage with the layers `[first, last)`; the one with the last layer runs the head too."""
+    def stage_s(self, first: int, last: int, batch: StepLoad) -> float:
+        """Return the seconds of the layers `[first, last)`; the last layer's stage runs the head too."""
         if not 0 <= first < last <= self.model.layers:
             raise ValueError(f"{self.model.name} has no layers [{first}, {last})")
         head_s = self.head_s(batch.sequences) if last == self.model.layers else 0.0
         return (last - first) * self.layer_s(batch) + head_s
 
-    def step_s(self, batch: Batch) -> float:
-        """The whole model."""
+    def step_s(self, batch: StepLoad) -> float:
+        """Return the seconds of the whole model."""
         return self.stage_s(0, self.model.layers, batch)
 
     def hidden_bytes(self, tokens: int) -> int:
-        """What one stage hands to the next for these tokens."""
+        """Return the bytes that one stage sends to the next for `tokens` tokens."""
         return self._scaled(tokens * self.model.hidden * _BYTES)
 
     @property
     def kv_layer_bytes(self) -> int:
-        """What is moved of one token's keys and values, for one layer."""
+        """The bytes that move for one token's K and V in one layer."""
         return self._scaled(self.model.kv_layer_bytes)
 
     @property
     def free_tokens(self) -> int:
-        """About how many tokens of prompts a step that decodes takes along while it reads the weights."""
+        """About the number of prompt tokens that a decode step computes while it reads the weights."""
         gpu = self.gpu
         computed_a_byte = gpu.flops_per_s * gpu.compute / (gpu.memory_bytes_per_s * gpu.memory)
         return max(1, int(computed_a_byte * _BYTES / 2))
 
     @property
     def kv_tokens(self) -> int:
-        """How many tokens' keys and values fit beside the weights, a tenth of the memory left free."""
+        """The number of tokens with K and V that fit beside the weights, with a tenth of the memory free."""
         free = 0.9 * self.gpus * self.gpu.memory_bytes - self.model.weights * _BYTES
         return int(free / (self.model.layers * self.model.kv_layer_bytes))
 
@@ -159,16 +164,8 @@ class Profile:
         return self.links.network / self.scale
 
     @property
-    def host_bytes_per_s(self) -> float:
-        return self.links.host / self.scale
-
-    @property
-    def disk_bytes_per_s(self) -> float:
-        return self.links.disk / self.scale
-
-    @property
     def spans(self) -> tuple[LayerSpan, ...]:
-        """The layers of the image that stands for the model: what a manifest says of one."""
+        """The layer spans of the emulated image, as in a manifest."""
         embedding = self.model.embedding_weights
         sizes = [embedding, *[self.model.layer_weights] * self.model.layers, embedding + self.model.hidden]
         kinds = [("embed", 0), *(("layer", index) for index in range(self.model.layers)), ("head", 0)]
@@ -190,21 +187,21 @@ class Profile:
         return -(-nbytes // self.scale)
 
     def _on_all(self, flops: float, read: float) -> float:
-        """All GPUs of the node do an equal part each."""
+        """Return the seconds of work that all GPUs of the node share equally."""
         gpu = self.gpu
         computing_s = flops / (self.gpus * gpu.flops_per_s * gpu.compute)
         return max(computing_s, read / (self.gpus * gpu.memory_bytes_per_s * gpu.memory))
 
     def _exchange_s(self, tokens: int) -> float:
-        """The sum over all GPUs of one output, in a ring: each sends nearly twice all of it."""
+        """Return the seconds of a ring all-reduce of one output: each GPU sends nearly twice its size."""
         if self.gpus == 1:
             return 0.0
         nbytes = 2 * (self.gpus - 1) / self.gpus * tokens * self.model.hidden * _BYTES
         return nbytes / self.gpu.peer_bytes_per_s + self.gpu.exchange_s
 
 
-def _seen(batch: Batch) -> float:
-    """How many pairs of tokens attention looks at, its sequences being of like length."""
+def _seen(batch: StepLoad) -> float:
+    """Return the number of token pairs in attention, for sequences of equal length."""
     own = batch.tokens / batch.sequences
     return batch.tokens * (batch.context / batch.sequences + (own + 1) / 2)
 
@@ -217,7 +214,7 @@ H800 = Accelerator(
     memory_bytes=80 * 10**9,
     peer_bytes_per_s=200e9,
 )
-LLAMA_2_7B = Decoder(
+LLAMA_2_7B = DecoderShape(
     name="Llama-2 7B",
     layers=32,
     hidden=4096,
@@ -226,7 +223,7 @@ LLAMA_2_7B = Decoder(
     intermediate=11008,
     vocabulary=32000,
 )
-LLAMA_2_13B = Decoder(
+LLAMA_2_13B = DecoderShape(
     name="Llama-2 13B",
     layers=40,
     hidden=5120,
@@ -235,7 +232,7 @@ LLAMA_2_13B = Decoder(
     intermediate=13824,
     vocabulary=32000,
 )
-LLAMA_2_70B = Decoder(
+LLAMA_2_70B = DecoderShape(
     name="Llama-2 70B",
     layers=80,
     hidden=8192,
@@ -245,7 +242,7 @@ LLAMA_2_70B = Decoder(
     vocabulary=32000,
 )
 MODELS = {"llama2-7b": LLAMA_2_7B, "llama2-13b": LLAMA_2_13B, "llama2-70b": LLAMA_2_70B}
-# Nodes by what their models come from: host memory, or (as ServerlessLLM's cold start) the node's own disk.
+# Nodes by the source of their models: host memory, or (as in ServerlessLLM's cold start) the node's own disk.
 DEVICES = {
     "h800": (H800, LinkRates()),
     "h800-disk": (H800, LinkRates(host=LinkRates().disk)),
@@ -259,32 +256,34 @@ PROFILES = {
 
 
 def find_profile(name: str) -> Profile:
-    """`NAME` or `NAME/SCALE`, as in `h800-llama2-13b/1000`. Raises UnknownProfile."""
+    """Return the profile `NAME` or `NAME/SCALE`, as in `h800-llama2-13b/1000`. Raises UnknownProfile."""
     base, slash, scale = name.partition("/")
     known = PROFILES.get(base)
     divisor = int(scale) if scale.isascii() and scale.isdigit() else 0
     if known is None or (slash and divisor < 1):
-        raise UnknownProfile(f"{name!r} is none of {', '.join(PROFILES)}, with /SCALE for smaller transfers")
+        raise UnknownProfile(
+            f"{name!r} is no profile: use {', '.join(PROFILES)}, with /SCALE for smaller transfers"
+        )
     return replace(known, scale=divisor or 1)
 
 
-def known_model(model: EmulatedModel) -> Decoder:
-    """Raises UnknownProfile."""
+def find_model(model: EmulatedModel) -> DecoderShape:
+    """Return the shape of an emulated model. Raises UnknownProfile."""
     known = MODELS.get(model.name)
     if known is None:
-        raise UnknownProfile(f"no emulated model {model.name!r}: there are {', '.join(MODELS)}")
+        raise UnknownProfile(f"no emulated model {model.name!r}: use {', '.join(MODELS)}")
     return known
 
 
-def known_device(device: EmulatedDevice) -> tuple[Accelerator, LinkRates]:
-    """Raises UnknownProfile."""
+def find_device(device: EmulatedDevice) -> tuple[Accelerator, LinkRates]:
+    """Return an emulated device and its link rates. Raises UnknownProfile."""
     known = DEVICES.get(device.name)
     if known is None:
-        raise UnknownProfile(f"no emulated device {device.name!r}: there are {', '.join(DEVICES)}")
+        raise UnknownProfile(f"no emulated device {device.name!r}: use {', '.join(DEVICES)}")
     return known
 
 
-def profile_of(model: EmulatedModel, device: EmulatedDevice) -> Profile:
-    """A model on a device. Raises UnknownProfile."""
-    gpu, links = known_device(device)
-    return Profile(model=known_model(model), gpu=gpu, gpus=device.count, links=links, scale=model.scale)
+def profile_for(model: EmulatedModel, device: EmulatedDevice) -> Profile:
+    """Return the profile of a model on a device. Raises UnknownProfile."""
+    gpu, links = find_device(device)
+    return Profile(model=find_model(model), gpu=gpu, gpus=device.count, links=links, scale=model.scale)

@@ -1,19 +1,19 @@
-"""A stage of a pipeline on an accelerator that is not there."""
+"""A pipeline stage on an emulated accelerator."""
 
 from dataclasses import dataclass, field
 
 import torch
 
 from invoker.emulated.device_clock import DeviceClock
-from invoker.emulated.engine import chosen, step_s
+from invoker.emulated.engine import next_sampled, step_s
 from invoker.emulated.kv import kv_shape, slice_of
 from invoker.emulated.profiles import Profile
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.contract import OutOfKvCache
-from invoker.engine.kv_cache import pages_for
-from invoker.engine.kv_slices import KvSlice
+from invoker.engine.kv.cache import pages_for
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import (
-    Opening,
+    OpenSequence,
     OutOfStep,
     StageChunk,
     StageFacts,
@@ -27,10 +27,10 @@ ROWS = torch.int32
 
 
 @dataclass(slots=True)
-class _Held:
-    """A sequence's tokens so far; `chain` follows them where tokens are drawn."""
+class _EmulatedSequence:
+    """A sequence's tokens so far; `chain` follows them where tokens are sampled."""
 
-    opening: Opening
+    opening: OpenSequence
     tokens: list[int] = field(default_factory=list)
     chain: TokenChain = field(default_factory=TokenChain)
 
@@ -38,8 +38,8 @@ class _Held:
 class EmulatedStage:
     """A Stage of the layers `[first, last)` of a profile's model, the head on the last one.
 
-    A hidden state is as many bytes as the model's, at the profile's scale: the token's id, then how many
-    layers it has been through, then nothing. So no stage can be left out, run twice or out of turn.
+    A hidden state has the size of the model's, at the profile's scale: the token's id, then the number of
+    layers it has passed, then zeros. So a stage that is skipped, repeated or out of order is detected.
     """
 
     def __init__(self, profile: Profile, clock: DeviceClock, kv_bytes: int, first: int, last: int) -> None:
@@ -51,9 +51,9 @@ class EmulatedStage:
         self._shape = kv_shape(profile, last - first)
         self.pages = kv_bytes // self._shape.page_bytes
         if self.pages < 1:
-            raise OutOfKvCache(f"{kv_bytes} bytes are no page of {self._shape.page_bytes} bytes")
+            raise OutOfKvCache(f"{kv_bytes} bytes are less than one page of {self._shape.page_bytes} bytes")
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _EmulatedSequence] = {}
 
     def __repr__(self) -> str:
         first, last = self.layers
@@ -67,48 +67,48 @@ class EmulatedStage:
             row_items=max(2, -(-self.profile.hidden_bytes(1) // ROWS.itemsize)),
             vocabulary=self.profile.model.vocabulary,
             longest=self.profile.model.context,
-            turn_tokens=self.profile.free_tokens,
+            shared_prefill_tokens=self.profile.free_tokens,
         )
 
     def run(self, given: StageInput) -> StageOutput:
-        """See Stage."""
+        """Wait for the step's duration and check its rows: see Stage."""
         step = given.step
         self._open(step)
         ids = self._ids(given)
         for chunk in step.chunks:
             held = self._held.get(chunk.sequence)
             if held is None or len(held.tokens) != chunk.start:
-                raise OutOfStep(f"{chunk} does not follow what {self!r} holds: {held}")
+                raise OutOfStep(f"{chunk} does not follow the state of {self!r}: {held}")
             own, ids = ids[: chunk.count], ids[chunk.count :]
             held.tokens += own
             if self.has_head:
                 held.chain.follow(own)
         used = sum(pages_for(len(held.tokens)) for held in self._held.values())
         if used > self.pages:
-            raise OutOfStep(f"a step for more sequences than fit {self!r}: {used} pages of {self.pages}")
+            raise OutOfStep(f"the step needs {used} pages, {self!r} has {self.pages}")
         device_s = 0.0
         if step.chunks:
             chunks = [(chunk.start, chunk.count, chunk.last) for chunk in step.chunks]
             device_s = self._clock.run(step_s(self.profile, *self.layers, chunks))
         if self.has_head:
-            drawn = tuple(self._drawn(chunk) for chunk in step.wanting)
+            drawn = tuple(self._drawn(chunk) for chunk in step.sampled_chunks)
             return StageOutput(step=step, hidden=None, tokens=drawn, device_s=device_s)
         return StageOutput(step=step, hidden=self._rows(given), device_s=device_s)
 
     def finish(self, given: StageInput) -> StageOutput:
-        """See Stage: no head of these models is tied."""
-        raise OutOfStep(f"{self!r} draws no tokens of what others ran")
+        """Raise OutOfStep: no head of these models is tied."""
+        raise OutOfStep(f"{self!r} samples no tokens for other stages")
 
     def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
-        """See Stage."""
+        """Return the stand-in for K and V: see Stage."""
         held = self._held.get(sequence)
         first, last = layers or self.layers
         if held is None or not held.tokens or not self.layers[0] <= first < last <= self.layers[1]:
-            raise OutOfStep(f"{self!r} holds nothing of sequence {sequence} in layers [{first}, {last})")
+            raise OutOfStep(f"{self!r} has no K and V of sequence {sequence} in layers [{first}, {last})")
         return slice_of(self._shape, first, last, held.tokens)
 
     def close(self) -> None:
-        """See Stage."""
+        """Drop all sequences: see Stage."""
         self._held.clear()
 
     def _open(self, step: StageStep) -> None:
@@ -117,15 +117,15 @@ class EmulatedStage:
         for opening in step.opened:
             if opening.sequence in self._held:
                 raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
-            self._held[opening.sequence] = _Held(opening)
+            self._held[opening.sequence] = _EmulatedSequence(opening)
 
     def _ids(self, given: StageInput) -> list[int]:
-        """The tokens that have come, one a row, through all layers before."""
+        """Return the token ids of the rows, one a row, after checking that they passed all layers before."""
         data, first = given.data, self.layers[0]
         if data.shape[0] != given.step.tokens:
             raise OutOfStep(f"{data.shape[0]} rows for the {given.step.tokens} tokens of {given.step}")
         if first and bool((data[:, 1] != first).any()):
-            raise OutOfStep(f"rows of step {given.step.number} have not been through {first} layers")
+            raise OutOfStep(f"rows of step {given.step.number} have not passed {first} layers")
         found: list[int] = (data[:, 0] if first else data).tolist()
         return found
 
@@ -137,5 +137,5 @@ class EmulatedStage:
 
     def _drawn(self, chunk: StageChunk) -> StageToken:
         held = self._held[chunk.sequence]
-        choice = chosen(held.chain, held.opening.sampling, self.profile.model.vocabulary)
-        return StageToken(sequence=chunk.sequence, choice=choice)
+        sampled = next_sampled(held.chain, held.opening.sampling, self.profile.model.vocabulary)
+        return StageToken(sequence=chunk.sequence, sampled=sampled)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, as an attention function of the Hugging Face layers."""
+"""Attention over the paged KV cache, registered as an attention function of Hugging Face layers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
-from invoker.engine.kv_cache import PAGE_TOKENS, KvPool
-from invoker.engine.layout import AttentionCall, Step
+from invoker.engine.kv.cache import PAGE_TOKENS, KvPool
+from invoker.engine.layout import AttentionCall, AttentionMetadata
 
 ATTENTION = "hypercast_paged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRun:
-    """One step on one stage: and the pool of the layers from `first_layer` on."""
+class AttentionContext:
+    """The metadata of one step, and the pool of a stage's layers, the first of which is `first_layer`."""
 
-    step: Step
+    step: AttentionMetadata
     pool: KvPool
     first_layer: int
 
@@ -30,15 +30,16 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    run: StepRun,
+    run: AttentionContext,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Store the step's keys and values, then attend sequence by sequence (or group by group).
+    """Store the step's keys and values, then attend call by call.
 
-    Takes `[1, heads, tokens, head_dim]`, returns `[1, tokens, heads, head_dim]`. The layers' own
-    `attention_mask` is not used: the layout knows the sequences' limits.
+    `query`, `key` and `value` are `[1, heads, tokens, head_dim]`; returns `[1, tokens, heads, head_dim]` and
+    no attention weights. The `attention_mask` of the layers is not used: the metadata has the limits of each
+    sequence.
     """
     index = module.layer_idx
     assert isinstance(index, int)
@@ -60,7 +61,7 @@ def attend(
     cache: tuple[torch.Tensor, torch.Tensor],
     scaling: float | None,
 ) -> torch.Tensor:
-    """One call's output, `[rows, heads, head_dim]`; the step's tensors are `[1, heads, tokens, head_dim]`."""
+    """Return the output of one call, `[rows, heads, head_dim]`; inputs are `[1, heads, tokens, head_dim]`."""
     own = query[:, :, call.first : call.last]
     if call.queries == 1:
         return _attend_one_each(call, own, key.shape[1], cache, scaling)
@@ -87,9 +88,9 @@ def _attend_one_each(
     cache: tuple[torch.Tensor, torch.Tensor],
     scaling: float | None,
 ) -> torch.Tensor:
-    """The output of a call in which each sequence has one query."""
+    """Return the output of a call in which each sequence has one query, `[rows, heads, head_dim]`."""
     _, heads, rows, head_dim = query.shape
-    # The query heads that share a key head take the place of queries: no key is repeated.
+    # Query heads that share a key head are folded into the query dimension: no key is repeated.
     folded = query[0].transpose(0, 1).reshape(rows, kv_heads, -1, head_dim)
     if call.pages is not None:
         keys, values = (_gather(call, x) for x in cache)
@@ -105,12 +106,12 @@ def _attend_one_each(
 
 
 def _run(run: tuple[int, int], cache: torch.Tensor) -> torch.Tensor:
-    """The keys (or values) in the slots `[first, last)`, where they lie: `[1, heads, tokens, head_dim]`."""
+    """Return the keys (or values) in the slots `[first, last)` as a view, `[1, heads, tokens, head_dim]`."""
     return cache.narrow(2, run[0], run[1] - run[0])
 
 
 def _gather(call: AttentionCall, cache: torch.Tensor) -> torch.Tensor:
-    """A copy of the keys (or values) on the call's pages, `[sequences, heads, tokens, head_dim]`."""
+    """Return a copy of the keys (or values) on the call's pages, `[sequences, heads, tokens, head_dim]`."""
     assert call.pages is not None
     heads, head_dim = cache.shape[1], cache.shape[3]
     copied = cache.view(heads, -1, PAGE_TOKENS * head_dim).index_select(1, call.pages)

@@ -1,7 +1,7 @@
 """The engine seam: one model (or a contiguous range of its layers) on one accelerator.
 
-An engine is synchronous and single-threaded; `invoker/engine/runner.py` gives each its own thread
-and an asyncio face. Nothing here allocates weight memory: weights are views into `region`.
+An engine is synchronous and single-threaded; `invoker/engine/runner.py` gives each its own thread and an
+asyncio interface. Nothing here allocates weight memory: weights are views into `region`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,17 @@ from typing import Protocol
 import numpy as np
 
 from registry.images.manifest import Manifest
-from registry.messages import Sampling, TokenLogprob
+from registry.messages.node import Sampling, TokenLogprob
 
 
 class EngineError(Exception):
-    """Any failure of an engine. `code` is a channel error code (see registry/messages.py)."""
+    """A failure of an engine. `code` is a channel error code (see registry/messages/node.py)."""
 
     code = "internal"
 
 
 class UnsupportedModel(EngineError):
-    """This engine cannot run the architecture."""
+    """The engine cannot run the architecture."""
 
     code = "start_failed"
 
@@ -34,8 +34,10 @@ class OutOfKvCache(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What to run: the manifest, the parsed config.json, the compute dtype (`float32`, `bfloat16`, …)
-    and the half-open layer range (None: all layers, with embedding and head)."""
+    """A model to run: its manifest, the parsed config.json, and the compute dtype (`float32`, `bfloat16`, …).
+
+    `layers` is the half-open layer range; None means all layers, with embedding and head.
+    """
 
     manifest: Manifest
     config: Mapping[str, object]
@@ -47,8 +49,8 @@ class ModelSpec:
 class DeviceRegion(Protocol):
     """A reserved range of an accelerator's arena, 256-byte aligned.
 
-    `pointer` is its address on the device. On a CPU node `buffer` is a writable memoryview of it;
-    on a GPU `buffer` is None.
+    `pointer` is its address on the device. On a CPU node `buffer` is a writable memoryview of it; on a GPU
+    `buffer` is None.
     """
 
     @property
@@ -66,21 +68,24 @@ class DeviceRegion(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """A sequence to generate: see registry.messages.Generate."""
+    """A sequence to generate (see registry.messages.node.Generate). Tenants share the prefill fairly."""
 
     request_id: str
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     sampling: Sampling
-    flow: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
-    """One step's outcome for one sequence. `finish_reason` is "" while it goes on. With `error` set
-    the sequence is gone and no token came. `work` is how many of its tokens the step ran: its share of
-    the step's time. After a step that ran only a part of a prompt, `token_id` is None too, with neither
-    reason nor error. With a reason that says that it moves, `aside` is what the stages call its K and V."""
+    """The outcome of one step for one sequence.
+
+    `finish_reason` is "" while the sequence continues. With `error` set the sequence is dropped and has no
+    token. `work` is the number of its tokens that the step ran: its share of the step's time. After a step
+    that ran only part of a prompt, `token_id` is None too, with neither reason nor error. With the reason
+    "moved", `exported_kv` is the name under which the stages exported its K and V ("" if they have none).
+    """
 
     request_id: str
     token_id: int | None
@@ -88,38 +93,38 @@ class TokenOutput:
     finish_reason: str
     work: int
     error: str = ""
-    aside: str = ""
+    exported_kv: str = ""
 
 
 class EngineCall(Protocol):
-    """Whom a sequence or a forward is run for. Both methods are called on the loop's thread."""
+    """The billed call that a sequence or a forward is run for. Both methods run on the loop's thread."""
 
     def hold(self) -> None:
-        """The engine may run something for the call from now on."""
+        """Mark that the engine may run something for the call from now on."""
         ...
 
     def release(self) -> None:
-        """It runs nothing for it any more, and what it ran has been metered."""
+        """Mark that nothing runs for the call any more, and that all of its work has been metered."""
         ...
 
 
 class StepMeter(Protocol):
-    """Told of each step by the thread that runs it."""
+    """The meter of an engine, called on the thread that runs the steps, once around each step."""
 
-    def began(self) -> None: ...
+    def start_step(self) -> None: ...
 
-    def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
-        """Who shares the time of the step, and by which weights."""
+    def end_step(self, work: Sequence[tuple[EngineCall, int]]) -> None:
+        """End the step; its time is divided between the calls by weight."""
         ...
 
 
 class GenerateEngine(Protocol):
     """A decoder with continuous batching over a paged KV cache.
 
-    `add`, `cancel` and `step` are called from one thread. `step` runs one batch (a prefill chunk of
-    some sequences and one token of the others) and returns what came of it; with nothing to do it
-    returns an empty list at once. After `cancel` no output of that sequence appears any more and its
-    KV pages are free. One that can be given K and V from elsewhere says of which shape.
+    `add`, `cancel` and `step` are called from one thread. `step` runs one batch (a prefill chunk of some
+    sequences and one token of the others) and returns its outputs; with nothing to do it returns an empty
+    list at once. After `cancel` no output of that sequence follows and its KV pages are free. An engine that
+    can import K and V has the property `kv_shape`.
     """
 
     @property
@@ -132,7 +137,7 @@ class GenerateEngine(Protocol):
     def sequences(self) -> int: ...
 
     def add(self, sequence: NewSequence) -> None:
-        """Raises OutOfKvCache if it can never fit."""
+        """Queue a sequence. Raises OutOfKvCache if it can never fit."""
         ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -143,7 +148,7 @@ class GenerateEngine(Protocol):
 
 
 class ComputeEngine(Protocol):
-    """An encoder: one call, one forward (see registry.messages.Compute for kinds and arrays)."""
+    """An encoder: one call, one forward (see registry.messages.node.Compute for kinds and arrays)."""
 
     def compute(
         self,

@@ -1,11 +1,11 @@
 """Decode steps replayed as CUDA graphs, so that a GPU does not wait for Python between two kernels.
 
-A step in which every sequence runs one token is rounded up to a *bucket*: a number of sequences and of
-pages a sequence. The first step of a bucket is captured over tensors that stay where they are; later ones
-fill these and replay. Rows that pad a batch repeat its first row: they compute the same numbers and write
-them to the same place, so no page is set aside for them.
+A step in which every sequence runs one token is rounded up to a *bucket*: a number of sequences and of pages
+a sequence. The first step of a bucket is captured over tensors with fixed addresses; later ones fill these
+and replay. Rows that pad a batch repeat its first row: they compute the same numbers and write them to the
+same slot, so no page is reserved for them.
 
-None of this has been run on a GPU yet; what does not need one is tested with a capture that only calls.
+None of this has been run on a GPU yet; what needs no GPU is tested with a capture that only calls.
 """
 
 import logging
@@ -16,31 +16,31 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
+from invoker.engine.kv.cache import PAGE_TOKENS, pages_for
 from invoker.engine.layout import AttentionCall
 from invoker.engine.paths import LayerPath
-from invoker.engine.scheduler import Chunk
+from invoker.engine.scheduling.scheduler import Chunk
 from invoker.engine.stage import StageExecutor
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PAGES = 16
-_MOST_SEQUENCES = 64
+_MIN_PAGES = 16
+_MAX_SEQUENCES = 64
 # A step copies the pages that it attends to, padding included: with more, padding costs more than it saves.
-_MOST_PAGES = 8192
+_MAX_PAGES = 8192
 _WARM_UPS = 2
 
 Replay = Callable[[], torch.Tensor]
 
 
-class Capture(Protocol):
-    """Records what `run` computes; the result computes it again, and returns the same tensor each time."""
+class GraphCapture(Protocol):
+    """Captures the kernels of `run`; the replay recomputes them and returns the same tensor each time."""
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay: ...
 
 
 class CudaCapture:
-    """The real Capture. Its graphs share their memory: a result is valid until the next replay."""
+    """The CUDA GraphCapture. Its graphs share their memory: a result is valid until the next replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,7 +64,7 @@ class CudaCapture:
                 run()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other engines and loads go on in other threads, and may allocate meanwhile.
+        # Other threads (engines, loads) may allocate during the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = run()
 
@@ -76,32 +76,32 @@ class CudaCapture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class GraphBucket:
     """The size of a captured step."""
 
     sequences: int
     pages: int
 
 
-def bucket_of(chunks: Sequence[Chunk]) -> Bucket | None:
-    """The bucket that a step fits, None if it has none."""
+def bucket_for(chunks: Sequence[Chunk]) -> GraphBucket | None:
+    """Return the smallest bucket that fits a step, None if it is no decode step or too large."""
     if not chunks or any(chunk.count != 1 or not chunk.last for chunk in chunks):
         return None
     sequences = _power_of_two(len(chunks))
-    pages = max(_LEAST_PAGES, _power_of_two(max(pages_for(chunk.start + 1) for chunk in chunks)))
-    if sequences > _MOST_SEQUENCES or sequences * pages > _MOST_PAGES:
+    pages = max(_MIN_PAGES, _power_of_two(max(pages_for(chunk.start + 1) for chunk in chunks)))
+    if sequences > _MAX_SEQUENCES or sequences * pages > _MAX_PAGES:
         return None
-    return Bucket(sequences=sequences, pages=pages)
+    return GraphBucket(sequences=sequences, pages=pages)
 
 
 class StaticStep:
-    """A Step of one token a sequence, in tensors that stay where they are."""
+    """The AttentionMetadata of one token a sequence, in tensors with fixed addresses."""
 
-    def __init__(self, bucket: Bucket, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, bucket: GraphBucket, dtype: torch.dtype, device: torch.device) -> None:
         self.bucket = bucket
         self._dtype = dtype
         n = bucket.sequences
-        # One piece of memory, so that one copy fills all.
+        # One allocation, so that one copy fills all tensors.
         self._memory = torch.zeros(n * (3 + bucket.pages), dtype=torch.int64, device=device)
         self.ids, self.positions, self.slots = (self._memory[i * n : (i + 1) * n] for i in range(3))
         self._pages = self._memory[3 * n :]
@@ -109,11 +109,11 @@ class StaticStep:
         self._calls: dict[int | None, tuple[AttentionCall, ...]] = {}
 
     def fill(self, chunks: Sequence[Chunk], ids: Sequence[int]) -> None:
-        """Take a step in that fits the bucket; `ids` are its tokens."""
+        """Copy a step that fits the bucket into the tensors; `ids` are its tokens."""
         self._memory.copy_(torch.from_numpy(static_inputs(self.bucket, chunks, ids)))
 
     def begin(self) -> None:
-        """Forget the masks: they depend on the positions."""
+        """Drop the cached masks, which depend on the positions."""
         self._calls = {}
 
     def calls(self, window: int | None) -> tuple[AttentionCall, ...]:
@@ -141,8 +141,8 @@ class StaticStep:
         )
 
 
-def static_inputs(bucket: Bucket, chunks: Sequence[Chunk], ids: Sequence[int]) -> np.ndarray:
-    """Ids, positions, slots and page tables of a step, padded to its bucket, one behind the other."""
+def static_inputs(bucket: GraphBucket, chunks: Sequence[Chunk], ids: Sequence[int]) -> np.ndarray:
+    """Return ids, positions, slots and page tables of a step, padded to its bucket: one flat int64 array."""
     rows = np.arange(bucket.sequences)
     rows[len(chunks) :] = 0
     positions = np.array([chunk.start for chunk in chunks])
@@ -159,17 +159,17 @@ def static_inputs(bucket: Bucket, chunks: Sequence[Chunk], ids: Sequence[int]) -
 class GraphedSteps:
     """The captured decode steps of a stage that has the whole model."""
 
-    def __init__(self, stage: StageExecutor, capture: Capture) -> None:
+    def __init__(self, stage: StageExecutor, capture: GraphCapture) -> None:
         self._stage = stage
-        self._capture: Capture | None = capture
-        self._steps: dict[Bucket, tuple[StaticStep, Replay]] = {}
+        self._capture: GraphCapture | None = capture
+        self._steps: dict[GraphBucket, tuple[StaticStep, Replay]] = {}
 
     def __repr__(self) -> str:
-        return f"<GraphedSteps {len(self._steps)}{'' if self._capture else ', given up'}>"
+        return f"<GraphedSteps {len(self._steps)}{'' if self._capture else ', disabled'}>"
 
     def run(self, chunks: Sequence[Chunk], ids: Sequence[int]) -> torch.Tensor | None:
-        """The logits, a row a chunk and valid until the next call; None if the step is not for a graph."""
-        bucket = bucket_of(chunks)
+        """Return the logits, `[chunks, vocabulary]`, valid until the next call; None if no graph fits."""
+        bucket = bucket_for(chunks)
         if bucket is None or self._capture is None:
             return None
         if bucket in self._steps:
@@ -181,7 +181,7 @@ class GraphedSteps:
             try:
                 replay = self._capture(lambda: self._compute(step))
             except RuntimeError:
-                logger.exception("a step of %s could not be captured: no graphs from now on", bucket)
+                logger.exception("capture of a step of %s failed: CUDA graphs are disabled", bucket)
                 self._capture = None
                 return None
             self._steps[bucket] = step, replay
@@ -192,8 +192,10 @@ class GraphedSteps:
         return self._stage.decode(step.ids, step)
 
 
-def graphed_steps(stage: StageExecutor, capture: Capture | Literal["auto", "off"]) -> GraphedSteps | None:
-    """With "auto", graphs for fused layers on a GPU."""
+def graphed_steps(
+    stage: StageExecutor, capture: GraphCapture | Literal["auto", "off"]
+) -> GraphedSteps | None:
+    """Return the graphs of a stage; with "auto" only for fused layers on a GPU."""
     if capture == "off":
         return None
     if capture != "auto":
@@ -204,6 +206,6 @@ def graphed_steps(stage: StageExecutor, capture: Capture | Literal["auto", "off"
     return GraphedSteps(stage, CudaCapture(bound.device))
 
 
-def _power_of_two(least: int) -> int:
-    """The first power of two that is not below `least`."""
-    return 1 << (least - 1).bit_length()
+def _power_of_two(minimum: int) -> int:
+    """Return the smallest power of two that is at least `minimum`."""
+    return 1 << (minimum - 1).bit_length()

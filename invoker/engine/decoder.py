@@ -8,41 +8,45 @@ import torch
 
 from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence, TokenOutput, UnsupportedModel
-from invoker.engine.cuda_graphs import Capture, graphed_steps
+from invoker.engine.cuda_graphs import GraphCapture, graphed_steps
 from invoker.engine.device_memory import kv_memory
-from invoker.engine.kv_cache import KvPool, KvShape
-from invoker.engine.kv_slices import KvSlice, export_kv, import_kv, usable_tokens
+from invoker.engine.kv.cache import KvPool, KvShape
+from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_tokens
 from invoker.engine.layout import build_layout
 from invoker.engine.paths import LayerPath
-from invoker.engine.sampling import Choice, Draw, sample
-from invoker.engine.scheduler import Chunk, Limits, StepPlan
-from invoker.engine.sequences import failed_output
+from invoker.engine.sampling import SampledToken, SamplingRow, sample
+from invoker.engine.scheduling.scheduler import Chunk, StepLimits, StepPlan
+from invoker.engine.scheduling.sequence_table import failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
 
 logger = logging.getLogger(__name__)
 
-# Prompt tokens of a step while sequences compete: about what a step that decodes can take along for little
-# more time, which on an accelerator is bound by reading the weights.
-_TURN_TOKENS_CPU = 48
-_TURN_TOKENS = 128
+# Prompt tokens of a step while tenants compete: about as many as a decode step can add for little more time,
+# since a decode step on an accelerator is bound by reading the weights.
+_SHARED_PREFILL_TOKENS_CPU = 48
+_SHARED_PREFILL_TOKENS = 128
 
 
 def limits_for(
-    device_type: str, *, sequences: int, prefill_tokens: int = 512, turn_tokens: int | None = None
-) -> Limits:
-    """The limits of a step on such a device."""
-    turn = turn_tokens or (_TURN_TOKENS_CPU if device_type == "cpu" else _TURN_TOKENS)
-    return Limits(sequences=sequences, prefill_tokens=prefill_tokens, turn_tokens=min(turn, prefill_tokens))
+    device_type: str, *, sequences: int, prefill_tokens: int = 512, shared_prefill_tokens: int | None = None
+) -> StepLimits:
+    """Return the limits of a step on a device of that type."""
+    turn = shared_prefill_tokens or (
+        _SHARED_PREFILL_TOKENS_CPU if device_type == "cpu" else _SHARED_PREFILL_TOKENS
+    )
+    return StepLimits(
+        sequences=sequences, prefill_tokens=prefill_tokens, shared_prefill_tokens=min(turn, prefill_tokens)
+    )
 
 
 class DecoderEngine(BatchedEngine):
     """A GenerateEngine for the families in `families.py`.
 
     `kv` is the memory of the KV cache: a region of the arena, or a number of bytes to allocate.
-    `prefill_budget` is how many prompt tokens a step takes at most, beside the decoded ones, and
-    `turn_budget` how many while sequences compete: see `scheduler.Limits`. `capture` records decode steps
-    as graphs: see `cuda_graphs.py`.
+    `prefill_budget` is the maximum number of prompt tokens a step takes beside the decoded ones, and
+    `shared_prefill_budget` the maximum while tenants compete: see `scheduler.StepLimits`. `capture` captures
+    decode steps as CUDA graphs.
     """
 
     def __init__(
@@ -53,9 +57,9 @@ class DecoderEngine(BatchedEngine):
         *,
         max_sequences: int = 64,
         prefill_budget: int = 512,
-        turn_budget: int | None = None,
+        shared_prefill_budget: int | None = None,
         path: LayerPath = LayerPath.AUTO,
-        capture: Capture | Literal["auto", "off"] = "auto",
+        capture: GraphCapture | Literal["auto", "off"] = "auto",
     ) -> None:
         bound = bind(spec, region, path)
         geometry = bound.geometry
@@ -68,11 +72,14 @@ class DecoderEngine(BatchedEngine):
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
         limits = limits_for(
-            bound.device.type, sequences=max_sequences, prefill_tokens=prefill_budget, turn_tokens=turn_budget
+            bound.device.type,
+            sequences=max_sequences,
+            prefill_tokens=prefill_budget,
+            shared_prefill_tokens=shared_prefill_budget,
         )
         longest = min(spec.context_length, geometry.longest)
         super().__init__(pool.pages, limits, vocabulary=geometry.vocabulary, longest=longest)
-        self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # of sequences that have not run yet
+        self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # K and V of sequences that have not run yet
         self._closed = False
 
     def __repr__(self) -> str:
@@ -80,19 +87,20 @@ class DecoderEngine(BatchedEngine):
 
     @property
     def kv_shape(self) -> KvShape:
-        """Of the K and V that `add` takes."""
+        """The shape of the K and V that `add` accepts."""
         return self._stage.pool.shape
 
     @property
     def path(self) -> LayerPath:
-        """What runs its layers."""
+        """The implementation that runs the layers."""
         return self._stage.bound.path
 
     def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
-        """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense.
+        """Queue a sequence. Raises OutOfKvCache if it can never fit, InvalidSequence if it breaks a rule.
 
-        With `kv`, its tokens' K and V from elsewhere in slices of all layers, only those behind it are run,
-        unless the sequence gives way to others: then all are. The slices are kept until it runs.
+        `kv` is K and V of its first tokens, computed elsewhere, in slices that cover all layers: only the
+        tokens after them are run, unless the sequence is preempted: then all are. The slices are kept until
+        it runs.
         """
         known = len(sequence.prompt_ids) + len(sequence.generated_ids)
         kept = usable_tokens(self._stage.pool.shape, kv, known)
@@ -101,30 +109,30 @@ class DecoderEngine(BatchedEngine):
             self._arriving[sequence.request_id] = tuple(kv)
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
-        """A copy of what the cache holds of a sequence, between two steps. Raises BadSequence."""
+        """Return a copy of the K and V of a sequence, between two steps. Raises InvalidSequence."""
         pages, cached = self._cached(request_id)
         return export_kv(self._stage.pool, 0, layers, pages, cached)
 
     def step(self) -> list[TokenOutput]:
-        """Run one batch. A sequence that only had a part of its prompt run comes with no token yet."""
+        """Run one batch. The output of a sequence that ran only part of its prompt has no token."""
         if not self.has_work:
             return []
         plan = self._plan()
         try:
-            sampled, choices = self._run(plan)
+            sampled, tokens = self._run(plan)
         except (RuntimeError, MemoryError) as error:  # what torch raises, out of memory included
             logger.exception("a step with %d sequences failed", len(plan.chunks))
             return self._fail(plan, f"the engine failed in this step: {error}")
         finally:
-            self._scheduler.ran()
-        chosen = dict(zip(sampled, choices, strict=True))
+            self._scheduler.step_done()
+        chosen = dict(zip(sampled, tokens, strict=True))
         return [
             self._advance(chunk.request_id, chosen.get(chunk.request_id), chunk.count)
             for chunk in plan.chunks
         ]
 
     def close(self) -> None:
-        """Let go of the regions: no view of them is left. Idempotent."""
+        """Release the regions: no view of them is left. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -134,26 +142,26 @@ class DecoderEngine(BatchedEngine):
     def _forget(self, request_id: str) -> None:
         self._arriving.pop(request_id, None)
 
-    def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[Choice]]:
-        """Run a step; which sequences get a token, and their tokens."""
+    def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[SampledToken]]:
+        """Run a step; return the ids of the sequences that get a token, and their tokens."""
         bound = self._stage.bound
         with torch.inference_mode():
             if plan.new_pages:
                 self._stage.pool.clear(torch.tensor(plan.new_pages, device=bound.device))
-            self._take_arrived(plan.chunks)
+            self._import_arrived(plan.chunks)
             sampled, logits = self._logits(plan.chunks)
             if not sampled:
-                if bound.device.type == "cuda":  # sampling would wait; without it nothing else times the step
+                if bound.device.type == "cuda":  # no sampling synchronizes, so the step would not be timed
                     torch.cuda.synchronize(bound.device)
                 return sampled, []
             draws = [
-                Draw(sampling=live.request.sampling, position=len(live.tokens))
+                SamplingRow(sampling=live.request.sampling, position=len(live.tokens))
                 for live in (self._sequences[request_id] for request_id in sampled)
             ]
             return sampled, sample(logits, draws)
 
-    def _take_arrived(self, chunks: Sequence[Chunk]) -> None:
-        """Put the K and V that came with a sequence on its pages, unless it begins anew."""
+    def _import_arrived(self, chunks: Sequence[Chunk]) -> None:
+        """Write imported K and V to the pages of each sequence, unless it starts from its first token."""
         if self._arriving:
             for chunk in chunks:
                 slices = self._arriving.pop(chunk.request_id, None)
@@ -161,7 +169,7 @@ class DecoderEngine(BatchedEngine):
                     import_kv(self._stage.pool, chunk.pages, slices, chunk.start)
 
     def _logits(self, chunks: Sequence[Chunk]) -> tuple[Sequence[str], torch.Tensor]:
-        """Run the chunks; which sequences have logits, and these."""
+        """Run the chunks; return the ids of the sequences with logits, and the logits `[ids, vocabulary]`."""
         bound = self._stage.bound
         if self._graphs is not None:
             logits = self._graphs.run(chunks, self._ids(chunks))
@@ -179,7 +187,7 @@ class DecoderEngine(BatchedEngine):
         ]
 
     def _fail(self, plan: StepPlan, error: str) -> list[TokenOutput]:
-        """Drop the sequences of a failed step: what their pages hold is unknown."""
+        """Drop the sequences of a failed step: the content of their pages is unknown."""
         for chunk in plan.chunks:
             self.cancel(chunk.request_id)
         return [failed_output(chunk.request_id, error, chunk.count) for chunk in plan.chunks]

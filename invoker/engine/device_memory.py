@@ -6,7 +6,7 @@ from invoker.engine.contract import DeviceRegion
 
 
 class _CudaBytes:
-    """What `torch.as_tensor` needs to view device memory without a copy (CUDA array interface, v3)."""
+    """The CUDA array interface (v3) of a region, so that `torch.as_tensor` views it without a copy."""
 
     def __init__(self, region: DeviceRegion) -> None:
         self.region = region  # keeps the region alive as long as the tensor
@@ -19,14 +19,14 @@ class _CudaBytes:
 
 
 def kv_memory(kv: DeviceRegion | int, device: torch.device) -> torch.Tensor:
-    """The memory of a KV cache as bytes: a region of an arena, or a number of bytes to allocate."""
+    """Return the memory of a KV cache as bytes: a region of an arena, or a number of bytes to allocate."""
     if isinstance(kv, int):
         return torch.empty(kv, dtype=torch.uint8, device=device)
     return region_bytes(kv)
 
 
 def region_bytes(region: DeviceRegion) -> torch.Tensor:
-    """The whole region as a flat uint8 tensor: a view, whoever owns the memory."""
+    """Return the whole region as a flat uint8 tensor, a view."""
     if region.buffer is not None:
         return torch.frombuffer(region.buffer, dtype=torch.uint8, count=region.nbytes)
     return torch.as_tensor(_CudaBytes(region), device=torch.device(region.device))

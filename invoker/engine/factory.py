@@ -1,19 +1,84 @@
-"""Making the engine that an architecture needs, and how much memory it takes."""
+"""Engine factories: the seam between a node and model execution, and the torch implementation."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
-from invoker.engine.contract import ComputeEngine, DeviceRegion, GenerateEngine, ModelSpec
+from invoker.engine.contract import (
+    ComputeEngine,
+    DeviceRegion,
+    GenerateEngine,
+    ModelSpec,
+    UnsupportedModel,
+)
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.encoders import EncoderEngine, is_encoder
+from invoker.engine.encoders.engine import EncoderEngine, is_encoder
 from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
 from invoker.engine.image_views import compute_dtype
-from invoker.engine.kv_cache import KvShape, pages_for
+from invoker.engine.kv.budget import TYPICAL_TOKENS
+from invoker.engine.kv.cache import KvShape, pages_for
 from invoker.engine.paths import LayerPath
+from invoker.engine.stage_contract import Stage
+from invoker.engine.stage_engine import StageEngine
+from registry.config.emulation import is_emulated
+
+MIN_SEQUENCES = 64
+
+
+class EngineFactory(Protocol):
+    """Builds the engines of a node.
+
+    All methods block and may be called from any thread. They raise EngineError.
+    """
+
+    def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
+        """Return the minimum and the wanted KV cache size of the spec's layers; zeros for an encoder."""
+        ...
+
+    def make(
+        self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
+    ) -> GenerateEngine | ComputeEngine: ...
+
+    def binds_early(self, spec: ModelSpec) -> bool:
+        """Return whether `make` reads no bytes of the image, so that it may be called before they arrive."""
+        ...
+
+    def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
+        """Return the stage of the layers `spec.layers`; only their bytes must have arrived in the region."""
+        ...
+
+
+class TorchEngineFactory:
+    """The factory of torch engines."""
+
+    def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
+        architecture = spec.manifest.architecture
+        if is_emulated(architecture):
+            raise UnsupportedModel(f"{architecture} runs on emulated devices only (--device emulated:GPU)")
+
+        def needed(tokens: int, sequences: int) -> int:
+            layers = None if spec.layers is None else spec.layers[1] - spec.layers[0]
+            return kv_bytes_needed(architecture, spec.config, spec.dtype, tokens, sequences, layers)
+
+        typical = min(spec.context_length, TYPICAL_TOKENS)
+        return needed(spec.context_length, 1), needed(typical, max(1, max_concurrency))
+
+    def make(
+        self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
+    ) -> GenerateEngine | ComputeEngine:
+        # Gateways over-commit for tenants that have less than their share.
+        sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
+        return make_engine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
+
+    def binds_early(self, spec: ModelSpec) -> bool:
+        return is_decoder(spec.manifest.architecture)  # its weights are views
+
+    def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
+        return StageEngine(spec, region, 0 if kv is None else kv)
 
 
 def is_decoder(architecture: str) -> bool:
-    """Whether the architecture generates tokens, hence needs a KV cache."""
+    """Return whether the architecture generates tokens, hence needs a KV cache."""
     return architecture in FAMILIES
 
 
@@ -25,8 +90,10 @@ def kv_bytes_needed(
     sequences: int,
     layers: int | None = None,
 ) -> int:
-    """The KV cache for `sequences` sequences of `context_length` tokens at once, of all layers or of so many
-    in a stage; 0 for encoders."""
+    """Return the bytes of a KV cache for `sequences` sequences of `context_length` tokens at once.
+
+    `layers` is the number of layers of a stage (None: all). 0 for encoders.
+    """
     if not is_decoder(architecture):
         return 0
     shape, longest = _kv_shape(architecture, config, dtype)
@@ -44,10 +111,10 @@ def make_engine(
     prefill_budget: int = 512,
     path: LayerPath = LayerPath.AUTO,
 ) -> GenerateEngine | ComputeEngine:
-    """The engine for the spec's architecture, its weights bound to `region`. Raises UnsupportedModel.
+    """Return an engine for the spec's architecture, its weights bound to `region`. Raises UnsupportedModel.
 
-    `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none.
-    `path` is for decoders: see invoker/engine/paths.py.
+    `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none. `path` is for
+    decoders: see invoker/engine/paths.py.
     """
     if is_encoder(spec.manifest.architecture):
         return EncoderEngine(spec, region, region.device)
@@ -57,7 +124,7 @@ def make_engine(
 
 
 def _kv_shape(architecture: str, config: Mapping[str, object], dtype: str) -> tuple[KvShape, int]:
-    """The shape of the KV cache, and how many tokens a sequence may have at most."""
+    """Return the shape of the KV cache, and the maximum length of a sequence in tokens."""
     geometry = geometry_of(parse_config(family_of(architecture), config))
     shape = KvShape(
         layers=geometry.layers,

@@ -1,4 +1,4 @@
-"""Fakes of the engine seam: real queueing and life cycle, no model."""
+"""Fakes of the engine seam: real queues and life cycle, no model."""
 
 import threading
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ import numpy as np
 import xxhash
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from registry.messages import TokenLogprob
+from registry.messages.node import TokenLogprob
 
 
 def next_token(context: Sequence[int], vocabulary: int = 1000) -> int:
-    """The token that follows `context`: any lost, repeated or changed token changes all that follow."""
+    """Return the token after `context`: a lost, repeated or changed token changes all that follow."""
     return xxhash.xxh64_intdigest(np.asarray(context, dtype="<i8").tobytes()) % vocabulary
 
 
 def continuation(context: Sequence[int], count: int, vocabulary: int = 1000) -> list[int]:
-    """The `count` tokens that FakeEngine generates after `context`."""
+    """Return the `count` tokens that FakeEngine generates after `context`."""
     tokens = list(context)
     for _ in range(count):
         tokens.append(next_token(tokens, vocabulary))
@@ -24,7 +24,7 @@ def continuation(context: Sequence[int], count: int, vocabulary: int = 1000) -> 
 
 
 class StepGate:
-    """Lets a test decide when steps run: each step waits for one release, until the gate is opened."""
+    """A gate by which a test decides when steps run: each step waits for one release, until it is opened."""
 
     def __init__(self) -> None:
         self._permits = threading.Semaphore(0)
@@ -44,10 +44,10 @@ class StepGate:
 
 
 class FakeEngine:
-    """A GenerateEngine whose every sequence gets one `next_token` a step.
+    """A GenerateEngine that appends one `next_token` to every sequence in each step.
 
-    With a `gate` a step waits to be let through, so open it before closing the runner. After
-    `fail_next(error)` the next step raises it.
+    With a `gate` a step waits for a permit, so open it before closing the runner. After `fail_next(error)`
+    the next step raises it.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FakeEngine:
 
 
 class FakeComputeEngine:
-    """A ComputeEngine that returns sums: `[n, 1]`, under the name that the kind calls for."""
+    """A ComputeEngine that returns sums, `[n, 1]` float32, under the name of the kind's result."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -1,11 +1,11 @@
-"""A fake of the seam between stages: real bookkeeping of sequences, no model."""
+"""A fake of the seam between stages: real sequence tables, no model."""
 
 import torch
 
 from invoker.engine.fake import next_token
-from invoker.engine.kv_cache import pages_for
-from invoker.engine.kv_slices import KvSlice
-from invoker.engine.sampling import Choice
+from invoker.engine.kv.cache import pages_for
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.sampling import SampledToken
 from invoker.engine.stage_contract import (
     OutOfStep,
     StageFacts,
@@ -17,11 +17,11 @@ from invoker.engine.stage_contract import (
 
 
 class FakeStage:
-    """A Stage of `[first, last)` of `layers` layers, whose hidden states are `[rows, 1]` float64.
+    """A Stage of `[first, last)` of `layers` layers, with hidden states `[rows, 1]` float64.
 
-    A row is its token's id, and each layer adds one. The last stage puts `next_token` of the sequence in its
-    place, which thus depends on every token before, and on every layer of the last. After
-    `fail_next()` the next `run` raises StageFailed.
+    A row is its token's id, and each layer adds one. The last stage replaces it with `next_token` of the
+    sequence, which thus depends on every token before, and on every layer of the last. After `fail_next()`
+    the next `run` raises StageFailed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FakeStage:
         self.has_head = first == 0 if tied else last == layers
         self.facts = StageFacts(row_dtype=torch.float64, row_items=1, vocabulary=vocabulary, longest=1 << 20)
         self.closed = False
-        self.most_pages = 0
+        self.max_used_pages = 0
         self._ends = last == layers
         self._vocabulary = vocabulary
         self._contexts: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ class FakeStage:
             self._contexts[opening.sequence] = []
         if self._fails:
             self._fails = False
-            raise StageFailed("it was to fail")
+            raise StageFailed("failure requested by the test")
         ids = (given.data.flatten() - first).long().tolist()
         if len(ids) != step.tokens:
             raise OutOfStep(f"{len(ids)} rows for {step.tokens} tokens")
@@ -81,7 +81,7 @@ class FakeStage:
         used = sum(pages_for(len(context)) for context in self._contexts.values())
         if used > self.pages:
             raise OutOfStep(f"{used} pages of {self.pages}")
-        self.most_pages = max(self.most_pages, used)
+        self.max_used_pages = max(self.max_used_pages, used)
         if not self._ends:
             return StageOutput(step=step, hidden=given.data.double().view(-1, 1) + self.layers[1] - first)
         rows = torch.tensor(wanted, dtype=torch.float64).view(-1, 1)
@@ -90,16 +90,16 @@ class FakeStage:
         return StageOutput(step=step, hidden=rows)
 
     def finish(self, given: StageInput) -> StageOutput:
-        rows = zip(given.step.wanting, given.data.flatten().tolist(), strict=True)
+        rows = zip(given.step.sampled_chunks, given.data.flatten().tolist(), strict=True)
         tokens = tuple(
-            StageToken(sequence=chunk.sequence, choice=Choice(token_id=int(row), logprob=None))
+            StageToken(sequence=chunk.sequence, sampled=SampledToken(token_id=int(row), logprob=None))
             for chunk, row in rows
             if chunk.sequence in self._contexts
         )
         return StageOutput(step=given.step, hidden=None, tokens=tokens)
 
     def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
-        """The sequence's tokens as one head of size one, keys and values alike."""
+        """Return the sequence's tokens as one head of size one, keys and values alike."""
         if sequence not in self._contexts:
             raise OutOfStep(f"{self!r} has no sequence {sequence}")
         first, last = layers or self.layers

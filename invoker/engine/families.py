@@ -1,4 +1,4 @@
-"""The decoder families: which Hugging Face classes a checkpoint's layers are built from, and its names."""
+"""The decoder families: the Hugging Face classes of their layers, and their tensor names."""
 
 import copy
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ from invoker.engine.contract import UnsupportedModel
 class Family:
     """Classes and tensor names of one architecture.
 
-    `rotary` is None where positions are a learned embedding (`positions` names it then). `prefix`
-    stands before every name but the head's; a checkpoint of the bare base model lacks it.
+    `rotary` is None where positions are a learned embedding, named `positions`. `prefix` precedes every name
+    but the head's; a checkpoint of the bare base model lacks it.
     """
 
     config: type[PreTrainedConfig]
@@ -52,7 +52,7 @@ class Family:
     windows: Literal["none", "all", "typed"] = "none"
 
     def window(self, config: Any, layer: int) -> int | None:
-        """How many of the last tokens the layer sees, None for all."""
+        """Return the attention window of the layer in tokens, None for unlimited."""
         if self.windows == "none":
             return None
         if self.windows == "typed" and config.layer_types[layer] != "sliding_attention":
@@ -118,11 +118,11 @@ class Geometry:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    longest: int  # positions that the model can tell apart
+    longest: int  # positions that the model can distinguish
 
 
 def family_of(architecture: str) -> Family:
-    """The family, or UnsupportedModel."""
+    """Return the family of an architecture. Raises UnsupportedModel."""
     if architecture not in FAMILIES:
         raise UnsupportedModel(
             f"{architecture} is not a decoder that this engine runs; it runs {', '.join(FAMILIES)}"
@@ -131,7 +131,7 @@ def family_of(architecture: str) -> Family:
 
 
 def parse_config(family: Family, raw: Mapping[str, object]) -> Any:
-    """A config object of our own from a parsed config.json. Raises UnsupportedModel."""
+    """Return a private config object from a parsed config.json. Raises UnsupportedModel."""
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantised checkpoints are not supported")
     try:
@@ -145,7 +145,7 @@ def parse_config(family: Family, raw: Mapping[str, object]) -> Any:
 
 
 def geometry_of(config: Any) -> Geometry:
-    """The sizes that a parsed config implies."""
+    """Return the sizes that a parsed config implies."""
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     longest = config.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Own modules for the Llama family: q|k|v and gate|up are one matrix each, a view of the image."""
+"""Fused layers of the Llama family: q|k|v and gate|up are one matrix each, a view of the image."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from invoker.engine.attention import attend
-from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import Step
+from invoker.engine.kv.cache import KvPool
+from invoker.engine.layout import AttentionMetadata
 from invoker.engine.projection import as_columns, by_columns, project
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayer:
-    """One layer's weights, all views of the image; `window` limits how far back its attention sees."""
+    """One layer's weights, all views of the image; `window` limits the range of its attention, in tokens."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -31,14 +31,14 @@ class FusedLayer:
     window: int | None
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All weights."""
+        """Yield all weights."""
         values = (getattr(self, each.name) for each in fields(self))
         return (value for value in values if isinstance(value, torch.Tensor))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedShape:
-    """What the layers have in common. `frequencies` rotate the first 2 * len elements of each head."""
+    """The sizes that all layers share. `frequencies` rotate the first `2 * len` elements of each head."""
 
     heads: int
     kv_heads: int
@@ -61,10 +61,10 @@ class FusedLayers:
     def tensors(self) -> Iterator[torch.Tensor]:
         return (tensor for layer in self._layers for tensor in layer.tensors())
 
-    def run(self, hidden: torch.Tensor, step: Step, pool: KvPool) -> torch.Tensor:
-        """`[tokens, hidden]` through all layers."""
+    def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
+        """Run `hidden`, `[tokens, hidden]`, through all layers."""
         cos, sin = self._angles(step.positions, hidden.dtype)
-        # The same memory layout in every layer, however the model is cut: so are the bits.
+        # One memory layout in every layer, so that the bits do not depend on where the model is cut.
         columns = by_columns(hidden)
         if columns:
             hidden = as_columns(hidden)
@@ -74,7 +74,7 @@ class FusedLayers:
         return hidden.contiguous() if columns else hidden
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, `[tokens, 1, half]`."""
+        """Return cosines and sines, `[tokens, 1, half]`."""
         angles = positions.float()[:, None, None] * self.shape.frequencies
         cos, sin = angles.cos(), angles.sin()
         if self.shape.rotary_scale != 1:
@@ -88,7 +88,7 @@ class FusedLayers:
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        step: Step,
+        step: AttentionMetadata,
         pool: KvPool,
     ) -> torch.Tensor:
         shape = self.shape
@@ -118,14 +118,14 @@ class FusedLayers:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The root-mean-square norm over the last dimension."""
+    """Return the root-mean-square norm over the last dimension."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turn the first elements of `[tokens, heads, head_dim]` by their positions, in place.
+    """Rotate the first elements of `[tokens, heads, head_dim]` by their positions, in place.
 
-    Element i of the first half and of the second half of what is turned make a pair.
+    Element i of the first half and element i of the second half of the rotated part form a pair.
     """
     half = cos.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]

@@ -1,4 +1,4 @@
-"""Binding the fused layers of the Llama family to an image."""
+"""Binding of the Llama family's fused layers to an image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from invoker.engine.paths import GATE_UP, QKV
 def bind_fused(
     views: ImageViews, family: Family, config: Any, rotary: Any, prefix: str, first: int, last: int
 ) -> FusedLayers:
-    """The layers `[first, last)`, whose tensors are named `{prefix}{index}.…`. Raises UnsupportedModel."""
+    """Bind the layers `[first, last)`, with tensors named `{prefix}{index}.…`. Raises UnsupportedModel."""
     geometry = geometry_of(config)
     shape = FusedShape(
         heads=config.num_attention_heads,

@@ -1,13 +1,13 @@
-"""Decoder layers of Hugging Face as a stack of ours."""
+"""Hugging Face decoder layers as a LayerStack."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
-from invoker.engine.attention import StepRun
-from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import Step
+from invoker.engine.attention import AttentionContext
+from invoker.engine.kv.cache import KvPool
+from invoker.engine.layout import AttentionMetadata
 
 
 class HuggingFaceLayers:
@@ -29,10 +29,10 @@ class HuggingFaceLayers:
             yield from layer.parameters()
             yield from layer.buffers()
 
-    def run(self, hidden: torch.Tensor, step: Step, pool: KvPool) -> torch.Tensor:
-        """`[tokens, hidden]` through all layers."""
+    def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
+        """Run `hidden`, `[tokens, hidden]`, through all layers."""
         hidden = hidden.unsqueeze(0)
-        run = StepRun(step=step, pool=pool, first_layer=self._first)
+        run = AttentionContext(step=step, pool=pool, first_layer=self._first)
         kwargs = {}
         if self.rotary is not None:
             kwargs["position_embeddings"] = self.rotary(hidden, position_ids=step.positions[None])

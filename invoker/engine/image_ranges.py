@@ -1,11 +1,13 @@
-"""Which bytes of a model's image a range of its layers needs."""
+"""The bytes of a model image that a range of its layers needs."""
 
 from registry.images.manifest import Manifest
 
 
-def bytes_of_layers(manifest: Manifest, first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """The byte ranges `[start, end)` that must have arrived before the layers `[first, last)` can run: with
-    layer 0 the embedding, and with the last one the final norm and the head; a tied head is the embedding."""
+def layer_byte_ranges(manifest: Manifest, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Return the byte ranges `[start, end)` that must have arrived before the layers `[first, last)` can run.
+
+    Layer 0 needs the embedding too, the last layer the final norm and the head; a tied head is the embedding.
+    """
     found: list[tuple[int, int]] = []
     for span in manifest.layers:
         place = {"embed": 0, "head": manifest.num_layers - 1}.get(span.kind, span.index)

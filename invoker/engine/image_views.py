@@ -1,4 +1,4 @@
-"""Tensors of a model image as views of the memory that it lies in."""
+"""Tensors of a model image as views of the memory that holds it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -19,7 +19,7 @@ _STORED: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat
 
 
 def compute_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name, or UnsupportedModel."""
+    """Return the torch dtype of that name. Raises UnsupportedModel."""
     if name not in DTYPES:
         raise UnsupportedModel(f"dtype {name!r} is not supported; use {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -44,11 +44,11 @@ class ImageViews:
         return frozenset(self.entries)
 
     def view(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor of that name, which must have that shape."""
+        """Return the tensor of that name, which must have that shape."""
         return self.stacked([(name, shape)])
 
     def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
-        """Tensors that lie side by side, as one that is stacked along the first dimension."""
+        """Return adjacent tensors as one, stacked along the first dimension."""
         entries = [self.entries[name] for name, _ in parts]
         position = entries[0].offset
         for entry, (_, shape) in zip(entries, parts, strict=True):
@@ -70,16 +70,18 @@ class ImageViews:
         if _STORED.get(entry.dtype) != self.dtype:
             raise UnsupportedModel(
                 f"{entry.name} is stored as {entry.dtype}, but the model runs in {self.dtype}; "
-                "pack the checkpoint in the dtype that it is to run in"
+                "pack the checkpoint in the dtype to run in"
             )
         if entry.shape != shape:
             raise UnsupportedModel(f"{entry.name} has shape {entry.shape}, config.json implies {shape}")
         if entry.nbytes != prod(shape) * self.dtype.itemsize or entry.offset % self.dtype.itemsize:
-            raise UnsupportedModel(f"{entry.name} does not lie in the image as its shape and dtype imply")
+            raise UnsupportedModel(
+                f"{entry.name} does not have the offset and size that its shape and dtype imply"
+            )
 
 
 def parameters(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
-    """Each parameter below `module`: its owner, its attribute there, and its name in a checkpoint."""
+    """Yield each parameter below `module`: its owner, its attribute there, and its name in a checkpoint."""
     for path, owner in module.named_modules():
         for attribute, parameter in owner._parameters.items():
             if parameter is not None:  # a linear layer without bias

@@ -8,13 +8,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
-from invoker.engine.kv_cache import PAGE_TOKENS
-from invoker.engine.scheduler import Chunk
+from invoker.engine.kv.cache import PAGE_TOKENS
+from invoker.engine.scheduling.scheduler import Chunk
 
 # Sequences decode together, padded to the longest of their group: none is padded to more than twice
 # its length, except within this many pages, where another call costs more than the padding.
 _SMALL_PAGES = 16
-# On a CPU longer sequences decode one by one, over their keys where these lie: a group's are copied.
+# On a CPU longer sequences decode one by one, over their keys in place: a group's keys are copied.
 _COPIED_PAGES_CPU = 4
 
 
@@ -22,10 +22,10 @@ _COPIED_PAGES_CPU = 4
 class AttentionCall:
     """One attention call: rows `[first, last)` of the batch, `queries` tokens of each of `sequences`.
 
-    The keys are in `runs` of slots, one `[first, last)` a sequence, or where these lie apart on `pages` (a
-    flat index, sequence by sequence), of which the tokens `[key_first, key_last)` count. With `fresh` the
-    queries' own keys are all there are, so the cache need not be read. `mask` is added to the scores; with
-    None and more than one query the call is causal.
+    The keys are in `runs` of slots, one `[first, last)` a sequence, or, where they are scattered, on `pages`
+    (a flat int64 index, sequence by sequence), of which the tokens `[key_first, key_last)` count. With
+    `fresh` the queries' own keys are all keys, so the cache need not be read. `mask` is added to the scores;
+    without one, a call of more than one query is causal.
     """
 
     first: int
@@ -40,8 +40,8 @@ class AttentionCall:
     mask: torch.Tensor | None
 
 
-class Step(Protocol):
-    """What the layers need to know of a step: where its tokens stand, and how they attend."""
+class AttentionMetadata(Protocol):
+    """The metadata of a step: positions and cache slots, int64 `[tokens]`, and the attention calls."""
 
     @property
     def positions(self) -> torch.Tensor: ...
@@ -50,7 +50,7 @@ class Step(Protocol):
     def slots(self) -> torch.Tensor: ...
 
     def calls(self, window: int | None) -> tuple[AttentionCall, ...]:
-        """The attention calls of a layer that sees the last `window` tokens (None: all)."""
+        """Return the attention calls of a layer with a window of `window` tokens (None: unlimited)."""
         ...
 
 
@@ -58,9 +58,9 @@ class Step(Protocol):
 class StepLayout:
     """The chunks of a step in the order of the batch, and their index tensors.
 
-    Chunks of one token come first, in order of length; `logit_rows` are the rows that give a next
-    token, in the order of `sampled`. Attention calls depend on the layer's window, so they are made at
-    first use and kept.
+    Chunks of one token come first, in order of length; `logit_rows` are the rows that yield a next token, in
+    the order of `sampled`. Attention calls depend on the layer's window, so they are built at first use and
+    cached.
     """
 
     chunks: tuple[Chunk, ...]
@@ -76,7 +76,7 @@ class StepLayout:
         return self.positions.numel()
 
     def calls(self, window: int | None) -> tuple[AttentionCall, ...]:
-        """The attention calls of a layer that sees the last `window` tokens (None: all)."""
+        """Return the attention calls of a layer with a window of `window` tokens (None: unlimited)."""
         if window not in self._calls:
             self._calls[window] = _calls(self, window)
         return self._calls[window]
@@ -94,12 +94,12 @@ _AnyChunk = TypeVar("_AnyChunk", bound=_Span)
 
 
 def batch_order(chunks: Iterable[_AnyChunk]) -> list[_AnyChunk]:
-    """Chunks in the order in which they stand in a batch; one that is in order stays as it is."""
+    """Return the chunks in batch order; the sort is stable and idempotent."""
     return sorted(chunks, key=lambda chunk: (chunk.count > 1, chunk.start if chunk.count == 1 else 0))
 
 
 def build_layout(chunks: Iterable[Chunk], dtype: torch.dtype, device: torch.device) -> StepLayout:
-    """Lay the chunks out, and make the index tensors on `device`."""
+    """Lay the chunks out, with the index tensors on `device`."""
     ordered = batch_order(chunks)
     counts = [c.count for c in ordered]
     alone = counts.count(1)
@@ -153,7 +153,7 @@ def _calls(layout: StepLayout, window: int | None) -> tuple[AttentionCall, ...]:
         together = next((i for i, length in enumerate(lengths) if length > _COPIED_PAGES_CPU), together)
     groups = group_by_length(lengths[:together])
     calls = [_decode_call(layout, decoding[a:b], spans[a:b], a, window) for a, b in groups]
-    calls += _lone_calls(layout, decoding[together:], together, window)
+    calls += _uncopied_calls(layout, decoding[together:], together, window)
     row = len(decoding)
     for chunk in layout.chunks[len(decoding) :]:
         calls.append(_single_call(layout, chunk, row, window))
@@ -161,10 +161,10 @@ def _calls(layout: StepLayout, window: int | None) -> tuple[AttentionCall, ...]:
     return tuple(calls)
 
 
-def _lone_calls(
+def _uncopied_calls(
     layout: StepLayout, chunks: Sequence[Chunk], row: int, window: int | None
 ) -> list[AttentionCall]:
-    """Calls for chunks of one token that are not worth a copy: neighbours on runs share one call."""
+    """Return calls for chunks of one token that are not worth a copy: neighbours on runs share one call."""
     calls = [_single_call(layout, chunk, i, window) for i, chunk in enumerate(chunks, row)]
     merged: list[AttentionCall] = []
     for apart, neighbours in groupby(calls, key=lambda call: call.pages is not None):
@@ -178,7 +178,7 @@ def _lone_calls(
 
 
 def _page_span(chunk: Chunk, window: int | None) -> tuple[int, int]:
-    """The pages `[first, last)` of a chunk's sequence that its queries see."""
+    """Return the pages `[first, last)` of a chunk's sequence that its queries see."""
     first = 0 if window is None else max(0, chunk.start - window + 1) // PAGE_TOKENS
     return first, (chunk.start + chunk.count - 1) // PAGE_TOKENS + 1
 

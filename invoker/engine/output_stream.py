@@ -1,4 +1,4 @@
-"""One `generate` call, between the thread that runs it and the loop that reads it."""
+"""One `generate` call, between the engine's thread and the event loop."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from invoker.engine.contract import NewSequence, TokenOutput
 
 
 class OutputStream:
-    """A sequence, and its outputs that the loop has not read yet, or the error that comes in their place."""
+    """A sequence and its unread outputs, or the error that replaces them."""
 
     def __init__(self, sequence: NewSequence) -> None:
         self.sequence = sequence
@@ -14,7 +14,7 @@ class OutputStream:
         self.ended = False
 
     async def next(self) -> TokenOutput:
-        """The next output; with a `finish_reason` or an `error` it is the last. Raises an error that came."""
+        """Return the next output, or raise a queued error; a `finish_reason` or `error` marks the last."""
         output = await self.outputs.get()
         if isinstance(output, Exception):
             self.ended = True

@@ -1,4 +1,4 @@
-"""Which of the two ways a decoder's layers run: own fused modules, or Hugging Face's."""
+"""The choice of layer implementation: fused modules or Hugging Face's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _FUSIBLE = _FUSED_IN_CHECKPOINT | {
 
 
 class LayerPath(StrEnum):
-    """What runs the layers; AUTO is the fused modules where they apply."""
+    """The implementation of the layers; AUTO selects the fused modules where they apply."""
 
     AUTO = "auto"
     FUSED = "fused"
@@ -29,7 +29,7 @@ class LayerPath(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathChoice:
-    """The path that a model takes, and why."""
+    """The selected implementation, and the reason."""
 
     path: LayerPath
     reason: str
@@ -42,9 +42,9 @@ def choose_path(
     entries: Mapping[str, TensorEntry],
     layer_prefixes: Sequence[str],
 ) -> PathChoice:
-    """Decide for the layers whose tensors start with `layer_prefixes` (`model.layers.0.`, …)."""
+    """Select the implementation for the layers with tensor prefixes `layer_prefixes`."""
     if wanted is LayerPath.HUGGING_FACE:
-        return PathChoice(path=wanted, reason="it was asked for")
+        return PathChoice(path=wanted, reason="it was requested")
     obstacle = _obstacle(architecture, config, entries, layer_prefixes)
     if obstacle:
         return PathChoice(path=LayerPath.HUGGING_FACE, reason=obstacle)
@@ -54,7 +54,7 @@ def choose_path(
 def _obstacle(
     architecture: str, config: Any, entries: Mapping[str, TensorEntry], layer_prefixes: Sequence[str]
 ) -> str:
-    """What stands in the way of the fused modules, "" for nothing."""
+    """Return why the fused modules cannot be used, "" if they can."""
     if architecture not in _FUSIBLE:
         return f"there are no fused modules for {architecture}"
     if config.hidden_act != "silu":
@@ -72,8 +72,8 @@ def _obstacle(
 
 
 def _gap(entries: Sequence[TensorEntry]) -> str:
-    """Where tensors that should lie side by side do not, "" if they do."""
+    """Return which tensors that should be adjacent are not, "" if all are."""
     for one, following in pairwise(entries):
         if one.offset + one.nbytes != following.offset:
-            return f"{one.name} and {following.name} do not lie side by side"
+            return f"{one.name} and {following.name} are not adjacent"
     return ""

@@ -9,17 +9,17 @@ _COLUMN_ROWS = range(4, 33)
 
 
 def by_columns(x: torch.Tensor) -> bool:
-    """Whether `[rows, …]` is best kept with its rows side by side in memory: see `as_columns`."""
+    """Return whether `[rows, …]` is best stored column-major: see `as_columns`."""
     return x.shape[0] in _COLUMN_ROWS and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def as_columns(x: torch.Tensor) -> torch.Tensor:
-    """The same `[rows, width]`, stored as `[width, rows]`."""
+    """Return the same `[rows, width]`, stored as `[width, rows]`."""
     return x.t().contiguous().t()
 
 
 def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x @ weight.T + bias` for `[rows, width]`; the result lies by columns where `by_columns(x)`."""
+    """Return `x @ weight.T + bias` for `[rows, width]`; stored column-major where `by_columns(x)`."""
     if not by_columns(x):
         return F.linear(x, weight, bias)
     out = (weight @ x.t()).t()

@@ -1,4 +1,4 @@
-"""The asyncio face of an engine: a thread that owns it, and streams that the loop reads."""
+"""The asyncio side of an engine: the thread that owns it, and the streams that the loop reads."""
 
 import asyncio
 import contextlib
@@ -20,30 +20,30 @@ from invoker.engine.contract import (
     StepMeter,
     TokenOutput,
 )
-from invoker.engine.kv_cache import KvShape
-from invoker.engine.kv_slices import KvSlice
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.output_stream import OutputStream
-from invoker.engine.sequences import BadSequence
+from invoker.engine.scheduling.sequence_table import InvalidSequence
 
 logger = logging.getLogger(__name__)
 
 
 class EngineClosed(EngineError):
-    """The runner is closed, or its engine failed for good: another instance can go on with the work."""
+    """The runner is closed, or its engine failed for good: another instance can continue the work."""
 
     code = "draining"
 
 
-class KvTaker(Protocol):
-    """A GenerateEngine to which K and V from elsewhere can be given."""
+class KvReceiver(Protocol):
+    """A GenerateEngine that can import K and V."""
 
     def add(self, sequence: NewSequence, kv: Sequence[KvSlice]) -> None:
         """See DecoderEngine.add."""
         ...
 
 
-class NobodysCall:
-    """An EngineCall for whoever runs something without being billed."""
+class UnbilledCall:
+    """The EngineCall of work that is not billed."""
 
     def hold(self) -> None:
         return None
@@ -52,17 +52,17 @@ class NobodysCall:
         return None
 
 
-class NoMeter:
-    """A StepMeter that does not listen."""
+class NullMeter:
+    """A StepMeter that records nothing."""
 
-    def began(self) -> None:
+    def start_step(self) -> None:
         return None
 
-    def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
+    def end_step(self, work: Sequence[tuple[EngineCall, int]]) -> None:
         return None
 
 
-NOBODY = NobodysCall()
+UNBILLED = UnbilledCall()
 
 
 class _Stream(OutputStream):
@@ -73,14 +73,14 @@ class _Stream(OutputStream):
 
 
 class EngineRunner:
-    """Owns `engine` and the thread that alone touches it. Made inside a running event loop.
+    """Owns `engine` and the only thread that uses it. Created inside a running event loop.
 
-    The thread sleeps on a condition while there is nothing to do. Commands (add, cancel, compute) are
-    carried out between steps, and a step's outputs reach the loop in one call. The `meter` is told of
-    each step and forward; a call is held as long as the engine may run something for it, which is longer
-    than its stream is read where that is left in the middle of a step. If the engine raises
-    from a step, which it never does for a fault of one step alone, all its streams end with
-    EngineClosed and the runner closes itself: see `failure`.
+    The thread sleeps on a condition while there is nothing to do. Commands (add, cancel, compute) run between
+    steps, and the outputs of a step reach the loop in one call. The `meter` is called around each step and
+    forward; a call is held while the engine may run something for it, which is longer than its stream is read
+    if the reader leaves in the middle of a step. If the engine raises from a step, which it never does for a
+    fault of one step alone, all its streams end with EngineClosed and the runner closes itself: see
+    `failure`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EngineRunner:
         meter: StepMeter | None = None,
     ) -> None:
         self._engine = engine
-        self._meter = meter or NoMeter()
+        self._meter = meter or NullMeter()
         self._generator = cast(GenerateEngine, engine) if hasattr(engine, "step") else None
         self._loop = asyncio.get_running_loop()
         self._condition = threading.Condition()
@@ -114,28 +114,28 @@ class EngineRunner:
 
     @property
     def kv_shape(self) -> KvShape | None:
-        """Of the K and V that a sequence may come with; None if it may come with none."""
+        """The shape of K and V that `generate` accepts; None if it accepts none."""
         found = getattr(self._engine, "kv_shape", None)
         return found if isinstance(found, KvShape) else None
 
     @property
     def active(self) -> int:
-        """Streams and calls under way."""
+        """The number of streams and calls in progress."""
         return len(self._streams) + len(self._calls)
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall = NOBODY, kv: Sequence[KvSlice] = ()
+        self, sequence: NewSequence, call: EngineCall = UNBILLED, kv: Sequence[KvSlice] = ()
     ) -> AsyncGenerator[TokenOutput, None]:
-        """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`. With `kv`, its
-        tokens' K and V in all layers, only what these leave is run: see DecoderEngine.add. Where they do not
-        fit the model all is run.
+        """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
 
-        Closing the generator early (see contextlib.aclosing) or cancelling its task cancels the
-        sequence before the engine's next step. Raises what the engine's `add` raises, or EngineClosed.
+        `kv` is K and V of its first tokens in all layers: only the tokens after them are run (see
+        DecoderEngine.add). Where they do not fit the model, all tokens are run. Closing the generator early
+        (see contextlib.aclosing) or cancelling its task cancels the sequence before the engine's next step.
+        Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
         stream = _Stream(sequence, call, kv)
-        del kv  # the engine lets go of it when it has run
+        del kv  # the engine releases the slices when it has run
         self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
         try:
@@ -153,9 +153,9 @@ class EngineRunner:
         pixels: np.ndarray | None = None,
         pooling: str = "mean",
         normalize: bool = True,
-        call: EngineCall = NOBODY,
+        call: EngineCall = UNBILLED,
     ) -> dict[str, np.ndarray]:
-        """One forward of a ComputeEngine, one at a time in order. Raises EngineError, EngineClosed."""
+        """Run one forward of a ComputeEngine, one at a time in order. Raises EngineError, EngineClosed."""
         self._check_open()
         forward: asyncio.Future[dict[str, np.ndarray]] = self._loop.create_future()
         self._enter(self._calls, forward, call)
@@ -166,22 +166,22 @@ class EngineRunner:
             self._leave(self._calls, forward)
 
     async def drain(self) -> None:
-        """Return once no stream and no call is under way."""
+        """Return once no stream and no call is in progress."""
         await self._idle.wait()
 
     async def wait_closed(self) -> None:
-        """Return once the engine is closed, on purpose or by a failure."""
+        """Return once the engine is closed, on request or by a failure."""
         await self._closed.wait()
 
     async def aclose(self) -> None:
-        """End what is under way with EngineClosed, close the engine and end the thread. Idempotent."""
+        """End all streams and calls with EngineClosed, close the engine and end the thread. Idempotent."""
         with self._condition:
             self._closing = True
             self._condition.notify()
         await self._closed.wait()
-        self._thread.join()  # it has nothing left to do: its last act was to tell us so
+        self._thread.join()  # its last act was to set `_closed`
 
-    # The loop's side.
+    # On the loop's thread.
 
     def _check_open(self) -> None:
         if self._closing:
@@ -216,7 +216,7 @@ class EngineRunner:
                 self._release(stream)
             stream.outputs.put_nowait(output)
 
-    def _refuse(self, stream: _Stream, error: EngineError) -> None:
+    def _reject(self, stream: _Stream, error: EngineError) -> None:
         self._release(stream)
         stream.outputs.put_nowait(error)
 
@@ -246,14 +246,14 @@ class EngineRunner:
             self._release(member)
         self._closed.set()
 
-    # The thread's side.
+    # On the engine's thread.
 
     def _main(self) -> None:
         try:
             while self._run_commands():
                 if self._generator is not None and self._generator.has_work:
                     self._step(self._generator)
-        except Exception as error:  # the engine's: `failure` tells of it
+        except Exception as error:  # the engine's: reported in `failure`
             logger.exception("the engine failed and is closed")
             # Without its frames, which would keep the engine's tensors and so the region's memory.
             self.failure = error.with_traceback(None)
@@ -263,14 +263,14 @@ class EngineRunner:
             self._live.clear()
             try:
                 self._engine.close()
-            except Exception as error:  # what has failed may fail to close, too
+            except Exception as error:  # a failed engine may fail to close, too
                 logger.exception("the engine failed while it was closed")
                 self.failure = self.failure or error.with_traceback(None)
             finally:
                 self._post(self._ended)
 
     def _run_commands(self) -> bool:
-        """Carry out what was asked, after waiting for it if the engine is idle; False to end."""
+        """Run the queued commands, after waiting for one if the engine is idle; return False to end."""
         with self._condition:
             while not (self._commands or self._closing or self._has_work()):
                 self._condition.wait()
@@ -285,13 +285,13 @@ class EngineRunner:
         return self._generator is not None and self._generator.has_work
 
     def _step(self, engine: GenerateEngine) -> None:
-        self._meter.began()
+        self._meter.start_step()
         work: list[tuple[EngineCall, int]] = [(stream.call, 1) for stream in self._live.values()]
         try:
             results = engine.step()
             work = [(self._live[result.request_id].call, result.work) for result in results]
         finally:
-            self._meter.ended(work)
+            self._meter.end_step(work)
         outputs = []
         for output in results:
             stream = self._live[output.request_id]
@@ -308,19 +308,23 @@ class EngineRunner:
                 raise EngineError("this engine does not generate")
             if request_id in self._live:
                 raise EngineError(f"sequence {request_id} is running already")
-            self._give(self._generator, stream)
+            self._add_to_engine(self._generator, stream)
         except EngineError as error:
-            self._post(self._refuse, stream, error)
+            self._post(self._reject, stream, error)
         else:
             self._live[request_id] = stream
 
-    def _give(self, engine: GenerateEngine, stream: _Stream) -> None:
+    def _add_to_engine(self, engine: GenerateEngine, stream: _Stream) -> None:
         kv, stream.kv = stream.kv, ()
         if kv:
             try:
-                cast(KvTaker, engine).add(stream.sequence, kv)
-            except BadSequence as error:  # of the sequence or of what came with it
-                logger.info("sequence %s begins anew: %s", stream.sequence.request_id, error)
+                cast(KvReceiver, engine).add(stream.sequence, kv)
+            except InvalidSequence as error:  # of the sequence or of its K and V
+                logger.info(
+                    "sequence %s: K and V not imported, prompt recomputed: %s",
+                    stream.sequence.request_id,
+                    error,
+                )
             else:
                 return
         engine.add(stream.sequence)
@@ -341,20 +345,20 @@ class EngineRunner:
         try:
             if self._generator is not None:
                 raise EngineError("this engine generates; it computes nothing else")
-            self._meter.began()
+            self._meter.start_step()
             try:
                 result = cast(ComputeEngine, self._engine).compute(*arguments)
             finally:
-                self._meter.ended([(call, 1)])
+                self._meter.end_step([(call, 1)])
         except EngineError as error:
             self._post(self._settle, forward, None, error)
-        except Exception as error:  # of this call alone: its caller hears of it
+        except Exception as error:  # of this call alone: raised to its caller
             logger.exception("a forward failed")
             self._post(self._settle, forward, None, EngineError(f"the engine failed in this call: {error}"))
         else:
             self._post(self._settle, forward, result, None)
 
     def _post(self, callback: Callable[..., None], *arguments: object) -> None:
-        # A loop that is closed already has nobody left who could read this.
+        # If the loop is closed already, nothing is left to read this.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)

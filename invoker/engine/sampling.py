@@ -1,7 +1,7 @@
-"""Choosing tokens from logits: vectorised over the sequences of a step.
+"""Token sampling from logits, vectorised over the sequences of a step.
 
-A draw is a function of (seed, position) and the logits alone: no generator state is carried from one
-token to the next, so a sequence continues identically wherever it goes on.
+A draw is a function of (seed, position) and the logits alone: no generator state is carried from one token to
+the next, so a sequence continues identically on any node.
 """
 
 from collections.abc import Sequence
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 
 import torch
 
-from registry.messages import Sampling, TokenLogprob
+from registry.messages.node import Sampling, TokenLogprob
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """One row of logits: how to sample from it, and the position that the token will take."""
+class SamplingRow:
+    """One row of logits: its sampling parameters, and the position of the token to sample."""
 
     sampling: Sampling
     position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The chosen token. `token_id` is None if the logits were not numbers."""
+class SampledToken:
+    """A sampled token. `token_id` is None if the logits were not numbers."""
 
     token_id: int | None
     logprob: TokenLogprob | None
 
 
 def _signed(word: int) -> int:
-    """The 64-bit word as torch's int64 holds it."""
+    """Return the 64-bit word as a signed int64."""
     return (word & _MASK) - ((word & (1 << 63)) << 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser: a bijection of 64-bit words in which every input bit moves every output bit."""
+    """Return SplitMix64's finaliser, a bijection of 64-bit words with full avalanche."""
 
     def folded(x: torch.Tensor, bits: int) -> torch.Tensor:
         return x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))  # int64's own shift repeats the sign
@@ -49,7 +49,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 def uniforms(
     seeds: Sequence[int], positions: Sequence[int], count: int, device: torch.device
 ) -> torch.Tensor:
-    """`count` numbers in (0, 1) for each (seed, position): float64, 53 bits of each random."""
+    """Return `[rows, count]` float64 in (0, 1), 53 random bits each, a row for each (seed, position)."""
     seed = torch.tensor([[_signed(seed)] for seed in seeds], device=device)
     position = torch.tensor([[_signed(position)] for position in positions], device=device)
     row = _mix(_mix(seed + _signed(0x9E3779B97F4A7C15)) + position * _signed(0xD1342543DE82EF95))
@@ -57,8 +57,8 @@ def uniforms(
     return (((word >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
-    """Choose one token for each row of `logits` [rows, vocabulary]."""
+def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`."""
     logits = logits.float()
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if len(random_rows) == len(draws):
@@ -74,7 +74,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice]:
     valid = torch.isfinite(picked).tolist()
     logprobs = _logprobs(logits, chosen, draws)
     return [
-        Choice(token_id=token if ok else None, logprob=logprob if ok else None)
+        SampledToken(token_id=token if ok else None, logprob=logprob if ok else None)
         for token, ok, logprob in zip(tokens, valid, logprobs, strict=True)
     ]
 
@@ -85,12 +85,12 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """The Gumbel-max trick over what top-k and then top-p leave: each token has a noise of its own.
+def _draw(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
+    """Sample by the Gumbel-max trick over the tokens that top-k and then top-p keep; return ids, `[rows]`.
 
-    Logits computed in another batch or on another node differ in their last bits. That moves this draw only
-    where two tokens are as good as tied; the inverse of a CDF over sorted tokens, which change places, moves
-    far more often.
+    Each token has its own noise. Logits computed in another batch or on another node differ in their last
+    bits. That changes this draw only where two tokens are nearly tied; inverting the CDF over sorted tokens,
+    which change places, would change far more often.
     """
     device, vocabulary = logits.device, logits.shape[1]
     samplings = [draw.sampling for draw in draws]
@@ -104,33 +104,33 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def _kept(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Which tokens top-k and then top-p leave in each row."""
+    """Return which tokens top-k and then top-p keep in each row, bool `[rows, vocabulary]`."""
     device, vocabulary = scaled.device, scaled.shape[1]
     ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
     mass = torch.softmax(ordered, dim=-1)
     rank = torch.arange(vocabulary, device=device)
-    most = torch.tensor([[s.top_k or vocabulary] for s in samplings], device=device)
-    mass = mass.masked_fill(rank >= most, 0.0)
+    limit = torch.tensor([[s.top_k or vocabulary] for s in samplings], device=device)
+    mass = mass.masked_fill(rank >= limit, 0.0)
     shares = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
     # A token stays while the mass ahead of it is short of top_p; the first always stays.
     ahead = mass.cumsum(dim=-1) - mass
-    kept = (ahead < shares * mass.sum(dim=-1, keepdim=True)) & (rank < most)
+    kept = (ahead < shares * mass.sum(dim=-1, keepdim=True)) & (rank < limit)
     kept[:, 0] = True
     return torch.zeros_like(kept).scatter_(1, tokens, kept)
 
 
 def _logprobs(
-    logits: torch.Tensor, chosen: torch.Tensor, draws: Sequence[Draw]
+    logits: torch.Tensor, chosen: torch.Tensor, draws: Sequence[SamplingRow]
 ) -> Sequence[TokenLogprob | None]:
-    """Natural-log probabilities under the unscaled, unfiltered logits, for the rows that asked."""
-    asked = [draw.sampling.logprobs for draw in draws]
-    if all(n is None for n in asked):
+    """Return log-probabilities under the unscaled, unfiltered logits, for the rows that request them."""
+    requested = [draw.sampling.logprobs for draw in draws]
+    if all(n is None for n in requested):
         return [None] * len(draws)
     table = torch.log_softmax(logits, dim=-1)
     own = table.gather(1, chosen.unsqueeze(1)).squeeze(1).tolist()
-    most = min(max(n or 0 for n in asked), logits.shape[1])
-    values, ids = table.topk(most, dim=-1)
-    rows = zip(asked, own, ids.tolist(), values.tolist(), strict=True)
+    columns = min(max(n or 0 for n in requested), logits.shape[1])
+    values, ids = table.topk(columns, dim=-1)
+    rows = zip(requested, own, ids.tolist(), values.tolist(), strict=True)
     return [
         None if n is None else TokenLogprob(logprob, tuple(zip(top[:n], best[:n], strict=True)))
         for n, logprob, top, best in rows

@@ -1,10 +1,10 @@
-"""A pipeline stage: runs a contiguous range of layers over a step's ragged batch."""
+"""The executor of a pipeline stage: a contiguous range of layers over a step's ragged batch."""
 
 import torch
 import torch.nn.functional as F
 
-from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import Step, StepLayout
+from invoker.engine.kv.cache import KvPool
+from invoker.engine.layout import AttentionMetadata, StepLayout
 from invoker.engine.projection import project
 from invoker.engine.weights import BoundStage
 
@@ -12,9 +12,9 @@ from invoker.engine.weights import BoundStage
 class StageExecutor:
     """The layers of `bound`, with their KV cache in `pool`.
 
-    A step passes through the stages in order of layers: `forward` on each, fed with token ids on the
-    first and with the previous stage's output on the others; the last one ends with the final norm. Then
-    `finish`, on the stage where `has_head` holds, turns the last stage's output into logits.
+    A step passes through the stages in order of layers: `forward` on each, with token ids on the first and
+    the previous stage's output on the others; the last one ends with the final norm. Then `finish`, on the
+    stage with `has_head`, turns the last stage's output into logits.
     """
 
     def __init__(self, bound: BoundStage, pool: KvPool) -> None:
@@ -31,9 +31,9 @@ class StageExecutor:
 
     @torch.inference_mode()
     def forward(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
-        """Token ids `[tokens]` or hidden states `[tokens, hidden]` in, hidden states out.
+        """Return hidden states for token ids `[tokens]` (first stage) or hidden states `[tokens, hidden]`.
 
-        The stage with the last layer returns only the rows that give a next token, normed.
+        The stage with the last layer returns only the rows that yield a next token, normed.
         """
         hidden = self.bound.layers.run(self._embed(inputs, layout), layout, self.pool)
         if self.bound.norm is None:
@@ -43,13 +43,13 @@ class StageExecutor:
         return self._norm(hidden)
 
     @torch.inference_mode()
-    def decode(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
-        """Token ids in, the logits after each of them out: for a stage that has the whole model."""
+    def decode(self, inputs: torch.Tensor, step: AttentionMetadata) -> torch.Tensor:
+        """Return the logits after each token id of `inputs`, `[tokens]`: for a stage with the whole model."""
         return self.finish(self._norm(self.bound.layers.run(self._embed(inputs, step), step, self.pool)))
 
     @torch.inference_mode()
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The last stage's rows in, logits `[rows, vocabulary]` out."""
+        """Return logits `[rows, vocabulary]` for rows of the last stage."""
         assert self.bound.head is not None, f"{self!r} has no head"
         return project(hidden, self.bound.head)
 
@@ -58,7 +58,7 @@ class StageExecutor:
         normed: torch.Tensor = self.bound.norm(hidden)
         return normed
 
-    def _embed(self, inputs: torch.Tensor, step: Step) -> torch.Tensor:
+    def _embed(self, inputs: torch.Tensor, step: AttentionMetadata) -> torch.Tensor:
         if self.bound.embedding is None:
             return inputs
         hidden = F.embedding(inputs, self.bound.embedding)

@@ -1,4 +1,4 @@
-"""A stage of a pipeline over a part of a model's image: what has not arrived of the rest is never read."""
+"""A pipeline stage over a part of a model image: bytes of other layers are never read."""
 
 import logging
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ import torch
 from invoker.engine.contract import DeviceRegion, ModelSpec
 from invoker.engine.device_memory import kv_memory
 from invoker.engine.families import Geometry
-from invoker.engine.kv_cache import KvPool, KvShape, pages_for
-from invoker.engine.kv_slices import KvSlice, export_kv
+from invoker.engine.kv.cache import KvPool, KvShape, pages_for
+from invoker.engine.kv.pages import OutOfPages, PageAllocator
+from invoker.engine.kv.slices import KvSlice, export_kv
 from invoker.engine.layout import StepLayout, build_layout
-from invoker.engine.pages import OutOfPages, PageAllocator
 from invoker.engine.paths import LayerPath
-from invoker.engine.sampling import Draw, sample
-from invoker.engine.scheduler import Chunk
+from invoker.engine.sampling import SamplingRow, sample
+from invoker.engine.scheduling.scheduler import Chunk
 from invoker.engine.stage import StageExecutor
 from invoker.engine.stage_contract import (
-    Opening,
+    OpenSequence,
     OutOfStep,
     StageChunk,
     StageFacts,
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Held:
-    """A sequence of which this stage may hold K and V: of its first `cached` tokens."""
+class _StageSequence:
+    """A sequence of which this stage holds K and V of the first `cached` tokens."""
 
-    opening: Opening
+    opening: OpenSequence
     pages: tuple[int, ...] = ()
     cached: int = 0
 
@@ -46,8 +46,8 @@ class StageEngine:
     """A Stage of the layers `spec.layers`, of the image in `region`.
 
     The bytes of these layers must have arrived (of the embedding for layer 0, of the head for the last, see
-    image_ranges.py). `kv` is the memory of their KV cache: a region of the arena, or a number of
-    bytes to allocate. Raises UnsupportedModel.
+    image_ranges.py). `kv` is the memory of their KV cache: a region of the arena, or a number of bytes to
+    allocate. Raises UnsupportedModel.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StageEngine:
         self.pages = pool.pages
         self._stage = StageExecutor(bound, pool)
         self._allocator = PageAllocator(pool.pages)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _StageSequence] = {}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -86,13 +86,13 @@ class StageEngine:
         return f"<StageEngine layers [{first}, {last}), {len(self._held)} sequences, {self._allocator!r}>"
 
     def run(self, given: StageInput) -> StageOutput:
-        """See Stage."""
+        """Run the step: see Stage."""
         step = given.step
         self._forget(step.closed)
         for opening in step.opened:
             if opening.sequence in self._held:
                 raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
-            self._held[opening.sequence] = _Held(opening)
+            self._held[opening.sequence] = _StageSequence(opening)
         try:
             with torch.inference_mode():
                 output = self._run(given)
@@ -104,43 +104,43 @@ class StageEngine:
         return output
 
     def finish(self, given: StageInput) -> StageOutput:
-        """See Stage."""
+        """Sample the tokens: see Stage."""
         step, rows = given.step, given.data
-        wanting = step.wanting
-        if rows.shape[0] != len(wanting):
+        sampled_chunks = step.sampled_chunks
+        if rows.shape[0] != len(sampled_chunks):
             raise OutOfStep(
-                f"{rows.shape[0]} rows for the {len(wanting)} tokens that step {step.number} wants"
+                f"{rows.shape[0]} rows for the {len(sampled_chunks)} sampled tokens of step {step.number}"
             )
-        # Others were closed while the step was elsewhere.
-        here = [row for row, chunk in enumerate(wanting) if chunk.sequence in self._held]
+        # The other sequences were closed while the step was on other stages.
+        here = [row for row, chunk in enumerate(sampled_chunks) if chunk.sequence in self._held]
         if not here:
             return StageOutput(step=step, hidden=None)
         try:
             with torch.inference_mode():
-                if len(here) < len(wanting):
+                if len(here) < len(sampled_chunks):
                     rows = rows.index_select(0, torch.tensor(here, device=rows.device))
-                tokens = self._draw(rows, [wanting[row] for row in here])
+                tokens = self._draw(rows, [sampled_chunks[row] for row in here])
         except (RuntimeError, MemoryError) as error:
             logger.exception("the head failed in step %s", step.number)
             raise StageFailed(f"the head failed: {error}") from error
         return StageOutput(step=step, hidden=None, tokens=tokens)
 
     def export_kv(self, sequence: str, layers: tuple[int, int] | None = None) -> KvSlice:
-        """See Stage."""
+        """Return a copy of K and V: see Stage."""
         if sequence not in self._held:
             raise OutOfStep(f"{self!r} has no sequence {sequence}")
         held = self._held[sequence]
         return export_kv(self._stage.pool, self.layers[0], layers, held.pages, held.cached)
 
     def close(self) -> None:
-        """Let go of the regions: no view of them is left. Idempotent."""
+        """Release the regions: no view of them is left. Idempotent."""
         if not self._closed:
             self._closed = True
             self._forget(tuple(self._held))
             del self._stage
 
     def check_integrity(self) -> None:
-        """Assert that each page is owned once, and that a stage without sequences holds none."""
+        """Assert that each page has one owner, and that a stage without sequences holds none."""
         self._allocator.check_integrity()
         owned = [page for held in self._held.values() for page in held.pages]
         assert len(owned) == len(set(owned)) == self._allocator.used, "a page is shared or leaked"
@@ -154,7 +154,7 @@ class StageEngine:
     def _run(self, given: StageInput) -> StageOutput:
         step, bound = given.step, self._stage.bound
         if not step.chunks:
-            return self._nothing(step)
+            return self._empty_output(step)
         layout = self._layout(step.chunks)
         if given.data.shape[0] != layout.tokens:
             raise OutOfStep(
@@ -163,27 +163,27 @@ class StageEngine:
         hidden = self._stage.forward(given.data.to(bound.device), layout)
         if bound.last < bound.geometry.layers or not self.has_head:
             hidden = hidden.contiguous()
-            if bound.device.type == "cuda":  # to send it would wait; without this nothing times the step
+            if bound.device.type == "cuda":  # sending would wait; without this the step is not timed
                 torch.cuda.synchronize(bound.device)
             return StageOutput(step=step, hidden=hidden)
         return self.finish(StageInput(step=step, data=hidden))
 
-    def _nothing(self, step: StageStep) -> StageOutput:
-        """The output of a step that runs nothing: it only closes sequences."""
+    def _empty_output(self, step: StageStep) -> StageOutput:
+        """Return the output of a step without chunks, which only closes sequences."""
         bound = self._stage.bound
         ends = bound.last == bound.geometry.layers and self.has_head
         empty = torch.empty((0, bound.geometry.hidden), dtype=bound.dtype, device=bound.device)
         return StageOutput(step=step, hidden=None if ends else empty)
 
     def _layout(self, chunks: Sequence[StageChunk]) -> StepLayout:
-        """Give each chunk's sequence the pages that it needs, and lay the step out on them."""
+        """Allocate the pages that each chunk's sequence needs, and lay the step out on them."""
         bound = self._stage.bound
         new_pages: list[int] = []
         placed = []
         for chunk in chunks:
             held = self._held.get(chunk.sequence)
             if held is None or held.cached != chunk.start:
-                raise OutOfStep(f"{chunk} does not follow what {self!r} holds: {held}")
+                raise OutOfStep(f"{chunk} does not follow the state of {self!r}: {held}")
             new_pages += self._grow(held, pages_for(chunk.start + chunk.count) - len(held.pages))
             placed.append(
                 Chunk(
@@ -198,24 +198,26 @@ class StageEngine:
             self._stage.pool.clear(torch.tensor(new_pages, device=bound.device))
         return build_layout(placed, bound.dtype, bound.device)
 
-    def _grow(self, held: _Held, count: int) -> tuple[int, ...]:
+    def _grow(self, held: _StageSequence, count: int) -> tuple[int, ...]:
         try:
             if held.pages:
                 new = self._allocator.grow(held.pages, count)
             else:
-                new = self._allocator.allocate(count, pages_for(held.opening.most))
+                new = self._allocator.allocate(count, pages_for(held.opening.max_tokens))
         except OutOfPages as error:
-            raise OutOfStep(f"a step for more sequences than fit {self!r}: {error}") from error
+            raise OutOfStep(f"the step needs more pages than {self!r} has: {error}") from error
         held.pages += new
         return new
 
-    def _draw(self, rows: torch.Tensor, wanting: Sequence[StageChunk]) -> tuple[StageToken, ...]:
+    def _draw(self, rows: torch.Tensor, sampled_chunks: Sequence[StageChunk]) -> tuple[StageToken, ...]:
         draws = [
-            Draw(sampling=self._held[chunk.sequence].opening.sampling, position=chunk.start + chunk.count)
-            for chunk in wanting
+            SamplingRow(
+                sampling=self._held[chunk.sequence].opening.sampling, position=chunk.start + chunk.count
+            )
+            for chunk in sampled_chunks
         ]
-        choices = sample(self._stage.finish(rows.to(self._stage.bound.device)), draws)
+        sampled_tokens = sample(self._stage.finish(rows.to(self._stage.bound.device)), draws)
         return tuple(
-            StageToken(sequence=chunk.sequence, choice=choice)
-            for chunk, choice in zip(wanting, choices, strict=True)
+            StageToken(sequence=chunk.sequence, sampled=sampled)
+            for chunk, sampled in zip(sampled_chunks, sampled_tokens, strict=True)
         )

@@ -1,4 +1,4 @@
-"""Binding: decoder layers whose weights are views into a model image."""
+"""Binding: decoder layers with weights that are views into a model image."""
 
 import logging
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from invoker.engine.families import Family, Geometry, family_of, geometry_of, pa
 from invoker.engine.fused_weights import bind_fused
 from invoker.engine.hf_layers import HuggingFaceLayers
 from invoker.engine.image_views import ImageViews, parameters
-from invoker.engine.kv_cache import KvPool
-from invoker.engine.layout import Step
+from invoker.engine.kv.cache import KvPool
+from invoker.engine.layout import AttentionMetadata
 from invoker.engine.paths import LayerPath, choose_path
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 class LayerStack(Protocol):
     """Layers of a decoder that run one after the other."""
 
-    def run(self, hidden: torch.Tensor, step: Step, pool: KvPool) -> torch.Tensor:
-        """Hidden states `[tokens, hidden]` in and out; K and V go to the pool's layers, from its first on."""
+    def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
+        """Run hidden states, `[tokens, hidden]`, through the layers; K and V go to the pool's layers."""
         ...
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All weights and buffers."""
+        """Yield all weights and buffers."""
         ...
 
 
@@ -37,8 +37,8 @@ class LayerStack(Protocol):
 class BoundStage:
     """The layers `[first, last)` with weights bound, and the ends of the model that this stage runs.
 
-    `embedding` (and `positions`) are there if the stage has layer 0, and `norm` if it has the last one.
-    `head` is there where it runs: an untied one on the last stage, a tied one on the first.
+    `embedding` (and `positions`) are set if the stage has layer 0, and `norm` if it has the last one. `head`
+    is set where it runs: an untied one on the last stage, a tied one on the first.
     """
 
     geometry: Geometry
@@ -55,10 +55,10 @@ class BoundStage:
 
 
 def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO) -> BoundStage:
-    """Make the layers of `spec` with views of `region` as weights, by the fused path where it applies.
+    """Build the layers of `spec` with views of `region` as weights, on the fused path where it applies.
 
-    Nothing is copied and no weight memory is allocated. Bytes of layers outside the range are never
-    looked at, so they need not have arrived. Raises UnsupportedModel.
+    Nothing is copied and no weight memory is allocated. Bytes of layers outside the range are never read, so
+    they need not have arrived. Raises UnsupportedModel.
     """
     family = family_of(spec.manifest.architecture)
     config = parse_config(family, spec.config)
@@ -70,13 +70,46 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
 
     views = ImageViews(spec, region)
     prefix = _prefix(family, views.names)
-    tied = spec.manifest.tied_head
-    ends = last == geometry.layers
     with torch.device("meta"):
         sample = family.layer(config, first)
-        norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps)) if ends else None
-    _check_names(_expected(family, geometry, prefix, tied, sample), views.names)
+    _check_names(_expected(family, geometry, prefix, spec.manifest.tied_head, sample), views.names)
 
+    layers, chosen = _bind_layers(spec, views, family, config, prefix, first, last, path)
+    ends = _bind_ends(
+        views,
+        family,
+        config,
+        prefix,
+        has_first=first == 0,
+        has_last=last == geometry.layers,
+        tied=spec.manifest.tied_head,
+    )
+    return BoundStage(
+        geometry=geometry,
+        dtype=views.dtype,
+        device=views.device,
+        first=first,
+        last=last,
+        path=chosen,
+        layers=layers,
+        embedding=ends.embedding,
+        positions=ends.positions,
+        norm=ends.norm,
+        head=ends.head,
+    )
+
+
+def _bind_layers(
+    spec: ModelSpec,
+    views: ImageViews,
+    family: Family,
+    config: Any,
+    prefix: str,
+    first: int,
+    last: int,
+    path: LayerPath,
+) -> tuple[LayerStack, LayerPath]:
+    """Return the layers `[first, last)` bound to the image, and their implementation."""
     layers_prefix = f"{prefix}{family.layers}."
     choice = choose_path(
         path,
@@ -85,41 +118,56 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
         views.entries,
         [f"{layers_prefix}{index}." for index in range(first, last)],
     )
-    logger.info("layers [%s, %s) take the path %s: %s", first, last, choice.path, choice.reason)
-    # Built for real: its frequencies are in no checkpoint, so on meta they would stay empty.
+    logger.info("layers [%s, %s): path %s: %s", first, last, choice.path, choice.reason)
+    # Built on a real device: its frequencies are in no checkpoint, so on meta they would stay empty.
     rotary = family.rotary(config).to(views.device) if family.rotary is not None else None
-    layers: LayerStack
     if choice.path is LayerPath.FUSED:
         assert rotary is not None
-        layers = bind_fused(views, family, config, rotary, layers_prefix, first, last)
-    else:
-        layers = _bind_modules(views, family, config, rotary, layers_prefix, first, last)
+        return bind_fused(views, family, config, rotary, layers_prefix, first, last), choice.path
+    return _bind_modules(views, family, config, rotary, layers_prefix, first, last), choice.path
 
-    def name(part: str) -> str:
-        return f"{prefix}{part}.weight"
 
-    if norm is not None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModelEnds:
+    """The tensors around the layers; None where another stage runs them."""
+
+    embedding: torch.Tensor | None
+    positions: torch.Tensor | None
+    norm: nn.Module | None
+    head: torch.Tensor | None
+
+
+def _bind_ends(
+    views: ImageViews,
+    family: Family,
+    config: Any,
+    prefix: str,
+    *,
+    has_first: bool,
+    has_last: bool,
+    tied: bool,
+) -> _ModelEnds:
+    """Bind the ends of the model that a stage runs.
+
+    The stage with the first layer has the embeddings and a tied head, that with the last layer the norm and
+    an untied head.
+    """
+
+    def view(part: str, rows: int) -> torch.Tensor:
+        return views.view(f"{prefix}{part}.weight", (rows, config.hidden_size))
+
+    embedding = view(family.embedding, config.vocab_size) if has_first else None
+    positions = norm = None
+    if has_first and family.positions:
+        positions = view(family.positions, config.max_position_embeddings)
+    head = embedding if tied else None
+    if has_last:
+        with torch.device("meta"):
+            norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
         views.assign(norm, f"{prefix}{family.final_norm}.")
-    table = (geometry.vocabulary, config.hidden_size)
-    embedding = views.view(name(family.embedding), table) if first == 0 else None
-    positions = None
-    if first == 0 and family.positions:
-        positions = views.view(name(family.positions), (config.max_position_embeddings, config.hidden_size))
-    untied = ends and not tied
-    head = views.view(f"{family.head}.weight", table) if untied else embedding if tied else None
-    return BoundStage(
-        geometry=geometry,
-        dtype=views.dtype,
-        device=views.device,
-        first=first,
-        last=last,
-        path=choice.path,
-        layers=layers,
-        embedding=embedding,
-        positions=positions,
-        norm=norm,
-        head=head,
-    )
+        if not tied:
+            head = views.view(f"{family.head}.weight", (config.vocab_size, config.hidden_size))
+    return _ModelEnds(embedding=embedding, positions=positions, norm=norm, head=head)
 
 
 def _bind_modules(
@@ -144,7 +192,7 @@ def _prefix(family: Family, names: frozenset[str]) -> str:
 
 
 def _expected(family: Family, geometry: Geometry, prefix: str, tied: bool, layer: nn.Module) -> set[str]:
-    """The names of the whole model's tensors: all layers are alike."""
+    """Return the names of the whole model's tensors: all layers are alike."""
     of_layer = [name for _, _, name in parameters(layer, "")]
     names = {f"{prefix}{family.layers}.{i}.{name}" for i in range(geometry.layers) for name in of_layer}
     names.add(f"{prefix}{family.embedding}.weight")

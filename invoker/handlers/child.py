@@ -1,8 +1,8 @@
 """The program of a handler's process: `python -I -m invoker.handlers.child FD PARENT_PID`.
 
-It reads Load, confines itself, loads the handler and then serves calls until the node closes the
-socket. A plain function runs in a thread; an async one on the loop; whatever comes back may be a
-value, a generator or an async generator, whose values go out one by one.
+It reads LoadHandler, confines itself, loads the handler and then serves calls until the node closes the
+socket. A plain function runs in a thread, an async one on the loop; the result may be a value, a generator or
+an async generator, the values of which are sent one by one.
 """
 
 import asyncio
@@ -27,26 +27,27 @@ from invoker.handlers.protocol import (
     MAX_BODY_BYTES,
     OVERHEAD_BYTES,
     BadFrame,
-    Cancel,
-    End,
-    Failed,
-    Invoke,
-    Load,
+    CallEnded,
+    CallFailed,
+    CallValue,
+    CancelCall,
+    HandlerReady,
     LoadFailed,
-    Output,
-    Ready,
+    LoadHandler,
+    StartCall,
     ToNode,
     encode,
     read_body,
     to_child,
 )
+from rdmacast.aio import threads
 
 _LAST_FRAMES = 20  # of a traceback
 _STACK_BYTES = 2 << 20
 
 
 class _TooLarge(Exception):
-    """The call's output is over its limit."""
+    """The call's output exceeds its limit."""
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     scratch = Path.cwd()
     confine.drop_privileges()
     confined = confine.close_file_system(scratch) if load.sandbox else False
-    # A thread's stack is memory that the limit counts; the default of 8 MiB is far too much.
+    # The limit counts the stacks of threads; the default of 8 MiB is far too much.
     threading.stack_size(_STACK_BYTES)
     confine.set_limits(memory_bytes=load.memory_bytes, file_bytes=load.file_bytes, open_files=load.open_files)
     try:
@@ -70,28 +71,28 @@ def main() -> None:
     except BaseException:  # the user's code may raise anything
         sock.sendall(encode(LoadFailed(message=_short_traceback())))
         raise SystemExit(1) from None
-    sock.sendall(encode(Ready(confined=confined)))
+    sock.sendall(encode(HandlerReady(confined=confined)))
     asyncio.run(_serve(sock, handler, load))
 
 
 def _exit(status: int) -> NoReturn:
-    """End at once: threads still in the handler's code would keep the interpreter from ending."""
+    """Exit at once: threads still in the handler's code would keep the interpreter from ending."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _receive_load(sock: socket.socket) -> Load:
-    """The first frame, read before any thread exists: Landlock and capabilities are per thread."""
+def _receive_load(sock: socket.socket) -> LoadHandler:
+    """Read the first frame before any thread exists: Landlock and capabilities are per thread."""
     stream = sock.makefile("rb", buffering=0)
     length = int.from_bytes(stream.read(LENGTH_BYTES) or b"", "big")
     frame = to_child.decode(stream.read(length) or b"")
-    if not isinstance(frame, Load):
+    if not isinstance(frame, LoadHandler):
         raise SystemExit("the first frame must be Load")
     return frame
 
 
-def _load(scratch: Path, load: Load) -> Callable[[Any], Any]:
+def _load(scratch: Path, load: LoadHandler) -> Callable[[Any], Any]:
     """Import the handler's file; its neighbours are importable too."""
     sys.path.insert(0, str(scratch))
     path = scratch / load.file
@@ -109,24 +110,24 @@ def _load(scratch: Path, load: Load) -> Callable[[Any], Any]:
     return handler
 
 
-async def _serve(sock: socket.socket, handler: Callable[[Any], Any], load: Load) -> None:
+async def _serve(sock: socket.socket, handler: Callable[[Any], Any], load: LoadHandler) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     pool = ThreadPoolExecutor(load.threads, thread_name_prefix="handler")
     service = _Service(handler, writer, pool, load.output_bytes)
     while (body := await read_body(reader, MAX_BODY_BYTES + OVERHEAD_BYTES)) is not None:
         match to_child.decode(body):
-            case Invoke() as invoke:
+            case StartCall() as invoke:
                 service.begin(invoke)
-            case Cancel(call=call):
+            case CancelCall(call=call):
                 service.cancel(call)
-            case Load():
+            case LoadHandler():
                 raise BadFrame("a second Load")
-    # The node has gone: whatever still runs is of no use to anyone.
+    # The node closed the socket: running calls have no reader.
     _exit(0)
 
 
 class _Service:
-    """The calls under way."""
+    """The calls in progress."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class _Service:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._cancelled: dict[int, threading.Event] = {}
 
-    def begin(self, invoke: Invoke) -> None:
+    def begin(self, invoke: StartCall) -> None:
         self._cancelled[invoke.call] = threading.Event()
         self._tasks[invoke.call] = asyncio.create_task(self._answer(invoke))
 
@@ -151,29 +152,29 @@ class _Service:
             self._cancelled[call].set()
             self._tasks[call].cancel()
 
-    async def _answer(self, invoke: Invoke) -> None:
-        """Run one call and send what comes of it; every call ends with End or Failed."""
+    async def _answer(self, invoke: StartCall) -> None:
+        """Run one call and send its result; every call ends with CallEnded or CallFailed."""
         call = invoke.call
         last: ToNode
         try:
             await self._run(invoke)
-            last = End(call=call)
+            last = CallEnded(call=call)
         except _TooLarge:
-            message = f"the output is over the limit of {self._output_bytes} bytes"
-            last = Failed(call=call, kind="too_large", message=message)
+            message = f"the output exceeds limits.output, {self._output_bytes} bytes"
+            last = CallFailed(call=call, kind="too_large", message=message)
         except asyncio.CancelledError:
-            last = Failed(call=call, kind="cancelled", message="cancelled")
+            last = CallFailed(call=call, kind="cancelled", message="cancelled")
         except MemoryError:
-            last = Failed(call=call, kind="out_of_memory", message=_short_traceback())
+            last = CallFailed(call=call, kind="out_of_memory", message=_short_traceback())
         except BaseException:  # the user's code may raise anything
-            last = Failed(call=call, kind="raised", message=_short_traceback())
+            last = CallFailed(call=call, kind="raised", message=_short_traceback())
         del self._tasks[call], self._cancelled[call]
         await self._send(last)
-        if isinstance(last, Failed) and last.kind == "out_of_memory":
-            # The heap may be full of what the handler left; a new process starts clean.
+        if isinstance(last, CallFailed) and last.kind == "out_of_memory":
+            # The heap may be full of the handler's objects; a new process starts clean.
             _exit(1)
 
-    async def _run(self, invoke: Invoke) -> None:
+    async def _run(self, invoke: StartCall) -> None:
         try:
             request = json.loads(invoke.body) if invoke.body.strip() else None
         except ValueError as error:
@@ -182,7 +183,7 @@ class _Service:
         if inspect.iscoroutinefunction(self._handler) or inspect.isasyncgenfunction(self._handler):
             result = self._handler(request)
         else:
-            result = await self._in_thread(invoke.call, lambda: self._handler(request))
+            result = await self._in_thread(lambda: self._handler(request))
         if inspect.isawaitable(result):
             result = await result
         if isinstance(result, AsyncIterator):
@@ -192,12 +193,12 @@ class _Service:
             finally:
                 await _close_async(result)
         elif inspect.isgenerator(result):
-            await self._in_thread(invoke.call, lambda: self._drain(invoke.call, result, output))
+            await self._in_thread(lambda: self._drain(invoke.call, result, output))
         else:
             await output.send(result, stream=False)
 
     def _drain(self, call: int, values: Iterator[Any], output: "_CallOutput") -> None:
-        """Send a plain generator's values from its thread, no faster than the node takes them."""
+        """Send a plain generator's values from its thread, no faster than the node reads them."""
         cancelled = self._cancelled[call]
         loop = output.loop
         try:
@@ -208,17 +209,12 @@ class _Service:
         finally:
             values.close()  # type: ignore[attr-defined]
 
-    async def _in_thread(self, call: int, work: Callable[[], Any]) -> Any:
-        """Run `work` in the pool. A cancelled call still waits for its thread: that cannot be stopped,
-        and the node must not take the call for ended while it runs."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            if not future.cancelled() and future.exception() is None and inspect.isgenerator(future.result()):
-                future.result().close()
-            raise
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        """Run `work` in the pool; if the call is cancelled, wait for the thread first.
+
+        The thread cannot be stopped, and the node must not consider the call ended while it runs.
+        """
+        return await threads.run_in_thread(work, executor=self._pool, undo=_close_generator)
 
     async def _send(self, frame: ToNode) -> None:
         self._writer.write(encode(frame))
@@ -226,7 +222,7 @@ class _Service:
 
 
 class _CallOutput:
-    """One call's way out: encodes values as JSON and holds them to the limit."""
+    """The output of one call: encodes values as JSON and enforces the limit."""
 
     def __init__(self, send: Callable[[ToNode], Any], call: int, limit_bytes: int) -> None:
         self.loop = asyncio.get_running_loop()
@@ -242,7 +238,12 @@ class _CallOutput:
         self._left -= len(data)
         if self._left < 0:
             raise _TooLarge
-        await self._send(Output(call=self._call, data=data, stream=stream))
+        await self._send(CallValue(call=self._call, data=data, stream=stream))
+
+
+def _close_generator(result: object) -> None:
+    if inspect.isgenerator(result):
+        result.close()
 
 
 async def _close_async(values: AsyncIterator[Any]) -> None:
@@ -251,7 +252,7 @@ async def _close_async(values: AsyncIterator[Any]) -> None:
 
 
 def _short_traceback() -> str:
-    """The current exception for the function's author: frames of their code only, the last ones."""
+    """Return the current exception for the function's author: only frames of their code, the last ones."""
     error = sys.exc_info()[1]
     assert error is not None
     frames = [
@@ -262,7 +263,7 @@ def _short_traceback() -> str:
     return text.strip()[-8000:]
 
 
-_OWN = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), str(Path(os.__file__).parent))
+_OWN = tuple(str(Path(file).parent) for file in (__file__, threads.__file__, asyncio.__file__, os.__file__))
 
 if __name__ == "__main__":
     try:

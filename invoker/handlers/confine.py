@@ -1,8 +1,8 @@
-"""What a handler's process takes from itself before it runs foreign code (Linux).
+"""The restrictions that a handler's process puts on itself before it runs user code (Linux).
 
-It can gain no privilege, loses root's capabilities, dies with the node, may not exceed its limits, and
-where the kernel has Landlock it sees only its own folder, Python and the system's libraries. The
-network stays open: a handler may call other services.
+It can gain no privilege, drops root's capabilities, ends with the node and may not exceed its limits. Where
+the kernel has Landlock it can access only its own folder, Python and the system's libraries. The network
+stays open: a handler may call other services.
 """
 
 import ctypes
@@ -67,10 +67,10 @@ def die_with(parent_pid: int) -> None:
 
 
 def close_descriptors(*, keep: int) -> None:
-    """Close whatever was inherited beside the standard streams: not every event loop sees to it."""
+    """Close all inherited descriptors but the standard streams and `keep`: not every event loop does."""
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != keep:
-            with suppress(OSError):  # the listing's own descriptor has gone
+            with suppress(OSError):  # the listing's own descriptor is closed
                 os.close(number)
 
 
@@ -80,10 +80,10 @@ def hide_memory() -> None:
 
 
 def drop_privileges() -> None:
-    """Give up root's capabilities, now and for every program started later."""
+    """Drop root's capabilities, for this process and every program that it starts."""
     if os.geteuid() == 0:
         for capability in range(64):
-            # Refused beyond the kernel's last capability, which is the end of the loop's work.
+            # Fails beyond the kernel's last capability, harmlessly.
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
         number = _SYS_CAPSET.get(os.uname().machine)
         if number is not None:
@@ -94,7 +94,7 @@ def drop_privileges() -> None:
 
 
 def set_limits(*, memory_bytes: int, file_bytes: int, open_files: int) -> None:
-    """Set the resource limits. Memory counts from what the process uses now, so the limit is the user's."""
+    """Set the resource limits. Memory counts from the current use, so that the limit is the user's."""
     address_space, data = _used_bytes()
     _limit(resource.RLIMIT_DATA, data + memory_bytes)
     _limit(resource.RLIMIT_AS, address_space + memory_bytes + _LIBRARIES_BYTES)
@@ -104,19 +104,19 @@ def set_limits(*, memory_bytes: int, file_bytes: int, open_files: int) -> None:
 
 
 def landlock_version() -> int:
-    """The kernel's Landlock ABI, 0 where there is none."""
+    """Return the kernel's Landlock ABI version, 0 where there is none."""
     return max(0, int(_libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
 def close_file_system(own: Path) -> bool:
-    """Leave this thread, and those it starts, only `own` to write and Python and the system to read.
+    """Restrict this thread, and those it starts, to write only `own` and read only Python and the system.
 
     Call it before the first thread. Returns False where the kernel has no Landlock.
     """
     version = landlock_version()
     if version < 1:
         return False
-    # Rights that an older kernel does not know must not be named: 13 in the first version, then
+    # Rights that an older kernel lacks must not be named: 13 in the first version, then
     # refer (2), truncate (3) and ioctl on devices (5). Signals and abstract sockets came with 6.
     rights = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
@@ -138,7 +138,7 @@ def close_file_system(own: Path) -> bool:
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Grant `rights` beneath `path`; a path that does not exist needs none."""
+    """Grant `rights` beneath `path`; do nothing if it does not exist."""
     try:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -159,7 +159,7 @@ def _gpu_devices() -> Iterable[str]:
 
 
 def _used_bytes() -> tuple[int, int]:
-    """This process's address space and data segment, as the kernel counts them."""
+    """Return this process's address space and data segment, as the kernel counts them."""
     sizes = {"VmSize": 0, "VmData": 0}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -169,7 +169,7 @@ def _used_bytes() -> tuple[int, int]:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Set a limit, or the ceiling where a lower one is in force already."""
+    """Set a limit, at most the current ceiling."""
     _, ceiling = resource.getrlimit(kind)
     if ceiling != resource.RLIM_INFINITY:
         value = min(value, ceiling)

@@ -1,17 +1,17 @@
-"""Exceptions of handlers. `code` is a channel error code (see registry/messages.py).
+"""Exceptions of handlers. `code` is a channel error code (see registry/messages/node.py).
 
 HandlerError
 ├── BadHandler         its code cannot be loaded (start_failed)
-├── HandlerRaised      the handler raised, or returned what is not JSON
-├── HandlerCrashed     its process died or broke the protocol; the message has the last log lines
-├── HandlerTimeout     the call ran out of time
-├── OutputTooLarge     the call returned more than its limit
-└── HandlerStopped     the call came after, or was under way during, aclose
+├── HandlerRaised      the handler raised, or its result is not JSON
+├── HandlerCrashed     its process ended or broke the protocol; the message has the last log lines
+├── HandlerTimeout     the call exceeded its time limit
+├── OutputTooLarge     the call's output exceeds its limit
+└── HandlerStopped     the call came after aclose, or was in progress during it
 """
 
 
 class HandlerError(Exception):
-    """Any failure of a handler."""
+    """A failure of a handler."""
 
     code = "handler_error"
 
@@ -23,19 +23,19 @@ class BadHandler(HandlerError):
 
 
 class HandlerRaised(HandlerError):
-    """The handler raised, or returned what is not JSON."""
+    """The handler raised, or its result is not JSON."""
 
 
 class HandlerCrashed(HandlerError):
-    """The handler's process died or broke the protocol."""
+    """The handler's process ended or broke the protocol."""
 
 
 class HandlerTimeout(HandlerError):
-    """The call ran out of time."""
+    """The call exceeded its time limit."""
 
 
 class OutputTooLarge(HandlerError):
-    """The call returned more than its limit."""
+    """The call's output exceeds its limit."""
 
 
 class HandlerStopped(HandlerError):

@@ -1,4 +1,4 @@
-"""The node's face of a user's handler: start, invoke, stop; a process that died is started again."""
+"""The node's side of a user's handler: start, invoke, stop; an ended process is restarted with backoff."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,8 +14,10 @@ from invoker.handlers.errors import (
 from invoker.handlers.files import make_folder, remove_folder
 from invoker.handlers.protocol import MAX_BODY_BYTES
 from invoker.handlers.running import HandlerOutput, RunningHandler
+from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.shielded import run_shielded
+from registry.config.function_yaml import FILE_NAME, HandlerSpec, parse_function_yaml
 from registry.errors import InvalidRecord
-from registry.function_yaml import FILE_NAME, HandlerSpec, parse_function_yaml
 
 LOAD_TIMEOUT_S = 60.0
 _FIRST_BACKOFF_S = 0.1
@@ -23,7 +25,7 @@ _LAST_BACKOFF_S = 10.0
 
 
 def handler_spec(files: Mapping[str, bytes]) -> HandlerSpec:
-    """The handler that the function.yaml among `files` declares. Raises BadHandler."""
+    """Return the handler that the function.yaml among `files` declares. Raises BadHandler."""
     if FILE_NAME not in files:
         raise BadHandler(f"the function has no {FILE_NAME}")
     try:
@@ -31,12 +33,12 @@ def handler_spec(files: Mapping[str, bytes]) -> HandlerSpec:
     except InvalidRecord as error:
         raise BadHandler(f"{FILE_NAME}: {error}") from error
     if spec is None:
-        raise BadHandler(f"{FILE_NAME}: handler: missing")
+        raise BadHandler(f"{FILE_NAME}: handler: missing; name FILE.py:FUNCTION")
     return spec
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before a start after `failures` deaths in a row."""
+    """Return the delay before a start after `failures` consecutive failures."""
     return min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1)) if failures else 0.0
 
 
@@ -47,9 +49,9 @@ def _nothing() -> None:
 class HandlerProcess:
     """One handler in a process of its own.
 
-    Any number of calls may run at once: async handlers share the child's loop, plain ones its threads.
-    A call that fails leaves the others alone, unless the process itself dies or must be killed. A dead
-    process is started again by the next call, after a wait that doubles with each death in a row.
+    Any number of calls may run at once: async handlers share the child's loop, plain ones its threads. A
+    failed call leaves the others alone, unless the process itself ends or must be killed. An ended process is
+    restarted by the next call, after a delay that doubles with each consecutive failure.
     """
 
     def __init__(
@@ -74,11 +76,11 @@ class HandlerProcess:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else repr(self._running) if self._running else "idle"
-        return f"<HandlerProcess {state}, {self._failures} deaths in a row>"
+        return f"<HandlerProcess {state}, {self._failures} consecutive failures>"
 
     @property
     def pid(self) -> int | None:
-        """The process's id while it runs."""
+        """The process id while the process runs."""
         return self._running.pid if self._running is not None and self._running.usable else None
 
     async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None:
@@ -92,26 +94,26 @@ class HandlerProcess:
         await self._started(spec)
 
     async def invoke(
-        self, request_id: str, body: bytes, timeout_s: float, over: Callable[[], None] = _nothing
+        self, request_id: str, body: bytes, timeout_s: float, on_ended: Callable[[], None] = _nothing
     ) -> AsyncIterator[HandlerOutput]:
-        """Call the handler with a JSON body; yields what it returns, as it comes.
+        """Call the handler with a JSON body; yield its values as they arrive.
 
         Leaving the iterator early (use contextlib.aclosing) cancels the call. A plain function cannot be
-        stopped: `over` is called when it has really ended. Raises HandlerError.
+        stopped: `on_ended` is called when it has really ended. Raises HandlerError.
         """
         try:
             spec = self._checked(body)
             timeout_s = min(timeout_s, spec.limits.timeout_s)
             deadline = asyncio.get_running_loop().time() + timeout_s
-            overdue = HandlerTimeout(f"the handler did not answer within {timeout_s:g} s")
+            overdue = HandlerTimeout(f"the handler did not return within {timeout_s:g} s")
             try:
                 async with asyncio.timeout_at(deadline):
                     running = await self._usable(spec)
             except TimeoutError:
                 raise overdue from None
-            call = running.begin(request_id, body, deadline, over)
+            call = running.begin(request_id, body, deadline, on_ended)
         except BaseException:
-            over()
+            on_ended()
             raise
         timed_out = False
         try:
@@ -132,26 +134,25 @@ class HandlerProcess:
             running.abandon(call, overdue=timed_out)
 
     async def aclose(self) -> None:
-        """Stop the process and remove its folder; calls under way end with HandlerStopped. Idempotent."""
+        """Stop the process and remove its folder; calls in progress end with HandlerStopped. Idempotent."""
         self._closed = True
         if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
+            await cancel_and_wait(self._starting)
         if self._running is not None:
             await self._running.aclose()
             self._running = None
         await self._drop_folder()
 
     def _checked(self, body: bytes) -> HandlerSpec:
-        """What is to be called, unless it cannot be with this body."""
+        """Return the spec to call, or raise if it cannot be called with this body."""
         if self._spec is None:
             raise HandlerStopped("the handler has not been started")
         if len(body) > MAX_BODY_BYTES:
-            raise HandlerRaised(f"the request's body is over {MAX_BODY_BYTES} bytes")
+            raise HandlerRaised(f"the request's body exceeds {MAX_BODY_BYTES} bytes")
         return self._spec
 
     async def _usable(self, spec: HandlerSpec) -> RunningHandler:
-        """The running process, or a new one after the backoff."""
+        """Return the running process, or a new one after the backoff."""
         while True:
             running = self._running
             if running is not None:
@@ -161,7 +162,7 @@ class HandlerProcess:
             await self._started(spec)
 
     async def _started(self, spec: HandlerSpec) -> None:
-        """Join the start under way, or begin one; a caller that gives up leaves it to the others."""
+        """Join the start in progress, or begin one; a cancelled caller does not stop it for the others."""
         if self._closed:
             raise HandlerStopped("the handler was stopped")
         if self._starting is None:
@@ -180,7 +181,7 @@ class HandlerProcess:
     def _start_over(self, task: asyncio.Task[None]) -> None:
         self._starting = None
         if not task.cancelled():
-            task.exception()  # marks it as seen: whoever waited may have given up
+            task.exception()  # marks it as retrieved: the waiters may have been cancelled
 
     async def _start(self, spec: HandlerSpec) -> None:
         loop = asyncio.get_running_loop()
@@ -188,20 +189,20 @@ class HandlerProcess:
             await self._running.ended.wait()
             await self._running.aclose()
             self._running = None
-            self._count_death(loop.time())
+            self._count_failure(loop.time())
         await asyncio.sleep(self._retry_at - loop.time())
         try:
             self._running = await self._spawn(spec)
         except BadHandler:
-            self._count_death(loop.time())
+            self._count_failure(loop.time())
             raise
 
-    def _count_death(self, now: float) -> None:
+    def _count_failure(self, now: float) -> None:
         self._failures += 1
         self._retry_at = now + backoff_s(self._failures)
 
     async def _spawn(self, spec: HandlerSpec) -> RunningHandler:
-        """A new process in a fresh folder; the old one may be full of what the last process left."""
+        """Start a process in a new folder; the old one may be full of the last process's files."""
         await self._drop_folder()
         self._folder = await asyncio.to_thread(make_folder, self._scratch_dir, self._files)
         try:
@@ -209,7 +210,7 @@ class HandlerProcess:
                 spec, self._folder, self._on_log, sandbox=self._sandbox, timeout_s=self._load_timeout_s
             )
         except BaseException:
-            await asyncio.shield(self._drop_folder())
+            await run_shielded(self._drop_folder())
             raise
 
     async def _drop_folder(self) -> None:

@@ -1,7 +1,7 @@
 """Frames between the node and a handler's process: 4 bytes of length, then one msgpack struct.
 
-    node -> child   Load, then any number of Invoke and Cancel
-    child -> node   Ready or LoadFailed, then for each Invoke: Output*, and one of End, Failed
+    node -> child   LoadHandler, then any number of StartCall and CancelCall
+    child -> node   HandlerReady or LoadFailed, then for each StartCall: CallValue*, CallEnded or CallFailed
 
 Neither side trusts the other's lengths: a frame over `max_frame` ends the connection.
 """
@@ -13,15 +13,15 @@ import msgspec
 
 LENGTH_BYTES = 4
 MAX_BODY_BYTES = 64 << 20  # of one request
-OVERHEAD_BYTES = 4096  # what a struct adds to its payload, generously
+OVERHEAD_BYTES = 4096  # an upper bound of what a struct adds to its payload
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
-class Load(_Frame, frozen=True, kw_only=True):
-    """Set the limits, then load `function` from `file`. `sandbox` closes the file system to the child."""
+class LoadHandler(_Frame, frozen=True, kw_only=True):
+    """Set the limits, then load `function` from `file`. `sandbox` restricts file system access."""
 
     file: str
     function: str
@@ -33,7 +33,7 @@ class Load(_Frame, frozen=True, kw_only=True):
     sandbox: bool
 
 
-class Invoke(_Frame, frozen=True, kw_only=True):
+class StartCall(_Frame, frozen=True, kw_only=True):
     """Call the handler with a JSON body."""
 
     call: int
@@ -41,14 +41,14 @@ class Invoke(_Frame, frozen=True, kw_only=True):
     body: bytes
 
 
-class Cancel(_Frame, frozen=True, kw_only=True):
-    """The caller has gone; the child still answers with End or Failed."""
+class CancelCall(_Frame, frozen=True, kw_only=True):
+    """The caller has left; the child still answers with CallEnded or CallFailed."""
 
     call: int
 
 
-class Ready(_Frame, frozen=True, kw_only=True):
-    """The handler is loaded. `confined` tells whether the kernel closed the file system to it."""
+class HandlerReady(_Frame, frozen=True, kw_only=True):
+    """The handler is loaded. `confined` is whether the kernel restricts its file system access."""
 
     confined: bool
 
@@ -59,7 +59,7 @@ class LoadFailed(_Frame, frozen=True, kw_only=True):
     message: str
 
 
-class Output(_Frame, frozen=True, kw_only=True):
+class CallValue(_Frame, frozen=True, kw_only=True):
     """One JSON value of a call."""
 
     call: int
@@ -67,13 +67,13 @@ class Output(_Frame, frozen=True, kw_only=True):
     stream: bool
 
 
-class End(_Frame, frozen=True, kw_only=True):
-    """The call is over."""
+class CallEnded(_Frame, frozen=True, kw_only=True):
+    """The call has ended."""
 
     call: int
 
 
-class Failed(_Frame, frozen=True, kw_only=True):
+class CallFailed(_Frame, frozen=True, kw_only=True):
     """The call failed."""
 
     call: int
@@ -81,8 +81,8 @@ class Failed(_Frame, frozen=True, kw_only=True):
     message: str
 
 
-ToChild = Load | Invoke | Cancel
-ToNode = Ready | LoadFailed | Output | End | Failed
+ToChild = LoadHandler | StartCall | CancelCall
+ToNode = HandlerReady | LoadFailed | CallValue | CallEnded | CallFailed
 
 _encoder = msgspec.msgpack.Encoder()
 to_child = msgspec.msgpack.Decoder(ToChild)
@@ -90,25 +90,25 @@ to_node = msgspec.msgpack.Decoder(ToNode)
 
 
 class BadFrame(Exception):
-    """The other side broke the protocol."""
+    """The peer broke the protocol."""
 
 
 def encode(frame: ToChild | ToNode) -> bytes:
-    """One frame with its length before it."""
+    """Return the frame, preceded by its length."""
     body = _encoder.encode(frame)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 async def read_body(reader: asyncio.StreamReader, max_frame: int) -> bytes | None:
-    """The next frame's bytes, or None at the end. Raises BadFrame for one too long or cut short."""
+    """Return the next frame's bytes, or None at the end. Raises BadFrame for one too long or truncated."""
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
         if length > max_frame:
-            raise BadFrame(f"a frame of {length} bytes, over the limit of {max_frame}")
+            raise BadFrame(f"a frame of {length} bytes exceeds the limit of {max_frame}")
         return await reader.readexactly(length)
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise BadFrame("a frame was cut short") from error
+            raise BadFrame("a frame is truncated") from error
         return None
     except ConnectionError:
         return None

@@ -1,4 +1,4 @@
-"""One running handler process: its socket, its calls, its output, its end."""
+"""One running handler process: its socket, calls, output and end."""
 
 import asyncio
 import os
@@ -22,27 +22,28 @@ from invoker.handlers.errors import (
     HandlerStopped,
     OutputTooLarge,
 )
-from invoker.handlers.log_lines import WINDOW_S, LogLines
+from invoker.handlers.log_lines import WINDOW_S, LineSplitter
 from invoker.handlers.protocol import (
     OVERHEAD_BYTES,
     BadFrame,
-    Cancel,
-    End,
-    Failed,
-    Invoke,
-    Load,
+    CallEnded,
+    CallFailed,
+    CallValue,
+    CancelCall,
+    HandlerReady,
     LoadFailed,
-    Output,
-    Ready,
+    LoadHandler,
+    StartCall,
     encode,
     read_body,
     to_node,
 )
 from invoker.handlers.spawn import ProcessOutput, kill_strays, kill_tree, start_process
-from registry.function_yaml import HandlerSpec
+from rdmacast.aio.shielded import run_shielded
+from registry.config.function_yaml import HandlerSpec
 
-GRACE_S = 0.5  # between asking an overdue call to end and killing the process
-_DRAIN_S = 1.0  # for output and answers that are still on their way after the process ended
+GRACE_S = 0.5  # between cancelling an overdue call and killing the process
+_DRAIN_S = 1.0  # for output and frames still in transit after the process ended
 _READ_BYTES = 16 * 1024
 _FLOOD_PAUSE_S = 0.01
 _ERROR_LINES = 10
@@ -50,18 +51,18 @@ _ERROR_LINES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerOutput:
-    """One JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
+    """One JSON value (UTF-8 bytes). `stream` is whether the handler yields, so that more may follow."""
 
     data: bytes
     stream: bool
 
 
-class Call:
-    """One call under way; its outputs, then None or an error, come through `queue`."""
+class HandlerCall:
+    """One call in progress; its values, then None or an error, arrive through `queue`."""
 
-    def __init__(self, number: int, over: Callable[[], None]) -> None:
+    def __init__(self, number: int, on_ended: Callable[[], None]) -> None:
         self.number = number
-        self._over = over
+        self._on_ended = on_ended
         self.queue: asyncio.Queue[HandlerOutput | HandlerError | None] = asyncio.Queue()
         self.received_bytes = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -70,13 +71,14 @@ class Call:
         if self.timer is not None:
             self.timer.cancel()
         self.queue.put_nowait(outcome)
-        self._over()
+        self._on_ended()
 
 
 class RunningHandler:
-    """A process that has loaded the handler. `ended` is set when it is gone and all calls have failed.
+    """A process that has loaded the handler.
 
-    `usable` is False once it is dying; then no call may begin.
+    `usable` is False once it is ending; then no call may begin. `ended` is set when the process has ended and
+    all calls have failed.
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class RunningHandler:
         self._output = output
         self._spec = spec
         self._folder = folder
-        self._log = LogLines(on_log)
-        self._calls: dict[int, Call] = {}
+        self._log = LineSplitter(on_log)
+        self._calls: dict[int, HandlerCall] = {}
         self._next_call = 1
         self._kill_reason: HandlerError | None = None
         self._retired = False
@@ -131,7 +133,7 @@ class RunningHandler:
         sandbox: bool,
         timeout_s: float,
     ) -> "RunningHandler":
-        """Start the process and load the handler. Raises BadHandler with what it said."""
+        """Start the process and load the handler. Raises BadHandler with the process's report."""
         ours, theirs = socket.socketpair()
         output = await ProcessOutput.open()
         try:
@@ -150,7 +152,7 @@ class RunningHandler:
         try:
             await running._load(sandbox, timeout_s)
         except BaseException as error:
-            await asyncio.shield(running._end())
+            await run_shielded(running._end())
             if isinstance(error, BadHandler):
                 raise BadHandler(running._with_log(str(error))) from error
             raise
@@ -158,40 +160,42 @@ class RunningHandler:
         return running
 
     async def settled(self) -> None:
-        """Return once no call is overdue: either it ended or the process did."""
+        """Return once no call is overdue: it has ended, or the process has."""
         await self._settled.wait()
 
-    def begin(self, request_id: str, body: bytes, deadline: float, over: Callable[[], None]) -> Call:
-        """Send one call; at `deadline` (loop time) plus a grace the process is killed if it still runs.
+    def begin(
+        self, request_id: str, body: bytes, deadline: float, on_ended: Callable[[], None]
+    ) -> HandlerCall:
+        """Send one call; if it still runs at `deadline` (loop time) plus a grace, the process is killed.
 
-        `over` is called when the process has ended the call or itself, whoever still waits for it.
+        `on_ended` is called when the process has ended the call or itself, also without a waiting caller.
         """
-        call = Call(self._next_call, over)
+        call = HandlerCall(self._next_call, on_ended)
         self._next_call += 1
         self._calls[call.number] = call
         self._renew_cpu_limit()
-        reason = HandlerCrashed("its process was stopped because another call ran out of time")
+        reason = HandlerCrashed("its process was killed because another call exceeded its time limit")
         call.timer = asyncio.get_running_loop().call_at(deadline + GRACE_S, self.kill, reason)
-        self._writer.write(encode(Invoke(call=call.number, request_id=request_id, body=body)))
+        self._writer.write(encode(StartCall(call=call.number, request_id=request_id, body=body)))
         return call
 
-    def abandon(self, call: Call, *, overdue: bool) -> None:
-        """Nobody waits for the call any more: ask it to end. Its timer stays armed until it does."""
+    def abandon(self, call: HandlerCall, *, overdue: bool) -> None:
+        """Cancel a call that has no waiting caller. Its timer stays armed until it ends."""
         if call.number in self._calls and not self.ended.is_set():
             if overdue:
                 self._overdue.add(call.number)
                 self._settled.clear()
             if not self._writer.is_closing():  # else its process is gone
-                self._writer.write(encode(Cancel(call=call.number)))
+                self._writer.write(encode(CancelCall(call=call.number)))
 
     def kill(self, reason: HandlerError) -> None:
-        """Kill the process and what it started; calls under way end with `reason`."""
+        """Kill the process and its descendants; calls in progress end with `reason`."""
         if self._kill_reason is None:
             self._kill_reason = reason
         kill_tree(self._process)
 
     async def aclose(self) -> None:
-        """Kill the process and what it started; calls under way end with HandlerStopped."""
+        """Kill the process and its descendants; calls in progress end with HandlerStopped."""
         if self._kill_reason is None:
             self._kill_reason = HandlerStopped("the handler was stopped")
         kill_tree(self._process)
@@ -201,7 +205,7 @@ class RunningHandler:
 
     async def _load(self, sandbox: bool, timeout_s: float) -> None:
         limits = self._spec.limits
-        load = Load(
+        load = LoadHandler(
             file=self._spec.file,
             function=self._spec.function,
             memory_bytes=limits.memory_bytes,
@@ -228,37 +232,37 @@ class RunningHandler:
             raise BadHandler(f"the handler broke the protocol: {error}") from error
         if isinstance(answer, LoadFailed):
             raise BadHandler(f"the handler cannot be loaded: {answer.message}")
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, HandlerReady):
             raise BadHandler("the handler broke the protocol while loading")
 
     async def _serve(self) -> None:
-        """Take frames until the process ends."""
+        """Receive frames until the process ends."""
         max_frame = self._spec.limits.output_bytes + OVERHEAD_BYTES + 16 * 1024
         try:
             while (body := await read_body(self._reader, max_frame)) is not None:
-                self._take(to_node.decode(body))
+                self._on_frame(to_node.decode(body))
         except (BadFrame, msgspec.DecodeError) as error:
             self.kill(HandlerCrashed(f"the handler broke the protocol: {error}"))
         finally:
-            await asyncio.shield(self._end())
+            await run_shielded(self._end())
 
-    def _take(self, frame: Ready | LoadFailed | Output | End | Failed) -> None:
+    def _on_frame(self, frame: HandlerReady | LoadFailed | CallValue | CallEnded | CallFailed) -> None:
         match frame:
-            case Output():
+            case CallValue():
                 call = self._calls.get(frame.call)
                 if call is None:
                     raise BadFrame(f"output of an unknown call {frame.call}")
                 call.received_bytes += len(frame.data)
                 if call.received_bytes > self._spec.limits.output_bytes:
-                    raise BadFrame("more output than the limit allows")
+                    raise BadFrame("the output exceeds limits.output")
                 call.queue.put_nowait(HandlerOutput(data=frame.data, stream=frame.stream))
-            case End():
+            case CallEnded():
                 self._finish(frame.call, None)
-            case Failed():
+            case CallFailed():
                 self._retired = self._retired or frame.kind == "out_of_memory"
                 self._finish(frame.call, _failure(frame))
             case _:
-                raise BadFrame("a second answer to Load")
+                raise BadFrame("a second answer to LoadHandler")
 
     def _finish(self, number: int, outcome: HandlerError | None) -> None:
         call = self._calls.pop(number, None)
@@ -270,7 +274,7 @@ class RunningHandler:
             self._settled.set()
 
     async def _end(self) -> None:
-        """Make sure that the process is gone, then fail the calls that it left."""
+        """Ensure that the process has ended, then fail its remaining calls."""
         kill_tree(self._process)
         ended_s = await self._exit_task
         await asyncio.to_thread(kill_strays, self._folder, self._process.pid, ended_s)
@@ -280,9 +284,9 @@ class RunningHandler:
         self._output.close()
         self._log.end()
         self._writer.close()
-        with suppress(OSError):  # the other end is gone
+        with suppress(OSError):  # the other end is closed
             await self._writer.wait_closed()
-        reason = self._kill_reason or HandlerCrashed(self._with_log(self._how_it_ended()))
+        reason = self._kill_reason or HandlerCrashed(self._with_log(self._exit_reason()))
         self.ended.set()
         for call in self._calls.values():
             call.finish(reason)
@@ -291,16 +295,16 @@ class RunningHandler:
         self._settled.set()
 
     async def _exited(self) -> float:
-        """When the process ended. A child of it may still hold the socket, which is then closed here."""
+        """Return when the process ended, closing the socket that a child of it may still hold."""
         await self._process.wait()
         ended_s = time.time()
         asyncio.get_running_loop().call_later(_DRAIN_S, self._writer.transport.abort)
         return ended_s
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.returncode
         if code == -signal.SIGXCPU:
-            return f"the handler used up its processor time ({self._spec.limits.cpu_s:g} s)"
+            return f"the handler exceeded limits.cpu ({self._spec.limits.cpu_s:g} s of processor time)"
         if code is not None and code < 0:
             return f"the handler's process was killed by {signal.Signals(-code).name}"
         return f"the handler's process ended with status {code}"
@@ -312,23 +316,23 @@ class RunningHandler:
     async def _read_output(self) -> None:
         while True:
             try:
-                # What was left out is told of even if nothing follows.
-                async with asyncio.timeout(WINDOW_S if self._log.left_out else None):
+                # Dropped lines are reported even if no output follows.
+                async with asyncio.timeout(WINDOW_S if self._log.dropped else None):
                     data = await self._output.reader.read(_READ_BYTES)
             except TimeoutError:
-                self._log.tell_left_out()
+                self._log.report_dropped()
                 continue
             if not data:
                 return
             self._log.feed(data)
-            # A read of what has come already does not give way to others by itself. And a handler that
-            # prints without end is slowed down, rather than the node.
-            await asyncio.sleep(_FLOOD_PAUSE_S if self._log.left_out else 0)
+            # A read of buffered data does not yield to other tasks. And a handler that prints without end is
+            # slowed down, rather than the node.
+            await asyncio.sleep(_FLOOD_PAUSE_S if self._log.dropped else 0)
 
     def _renew_cpu_limit(self) -> None:
-        """Allow `cpu_s` more processor time from now. The node sets it, since the kernel counts for life."""
+        """Allow `cpu_s` more processor time from now; the kernel counts from the process start."""
         if self._process.returncode is not None:
-            return  # its number may be another's by now
+            return  # its pid may have been reused
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             times = psutil.Process(self._process.pid).cpu_times()
             soft = int(times.user + times.system + self._spec.limits.cpu_s) + 1
@@ -338,11 +342,11 @@ class RunningHandler:
             resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (soft, hard))
 
 
-def _failure(frame: Failed) -> HandlerError:
+def _failure(frame: CallFailed) -> HandlerError:
     match frame.kind:
         case "too_large":
             return OutputTooLarge(frame.message)
         case "out_of_memory":
-            return HandlerRaised(f"the handler ran into its memory limit\n{frame.message}")
+            return HandlerRaised(f"the handler exceeded limits.memory\n{frame.message}")
         case _:
             return HandlerRaised(frame.message)

@@ -1,4 +1,4 @@
-"""Starting a handler's process and ending it, with all that it started."""
+"""Starts a handler's process, and kills it with all its descendants."""
 
 import asyncio
 import os
@@ -11,15 +11,18 @@ from pathlib import Path
 import psutil
 
 from invoker.handlers import confine
-from registry.function_yaml import HandlerSpec
+from registry.config.function_yaml import HandlerSpec
 
-# What a handler may keep of the node's environment: where the machine's libraries and devices are.
+# The part of the node's environment that a handler inherits: the places of libraries and devices.
 _INHERITED = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE", "TZ")
 
 
 class ProcessOutput:
-    """A pipe for both output streams. It is not the event loop's own, which would take the process for
-    running as long as anything that it started keeps the pipe open."""
+    """A pipe for both output streams.
+
+    It is not the event loop's own pipe, which keeps the process alive for as long as a descendant holds the
+    pipe open.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport, write_end: int
@@ -39,7 +42,7 @@ class ProcessOutput:
         return cls(reader, transport, write_end)
 
     def close(self) -> None:
-        """Close the reading end; writers that are left get an error."""
+        """Close the reading end; remaining writers get an error."""
         self._transport.close()
 
 
@@ -47,7 +50,7 @@ async def start_process(
     spec: HandlerSpec, folder: Path, theirs: socket.socket, output: int
 ) -> asyncio.subprocess.Process:
     if confine.landlock_version() < 1:
-        # Without Landlock, only this keeps a process of the same user out of our memory.
+        # Without Landlock, only this protects the node's memory from a process of the same user.
         confine.hide_memory()
     environment = {
         "PATH": os.defpath,
@@ -56,7 +59,7 @@ async def start_process(
         "MALLOC_ARENA_MAX": "2",
         **{name: os.environ[name] for name in _INHERITED if name in os.environ},
         **spec.env,
-        "HOME": str(folder),  # tells what the handler started, see kill_strays
+        "HOME": str(folder),  # marks the handler's descendants, see kill_strays
     }
     arguments = ["-I", "-B", "-m", "invoker.handlers.child", str(theirs.fileno()), str(os.getpid())]
     return await asyncio.create_subprocess_exec(
@@ -75,14 +78,14 @@ async def start_process(
 def kill_tree(process: asyncio.subprocess.Process) -> None:
     """Kill the process, its group, and those of its descendants that left the group.
 
-    Of a process that has ended, nothing: its number may be another's by now. See kill_strays.
+    If the process has ended, nothing is killed: its pid may have been reused. See kill_strays.
     """
     if process.returncode is not None:
         return
     descendants: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         descendants = psutil.Process(process.pid).children(recursive=True)
-    # The handler first: it must not see its children die and go on.
+    # The handler first: it must not outlive its children.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for descendant in descendants:
@@ -91,10 +94,10 @@ def kill_tree(process: asyncio.subprocess.Process) -> None:
 
 
 def kill_strays(folder: Path, group: int, ended_s: float) -> None:
-    """Kill what a process left behind that was seen to have ended at `ended_s`, in seconds of the wall clock.
+    """Kill the remaining descendants of a process that ended at `ended_s`, in seconds of the wall clock.
 
-    What it started has the handler's folder as its home, or, with another environment, is still of its
-    group and older than its end. A younger member belongs to a group that got the same number later.
+    They have the handler's folder as HOME, or, with another environment, are still in its group and older
+    than its end. A younger member belongs to a group that reused the number.
     """
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError, PermissionError):

@@ -1,9 +1,8 @@
-"""Shared memory kept ready for the next image: a load into it clears no page and takes no page fault.
+"""Pre-faulted shared memory for the next image: a load into it clears no pages and takes no page faults.
 
-A spare is a file of the host tier, `<random>.spare`, that its process has mapped and of which it takes
-the pages little by little. It counts against the tier's limit, but gives way
-to any image: whoever needs the room, in whatever process, cuts the file short and removes it. That may
-happen at any time, and hurts nobody, since nobody reads or writes the mapping of a spare.
+A spare buffer is a file of the host tier, `<random>.spare`, mapped and populated in small steps by its
+process. It counts against the tier's limit, but any process that needs the room for an image truncates and
+removes it, at any time. That is safe because the mapping of a spare buffer is neither read nor written.
 """
 
 import fcntl
@@ -15,24 +14,24 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.huge_pages import take_huge_pages
-from invoker.memory import GENTLE_STEP_BYTES, advise_huge, populate, take_gently
-from invoker.tier_folder import TierFolder, cut_and_remove
+from invoker.host_tier.folder import TierFolder, truncate_and_remove
+from invoker.memory.huge_pages import populate_huge_pages
+from invoker.memory.mappings import GENTLE_STEP_BYTES, advise_huge, populate, run_gently
 
-LEAST_BYTES = 1 << 20  # less is not worth a file
-LARGEST_SHARE = 2  # an image of less than one part in so many takes fresh memory and leaves the spare
-_HUGE_STEP_BYTES = 16 << 20  # to make huge pages has a price a call, too
-_STOP_S = 0.02  # for the few pages that are being taken; the thread may not get the processor
+MIN_BYTES = 1 << 20  # of a spare buffer
+LARGEST_SHARE = 2  # a smaller image than 1/LARGEST_SHARE of the buffer leaves it for another one
+_HUGE_STEP_BYTES = 16 << 20  # per call: MADV_COLLAPSE has a fixed cost
+_STOP_S = 0.02  # for the step in progress; the thread may not be scheduled
 
 log = logging.getLogger("invoker.spare")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPart:
-    """The open, locked and mapped file of an image to be loaded; of `ready_bytes` the pages are there.
+class PartialFile:
+    """The open, locked and mapped file of a partial image; its first `ready_bytes` are populated.
 
-    These `are_huge` if all are huge pages. It `is_resumed` where a process that died had begun to load the
-    same image into it.
+    `are_huge` if these are all huge pages. `is_resumed` if a dead process had started to load the same image
+    into it.
     """
 
     fd: int
@@ -42,11 +41,11 @@ class OpenPart:
     is_resumed: bool = False
 
 
-class Spare:
-    """This process's spare. It is made, looked at and taken with the folder locked."""
+class SpareBuffer:
+    """A pre-faulted file for the next image. Created, examined and taken with the folder locked."""
 
     def __init__(self, folder: TierFolder, nbytes: int) -> None:
-        """Begin to take the memory. Raises OSError, or RuntimeError where no thread can be had."""
+        """Start populating. Raises OSError, or RuntimeError if no thread can be started."""
         self.nbytes = nbytes
         self.ready_bytes = 0
         self._are_huge = True
@@ -55,7 +54,7 @@ class Spare:
         self._stop = threading.Event()
         own = os.dup(self._fd)
         self._thread = threading.Thread(
-            target=self._take_pages, args=(own,), name="spare-prefault", daemon=True
+            target=self._populate, args=(own,), name="spare-prefault", daemon=True
         )
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -69,26 +68,26 @@ class Spare:
             raise
 
     def __repr__(self) -> str:
-        return f"<Spare {self.ready_bytes} of {self.nbytes} bytes{'' if self.is_there else ', gone'}>"
+        return f"<SpareBuffer {self.ready_bytes} of {self.nbytes} bytes{'' if self.exists else ', removed'}>"
 
     @property
-    def is_there(self) -> bool:
-        """Whether nobody needed its room so far."""
+    def exists(self) -> bool:
+        """Return whether the file has not been removed or taken."""
         return self._fd >= 0 and os.fstat(self._fd).st_nlink > 0
 
-    def suits(self, nbytes: int) -> bool:
-        """Whether an image of that size should take it: what is too much of it is lost."""
-        return self.is_there and nbytes * LARGEST_SHARE >= self.nbytes
+    def fits(self, nbytes: int) -> bool:
+        """Return whether an image of `nbytes` should use it; the rest of the buffer is lost."""
+        return self.exists and nbytes * LARGEST_SHARE >= self.nbytes
 
-    def take(self, part: Path, nbytes: int) -> OpenPart | None:
-        """Make it the file of an image; this spare is gone then. None if it cannot be had.
+    def take(self, part: Path, nbytes: int) -> PartialFile | None:
+        """Make it the file of an image, and return that; None if it is not usable. Consumes the buffer.
 
-        What there is too much of it, the caller cuts off, when the folder is no longer locked: that is as
-        much work as reading a third as much.
+        The caller truncates the file once the folder is unlocked: that takes as long as reading a third as
+        much.
         """
         self._stop.set()
         self._thread.join(_STOP_S)
-        if self._thread.is_alive() or not self.is_there:
+        if self._thread.is_alive() or not self.exists:
             self.discard()
             return None
         try:
@@ -96,33 +95,33 @@ class Spare:
                 os.ftruncate(self._fd, nbytes)
             self._path.rename(part)
         except OSError as error:
-            log.warning("the memory kept ready for an image is not taken for it: %s", error)
+            log.warning("cannot use the pre-faulted buffer for an image: %s", error)
             self.discard()
             return None
         fd, self._fd = self._fd, -1
-        return OpenPart(fd, self._mapping, min(self.ready_bytes, nbytes), self._are_huge)
+        return PartialFile(fd, self._mapping, min(self.ready_bytes, nbytes), self._are_huge)
 
     def discard(self) -> None:
-        """Give its memory back. Idempotent, and without effect after `take`."""
+        """Remove the file and free its memory. Idempotent, and without effect after `take`."""
         self._stop.set()
         if self._fd >= 0:
             self._remove()
 
     def wait(self) -> None:
-        """Block until no more pages are being taken: all are there, or it was discarded."""
+        """Block until the buffer is populated or discarded."""
         self._thread.join()
 
     def _remove(self) -> None:
         fd, self._fd = self._fd, -1
-        cut_and_remove(self._path, fd)
+        truncate_and_remove(self._path, fd)
         os.close(fd)
 
-    def _take_pages(self, fd: int) -> None:
-        """Owns `fd`, since the spare's own may be closed at any time."""
+    def _populate(self, fd: int) -> None:
+        """Populate the file through `fd`, which it owns: the buffer's own may be closed at any time."""
 
         def take(offset: int) -> int:
             step = min(_HUGE_STEP_BYTES, self.nbytes - offset)
-            self._are_huge = self._are_huge and take_huge_pages(fd, offset, step)
+            self._are_huge = self._are_huge and populate_huge_pages(fd, offset, step)
             if not self._are_huge:
                 step = min(GENTLE_STEP_BYTES, step)
             if not populate(self._mapping, offset, step):
@@ -131,9 +130,11 @@ class Spare:
             return step
 
         try:
-            take_gently(take, self.nbytes, self._stop)
+            run_gently(take, self.nbytes, self._stop)
         except OSError as error:
-            # Somebody else needed the room, or there is less memory than there seemed to be.
-            log.info("a spare of %d bytes ended at %d: %s", self.nbytes, self.ready_bytes, error)
+            # The room was needed for an image, or less memory was free than reported.
+            log.info(
+                "pre-faulted buffer: stopped at %d of %d bytes: %s", self.ready_bytes, self.nbytes, error
+            )
         finally:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""An image on its way into the host tier."""
+"""The file of an image being loaded into the host tier."""
 
 import errno
 import fcntl
@@ -14,28 +14,29 @@ from typing import TypeVar
 
 import numpy as np
 
-from invoker.errors import HostTierFull
-from invoker.host_mapping import HostMapping, close_mapping, release
-from invoker.huge_pages import HUGE_PAGE, take_huge_pages
-from invoker.memory import populate
-from invoker.spare import OpenPart
-from invoker.tier_folder import TierFolder
+from invoker.base.errors import HostTierFull
+from invoker.host_tier.buffer_pool import PartialFile
+from invoker.host_tier.folder import TierFolder
+from invoker.host_tier.mapping import HostMapping, close_mapping, release
+from invoker.memory.huge_pages import HUGE_PAGE, populate_huge_pages
+from invoker.memory.mappings import populate
 
 T = TypeVar("T")
 
-_STEP_BYTES = 16 << 20  # to make huge pages has a price a call, too
-# Where memory must be moved to make them, which takes long, the rest is taken in small ones.
-_MOST_S = 0.016
+_STEP_BYTES = 16 << 20  # per call: MADV_COLLAPSE has a fixed cost
+# Beyond, memory is being compacted for huge pages, and the rest is populated with small ones.
+_MAX_COMPACTION_S = 0.016
 
 
-class Filling:
-    """An image being loaded by this process: `prepare` a range, write it into `view`; at the end
-    `publish` or `abandon`. Until it is written to, a range may hold bytes of an image that was here.
+class ImageWriter:
+    """A writer of an image: `prepare` a range, fill it in `view`; at the end `publish` or `abandon`.
 
-    It `is_resumed` where a process that died had begun: some of the bytes may be the image's."""
+    Ranges that are not written yet may contain bytes of an evicted image. `is_resumed` if a dead process had
+    started to load this image: some bytes may be valid.
+    """
 
     def __init__(
-        self, folder: TierFolder, digest: str, part: OpenPart, nbytes: int, ended: Callable[[], None]
+        self, folder: TierFolder, digest: str, part: PartialFile, nbytes: int, on_end: Callable[[], None]
     ) -> None:
         self.digest = digest
         self.nbytes = nbytes
@@ -44,22 +45,22 @@ class Filling:
         self._mapping: mmap.mmap | None = part.mapping
         self._ready_bytes = part.ready_bytes
         self._are_huge = part.are_huge
-        self._taking = threading.Lock()
+        self._populating = threading.Lock()
         self._can_be_huge = True
         self._huge_steps: dict[int, bool] = {}
         self.is_resumed = part.is_resumed
         self._view = memoryview(b"")
-        self._ended = ended
+        self._on_end = on_end
 
     def __repr__(self) -> str:
-        return f"<Filling {self.digest[:12]} {'closed' if self._fd < 0 else 'open'}>"
+        return f"<ImageWriter {self.digest[:12]} {'closed' if self._fd < 0 else 'open'}>"
 
     def fit(self) -> None:
-        """Cut the file and its mapping to the image's size, or grow them; before anything else."""
+        """Resize the file and its mapping to the image's size; called before any other method."""
         assert self._mapping is not None
         if 0 < self.nbytes != len(self._mapping):
             self._mapping.resize(self.nbytes)  # the file too
-            # A huge page that was cut is made small ones, and mapped no more.
+            # A truncated huge page is split into small ones, which are unmapped.
             last = self.nbytes // HUGE_PAGE * HUGE_PAGE
             if self.is_ready(last, self.nbytes - last):
                 populate(self._mapping, last, self.nbytes - last)
@@ -71,11 +72,11 @@ class Filling:
 
     @property
     def path(self) -> Path:
-        """The file as long as it is being filled."""
+        """Return the path of the partial file."""
         return self._folder.part(self.digest)
 
     def extents(self) -> Iterator[tuple[int, int]]:
-        """The ranges that have memory; a read of the others would take some, or end in SIGBUS."""
+        """Yield the populated ranges; reading others would allocate memory or raise SIGBUS."""
         end = 0
         while end < self.nbytes:
             try:
@@ -88,37 +89,39 @@ class Filling:
             yield start, end
 
     def is_ready(self, offset: int, nbytes: int) -> bool:
-        """Whether a write to `[offset, offset + nbytes)` takes no memory and no page fault."""
+        """Return whether a write to `[offset, offset + nbytes)` causes no allocation or page fault."""
         return offset + nbytes <= self._ready_bytes
 
     def prepare(self, offset: int, nbytes: int) -> None:
-        """Take the memory of `[offset, offset + nbytes)`; blocks. Raises HostTierFull.
+        """Populate `[offset, offset + nbytes)`; blocks. Raises HostTierFull.
 
-        A write to a page that cannot be had would kill the process by SIGBUS. Taken by ranges, the
-        first bytes need not wait until all of a large image has been.
+        A write to a page without memory would kill the process by SIGBUS. By ranges, so that the first bytes
+        of a large image need not wait for all of it.
         """
         if self.is_ready(offset, nbytes):
             return
-        self.takes_huge(offset, nbytes)
-        self._with_spares(lambda: self._populate(offset, nbytes))
+        self.populate_huge(offset, nbytes)
+        self._retry_without_spares(lambda: self._populate(offset, nbytes))
 
-    def takes_huge(self, offset: int, nbytes: int) -> bool:
-        """Whether the memory of the range lies together, in huge pages; they are taken first, if they can
-        be had, and so is what lies around them. Blocks. Raises HostTierFull."""
+    def populate_huge(self, offset: int, nbytes: int) -> bool:
+        """Populate the range and its surroundings with huge pages if possible; return whether they are huge.
+
+        Blocks. Raises HostTierFull.
+        """
         if self._are_huge and self.is_ready(offset, nbytes):
             return True
         steps = range(offset // _STEP_BYTES, -(-(offset + nbytes) // _STEP_BYTES))
-        with self._taking:
+        with self._populating:
             for step in steps:
                 if step not in self._huge_steps:
-                    self._huge_steps[step] = self._can_be_huge and self._take_step(step)
+                    self._huge_steps[step] = self._can_be_huge and self._populate_step(step)
             return all(self._huge_steps[step] for step in steps)
 
-    def _take_step(self, step: int) -> bool:
-        start, began_s = step * _STEP_BYTES, time.monotonic()
+    def _populate_step(self, step: int) -> bool:
+        start, started_s = step * _STEP_BYTES, time.monotonic()
         nbytes = min(_STEP_BYTES, self.nbytes - start)
-        is_huge = self._with_spares(lambda: take_huge_pages(self._fd, start, nbytes))
-        self._can_be_huge = is_huge and time.monotonic() - began_s < _MOST_S
+        is_huge = self._retry_without_spares(lambda: populate_huge_pages(self._fd, start, nbytes))
+        self._can_be_huge = is_huge and time.monotonic() - started_s < _MAX_COMPACTION_S
         return is_huge
 
     def _populate(self, offset: int, nbytes: int) -> None:
@@ -126,22 +129,22 @@ class Filling:
         if not populate(self._mapping, offset, nbytes):
             os.posix_fallocate(self._fd, offset, nbytes)
 
-    def _with_spares(self, take: Callable[[], T]) -> T:
-        """Take memory, if need be that kept ready for other images. Raises HostTierFull."""
+    def _retry_without_spares(self, take: Callable[[], T]) -> T:
+        """Run `take`, removing spare buffers if memory runs out. Raises HostTierFull."""
         while True:
             try:
                 return take()
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                if not self._took_spares():
+                if not self._freed_spares():
                     raise self._full() from error
 
     def receive(self, offset: int, nbytes: int, source: int) -> bool:
-        """Copy a range of an open file to the same place; blocks. Raises HostTierFull.
+        """Copy a range of an open file to the same offset; blocks. Raises HostTierFull.
 
-        Unlike `prepare` it takes the memory without clearing it first. False if the file cannot be
-        copied so; why, a read of it will tell.
+        Unlike `prepare` it allocates memory without clearing it. Return False if the file cannot be copied
+        this way; reading it will show the error.
         """
         end = offset + nbytes
         try:
@@ -149,7 +152,7 @@ class Filling:
                 target.seek(offset)
                 while offset < end:
                     send = partial(os.sendfile, target.fileno(), source, offset, end - offset)
-                    sent = self._with_spares(send)
+                    sent = self._retry_without_spares(send)
                     if not sent:
                         return False
                     offset += sent
@@ -158,19 +161,21 @@ class Filling:
         return True
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Copy bytes to their place; blocks. Raises HostTierFull. It clears no memory, as `receive`."""
+        """Copy `data` to `offset`, without clearing memory first; blocks. Raises HostTierFull."""
         if self.is_ready(offset, len(data)):
             np.copyto(
                 np.frombuffer(self._view[offset : offset + len(data)], np.uint8),
                 np.frombuffer(data, np.uint8),
             )
             return
-        done = 0
-        while done < len(data):
-            done += self._with_spares(partial(os.pwrite, self._fd, data[done:], offset + done))
+        written = 0
+        while written < len(data):
+            written += self._retry_without_spares(
+                partial(os.pwrite, self._fd, data[written:], offset + written)
+            )
 
-    def _took_spares(self) -> bool:
-        """Whether there was memory kept ready for other images, which is free now."""
+    def _freed_spares(self) -> bool:
+        """Remove spare buffers; return whether there were any."""
         with self._folder.locked():
             found = self._folder.spare_bytes()
             self._folder.discard_spares()
@@ -178,28 +183,29 @@ class Filling:
 
     def _full(self) -> HostTierFull:
         return HostTierFull(
-            f"{self._folder.path} ran full: image {self.digest[:12]} of {self.nbytes} bytes does not "
+            f"{self._folder.path} is full: image {self.digest[:12]} of {self.nbytes} bytes does not "
             f"fit in shared memory (make it larger or lower --host-memory)"
         )
 
     def publish(self) -> HostMapping:
-        """Make the image visible to the host, atomically; it stays mapped for the caller, and `view` goes."""
+        """Make the image visible to the host, atomically; return its mapping. Releases `view`."""
         assert self._mapping is not None
         final = self._folder.image(self.digest)
         with self._folder.locked():
             self.path.rename(final)
             os.utime(final)
-            # Lets waiting processes go on. Converting a lock is not atomic, but eviction, which could
-            # slip in between, happens under the folder's lock only.
+            # Wakes waiting processes. Converting a flock is not atomic, but eviction, which could come
+            # between,
+            # requires the folder's lock.
             fcntl.flock(self._fd, fcntl.LOCK_SH)
         fd, self._fd = self._fd, -1
         mapping, self._mapping = self._mapping, None
         release(self._view)
-        self._ended()
+        self._on_end()
         return HostMapping(final, fd, mapping, self.nbytes)
 
     def abandon(self) -> None:
-        """Drop what was loaded. Idempotent, and without effect after `publish`."""
+        """Remove the file. Idempotent, and without effect after `publish`."""
         if self._fd < 0:
             return
         with self._folder.locked():
@@ -210,12 +216,12 @@ class Filling:
         mapping, self._mapping = self._mapping, None
         release(self._view)
         close_mapping(mapping)
-        self._ended()
+        self._on_end()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadElsewhere:
-    """Another process of the host is loading the image; give it to `HostTier.wait`, or `close` it."""
+    """An image being loaded by another process of the host; pass it to `HostTier.wait`, or `close` it."""
 
     fd: int
 

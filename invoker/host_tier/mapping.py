@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class HostMapping:
-    """A complete image, mapped and kept from eviction until `close`."""
+    """A mapped complete image, which cannot be evicted until `close`."""
 
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
         self.path = path
@@ -25,11 +25,11 @@ class HostMapping:
         return self._view
 
     def close(self) -> None:
-        """Let the image go. Idempotent; views that others still hold stay readable until they drop them."""
+        """Release the image for eviction. Idempotent; views held by others stay readable."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
-        # mmap holds a duplicate of the descriptor: only an explicit unlock ends the lock now.
+        # mmap holds a duplicate of the descriptor, so only an explicit unlock ends the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
         mapping, self._mapping = self._mapping, None
@@ -38,24 +38,24 @@ class HostMapping:
 
 
 def map_file(fd: int, nbytes: int) -> mmap.mmap:
-    # An empty file cannot be mapped; one page of it can be, since the view is cut to size anyway.
+    # An empty file cannot be mapped: map one anonymous page instead, since the view has the file's size.
     return mmap.mmap(fd, nbytes) if nbytes else mmap.mmap(-1, mmap.PAGESIZE)
 
 
 def release(view: memoryview) -> None:
-    """Let a view go now, not when it is collected; one that is being read stays until it is."""
+    """Release a view now, not at garbage collection, unless it is being read."""
     with suppress(BufferError):
         view.release()
 
 
 def close_mapping(mapping: mmap.mmap | None) -> None:
-    # While somebody still holds a view (a peer's read under way), the mapping goes with the last view.
+    # While a peer reads from a view, the mapping is freed with the last view.
     with suppress(BufferError):
         if mapping is not None:
             mapping.close()
 
 
 def close_if_open(mapping: HostMapping | None) -> None:
-    """Close what `HostTier.open` gave, if it gave anything."""
+    """Close a mapping if there is one."""
     if mapping is not None:
         mapping.close()

@@ -1,7 +1,7 @@
-"""Memory in huge pages that a disk writes to, and from which bytes are copied to their places.
+"""Huge-page buffers for direct disk reads, from which bytes are copied to the image.
 
-For host tiers that cannot be in huge pages themselves: a disk's request is split where its memory is, on
-virtual machines into one a page. A copy costs less, since it is made while the disk reads on.
+For host tiers without huge pages: a disk request is split where its memory is not contiguous, on virtual
+machines into one request per page. The copy costs less, since it overlaps with the next reads.
 """
 
 import mmap
@@ -9,14 +9,14 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from invoker.host_mapping import close_mapping, release
-from invoker.memory import advise_huge
+from invoker.host_tier.mapping import close_mapping, release
+from invoker.memory.mappings import advise_huge
 
 _HUGE_PAGE = 2 << 20
 
 
 class Staging:
-    """`count` buffers of `nbytes`, lent to any thread; to be closed when all are back."""
+    """`count` buffers of `nbytes`, borrowed by any thread; closed once all are returned."""
 
     def __init__(self, count: int, nbytes: int) -> None:
         step = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
@@ -33,8 +33,8 @@ class Staging:
         return f"<Staging {self._free.qsize()} of {len(self._views)} buffers free>"
 
     @contextmanager
-    def lent(self) -> Iterator[memoryview]:
-        """A buffer for a while; blocks until one is free."""
+    def borrow(self) -> Iterator[memoryview]:
+        """Borrow a buffer while the block lasts; blocks until one is free."""
         view = self._free.get()
         try:
             yield view
@@ -42,7 +42,7 @@ class Staging:
             self._free.put(view)
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Free the memory. Idempotent."""
         for view in self._views:
             release(view)
         close_mapping(self._mapping)

@@ -1,7 +1,6 @@
 """The host tier: model images in shared memory, one copy for all invokers of a host.
 
-No method waits for a peer process longer than the folder's lock is held; `wait` is the exception, and
-says so. All methods may be called from any thread.
+No method but `wait` waits for other processes longer than for the folder's lock. Thread-safe.
 """
 
 import fcntl
@@ -13,12 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.errors import HostTierFull
-from invoker.filling import Filling, LoadElsewhere
-from invoker.host_mapping import HostMapping, map_file
-from invoker.memory import advise_huge, available_bytes
-from invoker.spare import LEAST_BYTES, OpenPart, Spare
-from invoker.tier_folder import (
+from invoker.base.errors import HostTierFull
+from invoker.host_tier.buffer_pool import MIN_BYTES, PartialFile, SpareBuffer
+from invoker.host_tier.folder import (
     PART,
     TierFolder,
     idle,
@@ -27,9 +23,12 @@ from invoker.tier_folder import (
     remove_if_idle,
     unlink,
 )
+from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
+from invoker.host_tier.mapping import HostMapping, map_file
+from invoker.memory.mappings import advise_huge, available_bytes
 
-LATEST = 4  # images loaded, of which the largest says how much memory the next one may want
-SPARE_SHARE = 4  # a spare takes at most one part in so many of the memory that is free
+LATEST = 4  # recent loads; the largest gives the size of the spare buffer
+SPARE_SHARE = 4  # a spare buffer takes at most 1/SPARE_SHARE of the free memory
 
 log = logging.getLogger("invoker.host_tier")
 
@@ -45,20 +44,21 @@ class HostImage:
 
 
 class HostTier:
-    """The shared images of one host, within `limit_bytes`. `close` when the process leaves.
+    """The shared images of one host, within `limit_bytes`; closed when the process leaves.
 
-    Within what images leave free, the process keeps up to `spare_bytes` of memory ready for the next one.
+    In the room left by images, the process keeps a pre-faulted buffer of up to `spare_bytes` for the next
+    one.
     """
 
     def __init__(self, directory: Path, limit_bytes: int, *, spare_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
         self.evictions = 0
         self._spare_bytes = spare_bytes
-        self._spare: Spare | None = None
+        self._spare: SpareBuffer | None = None
         self._loads = 0
         self._latest_bytes: deque[int] = deque(maxlen=LATEST)  # of images loaded
         self._folder = TierFolder(directory)
-        self._keep_spare()
+        self._ensure_spare()
 
     def __repr__(self) -> str:
         return f"<HostTier {self.directory} {self.used_bytes()} of {self.limit_bytes} bytes>"
@@ -68,11 +68,11 @@ class HostTier:
         return self._folder.path
 
     def used_bytes(self) -> int:
-        """Bytes of complete images and of those being loaded; what is kept ready for more gives way."""
+        """Return the bytes of complete and partial images, without spare buffers."""
         return sum(stat.st_size for _, stat in self._folder.files())
 
     def images(self) -> list[HostImage]:
-        """The complete images, least recently used first."""
+        """Return the complete images, least recently used first."""
         found = [
             HostImage(
                 digest=path.name,
@@ -89,7 +89,7 @@ class HostTier:
         return self._folder.image(digest).exists()
 
     def open(self, digest: str) -> HostMapping | None:
-        """Map a complete image, counting as a use; None if it is not here."""
+        """Map a complete image and record the use; None if it is not in the tier."""
         path = self._folder.image(digest)
         with self._folder.locked():
             try:
@@ -102,7 +102,7 @@ class HostTier:
         return HostMapping(path, fd, map_file(fd, nbytes), nbytes)
 
     def keep(self, digest: str) -> bool:
-        """Mark a complete image as the copy that the cluster keeps; False if it is not here."""
+        """Mark a complete image as the cluster's retained copy; return False if it is not in the tier."""
         path = self._folder.image(digest)
         with self._folder.locked():
             if not path.exists():
@@ -111,62 +111,64 @@ class HostTier:
             return True
 
     def unkeep(self, digest: str) -> None:
-        """Take the mark away; the image stays."""
+        """Remove the retention mark; the image stays."""
         with self._folder.locked():
             marker(self._folder.image(digest)).unlink(missing_ok=True)
 
-    def begin(self, digest: str, nbytes: int, *, yielding: bool = False) -> Filling | LoadElsewhere | None:
-        """Become the loader of an image, making room first: not of kept images if `yielding`, and else
-        of them last. Raises HostTierFull.
+    def begin(
+        self, digest: str, nbytes: int, *, yielding: bool = False
+    ) -> ImageWriter | LoadElsewhere | None:
+        """Become the loader of an image, evicting others if necessary.
 
-        None if the image is complete by now. An unfinished load of a process that died is gone on with;
-        what it wrote is not trusted (Filling.is_resumed).
+        Retained images are evicted last, or never if `yielding`. Return None if the image is complete. A dead
+        process's partial image is resumed, with its contents to be verified (ImageWriter.is_resumed). Raises
+        HostTierFull.
         """
         part = self._folder.part(digest)
         with self._folder.locked():
             if self.holds(digest):
                 return None
-            opened = self._take_over(part, nbytes)
+            opened = self._resume(part, nbytes)
             if isinstance(opened, LoadElsewhere):
                 return opened
             if opened is None:
                 opened = self._open_part(part, nbytes, yielding=yielding)
             self._loads += 1
             self._latest_bytes.append(nbytes)
-        filling = Filling(self._folder, digest, opened, nbytes, self._load_ended)
+        writer = ImageWriter(self._folder, digest, opened, nbytes, self._on_load_end)
         try:
-            filling.fit()
+            writer.fit()
         except BaseException:
-            filling.abandon()
+            writer.abandon()
             raise
-        return filling
+        return writer
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:
-        """Block the calling thread until the other process finished its load, or died."""
+        """Block until the other process has finished its load or died."""
         try:
             fcntl.flock(elsewhere.fd, fcntl.LOCK_SH)
         finally:
             elsewhere.close()
 
     def evict(self, digest: str) -> bool:
-        """Drop a complete image that nobody has mapped; False if it is in use or not here."""
+        """Evict a complete image; return False if it is mapped by a process or not in the tier."""
         with self._folder.locked():
             evicted = remove_if_idle(self._folder.image(digest))
         if evicted:
-            self._keep_spare()
+            self._ensure_spare()
         return evicted
 
     def wait_for_spare(self) -> int:
-        """Block until no more memory is being made ready for the next image; how much is."""
+        """Block until the spare buffer is populated; return its populated bytes."""
         spare = self._spare
         if spare is None:
             return 0
         spare.wait()
-        return spare.ready_bytes if spare.is_there else 0
+        return spare.ready_bytes if spare.exists else 0
 
     def close(self) -> None:
-        """Leave the tier; the last process of the host takes the images with it. Idempotent."""
+        """Leave the tier; the last process of the host removes all images. Idempotent."""
         self._spare_bytes = 0
         spare, self._spare = self._spare, None
         if spare is not None:
@@ -174,43 +176,47 @@ class HostTier:
             spare.wait()
         self._folder.leave()
 
-    def _load_ended(self) -> None:
+    def _on_load_end(self) -> None:
         with self._folder.locked():
             self._loads -= 1
-        self._keep_spare()
+        self._ensure_spare()
 
-    def _keep_spare(self) -> None:
-        """Have a spare made, if there is none and there is room; not while its making would slow a load."""
-        if self._spare_bytes < LEAST_BYTES:
+    def _ensure_spare(self) -> None:
+        """Create a spare buffer if there is none and there is room.
+
+        Not during loads, which it would slow down.
+        """
+        if self._spare_bytes < MIN_BYTES:
             return
         with self._folder.locked():
-            if self._loads or (self._spare is not None and self._spare.is_there):
+            if self._loads or (self._spare is not None and self._spare.exists):
                 return
             wanted = min(self._spare_bytes, max(self._latest_bytes, default=self._spare_bytes))
             room = self.limit_bytes - self.used_bytes() - self._folder.spare_bytes()
-            most = min(available_bytes(), self._folder.free_bytes()) // SPARE_SHARE
-            nbytes = min(wanted + -wanted % mmap.PAGESIZE, room, most)
+            limit = min(available_bytes(), self._folder.free_bytes()) // SPARE_SHARE
+            nbytes = min(wanted + -wanted % mmap.PAGESIZE, room, limit)
             nbytes -= nbytes % mmap.PAGESIZE
-            if nbytes < LEAST_BYTES:
+            if nbytes < MIN_BYTES:
                 return
             try:
-                self._spare = Spare(self._folder, nbytes)
+                self._spare = SpareBuffer(self._folder, nbytes)
             except (OSError, RuntimeError) as error:
-                log.warning("no memory is kept ready for the next image: %s", error)
+                log.warning("cannot pre-fault memory for the next image: %s", error)
 
-    def _take_spare(self, part: Path, nbytes: int) -> OpenPart | None:
-        """This process's spare as the file of an image for which there is room. The folder is locked."""
+    def _take_spare(self, part: Path, nbytes: int) -> PartialFile | None:
+        """Return the spare buffer as the file of an image, if it fits. The folder is locked."""
         spare = self._spare
-        if spare is None or not spare.suits(nbytes):
+        if spare is None or not spare.fits(nbytes):
             return None
         self._spare = None
         return spare.take(part, nbytes)
 
     def _make_room(self, part: Path, nbytes: int, *, yielding: bool) -> int | None:
-        """Evict until `nbytes` more fit: loads of dead processes first, then images by least recent use,
-        kept ones last (not at all if `yielding`). Nothing goes where all of it would not be enough.
+        """Evict until `nbytes` fit: partial images of dead processes first, then the least recently used.
 
-        The largest file that went is at `part` then, and its descriptor, locked, the caller's.
+        Retained images are evicted last, not at all if `yielding`; none is evicted if all would not be
+        enough. The largest evicted file is renamed to `part`, and its locked descriptor returned. Raises
+        HostTierFull.
         """
         if nbytes > self.limit_bytes:
             raise HostTierFull(
@@ -222,7 +228,7 @@ class HostTier:
         files.sort(key=lambda file: (file[0].suffix != PART, file[0] in kept, file[1].st_mtime))
         used = sum(stat.st_size for _, stat in files)
         with ExitStack() as locks:
-            going: list[tuple[int, Path, int]] = []
+            evicted: list[tuple[int, Path, int]] = []
             for path, stat in files:
                 if used + nbytes <= self.limit_bytes:
                     break
@@ -230,25 +236,25 @@ class HostTier:
                     continue
                 if (fd := locks.enter_context(idle(path))) is not None:
                     used -= stat.st_size
-                    going.append((stat.st_size, path, fd))
+                    evicted.append((stat.st_size, path, fd))
             if used + nbytes > self.limit_bytes:
                 raise HostTierFull(
-                    f"the host tier has {self.limit_bytes} bytes, {used} of them in use or kept, so an image "
-                    f"of {nbytes} bytes does not fit: stop instances or raise --host-memory"
+                    f"an image of {nbytes} bytes does not fit the host tier: of its {self.limit_bytes} bytes "
+                    f"{used} are in use or retained: stop instances or raise --host-memory"
                 )
-            largest = max(going)[1] if going else None
-            for _, path, _ in going:
+            largest = max(evicted)[1] if evicted else None
+            for _, path, _ in evicted:
                 if path == largest:
                     path.rename(part)
                 unlink(path)
                 if path.suffix != PART:
                     self.evictions += 1
-                    last = ", which the cluster was to keep," if path in kept else ""
-                    log.info("evicted image %s%s from the host tier", path.name[:12], last)
-            return os.dup(max(going)[2]) if going else None
+                    retained = " (the cluster's retained copy)" if path in kept else ""
+                    log.info("evicted image %s%s from the host tier", path.name[:12], retained)
+            return os.dup(max(evicted)[2]) if evicted else None
 
-    def _open_part(self, part: Path, nbytes: int, *, yielding: bool) -> OpenPart:
-        """A file for an image that nobody began to load, with room made for it. The folder is locked."""
+    def _open_part(self, part: Path, nbytes: int, *, yielding: bool) -> PartialFile:
+        """Make room for an image and return a new file for it. The folder is locked."""
         evicted = self._make_room(part, nbytes, yielding=yielding)
         opened = self._take_spare(part, nbytes)
         if opened is None:
@@ -259,11 +265,10 @@ class HostTier:
             self._folder.discard_spares()
         return opened
 
-    def _take_over(self, part: Path, nbytes: int) -> OpenPart | LoadElsewhere | None:
-        """The unfinished load that a dead process left, or word of a living one. The folder is locked.
+    def _resume(self, part: Path, nbytes: int) -> PartialFile | LoadElsewhere | None:
+        """Return a dead process's partial image, or the load of a living process. The folder is locked.
 
-        What does not fit the image or the tier is removed, not cut short: a peer that still maps the
-        file would die of SIGBUS.
+        A file that does not fit is removed, not truncated: a peer that maps it would die by SIGBUS.
         """
         try:
             fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
@@ -276,14 +281,14 @@ class HostTier:
         if os.fstat(fd).st_size == nbytes and self.used_bytes() <= self.limit_bytes:
             mapping = map_file(fd, nbytes)
             advise_huge(mapping)
-            return OpenPart(fd, mapping, 0, is_resumed=True)
+            return PartialFile(fd, mapping, 0, is_resumed=True)
         part.unlink()
         os.close(fd)
         return None
 
 
-def _new_part(part: Path, nbytes: int, evicted: int | None) -> OpenPart:
-    """A file for an image, of the memory of an evicted one if nobody can see it any more. Owns `evicted`."""
+def _new_part(part: Path, nbytes: int, evicted: int | None) -> PartialFile:
+    """Return a file for an image, reusing an evicted one if it is not open elsewhere. Owns `evicted`."""
     fd = evicted
     if fd is not None and is_open_elsewhere(fd):
         part.unlink()
@@ -300,4 +305,4 @@ def _new_part(part: Path, nbytes: int, evicted: int | None) -> OpenPart:
         os.close(fd)
         raise
     advise_huge(mapping)
-    return OpenPart(fd, mapping, 0)
+    return PartialFile(fd, mapping, 0)

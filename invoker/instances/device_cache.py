@@ -1,44 +1,44 @@
-"""Images on the accelerator: who uses which, and which idle one makes room."""
+"""The cache of images on the accelerator: users, reservations and eviction."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from enum import StrEnum
 
-from invoker.arena import Arena, Region
-from invoker.errors import OutOfDeviceMemory
+from invoker.base.errors import OutOfDeviceMemory
+from invoker.memory.arena import Arena, Region
 from registry.clock import Clock
 
-log = logging.getLogger("invoker.residents")
+log = logging.getLogger("invoker.device_cache")
 
 
-class ResidentState(StrEnum):
-    LOADING = "loading"  # the bytes are on their way; one user fills the region
-    COMPLETE = "complete"  # whole: instances may bind to it
-    GONE = "gone"  # its load failed, or it was freed
+class DeviceImageState(StrEnum):
+    LOADING = "loading"  # one user fills the region
+    COMPLETE = "complete"  # instances may bind to it
+    REMOVED = "removed"  # its load failed, or it was freed
 
 
-class Resident:
-    """One image in the arena. Changed by `Residents` only."""
+class DeviceImage:
+    """One image in the arena; modified by DeviceCache only."""
 
     def __init__(self, image: str, region: Region, now_s: float) -> None:
         self.image = image
         self.region = region
-        self.state = ResidentState.LOADING
+        self.state = DeviceImageState.LOADING
         self.users = 1
         self.last_used_s = now_s
         self.settled: asyncio.Event = asyncio.Event()
         self.expiry: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Resident {self.image[:12]} {self.state} users={self.users}>"
+        return f"<DeviceImage {self.image[:12]} {self.state} users={self.users}>"
 
 
-class Residents:
-    """The arena's images. Belongs to the event loop's thread.
+class DeviceCache:
+    """The images in an arena. Belongs to the event loop's thread.
 
-    Every `acquire`, `reserve` and `join` is paired with one `release`. An image without users is freed
-    `keep_hot_s` after its last use, or earlier if its room is needed.
+    Each `acquire` and `reserve` is paired with one `release`. An image without users is freed `keep_hot_s`
+    after its last use, or earlier if its room is needed.
     """
 
     def __init__(self, arena: Arena, keep_hot_s: float, clock: Clock, changed: Callable[[], None]) -> None:
@@ -46,33 +46,33 @@ class Residents:
         self._keep_hot_s = keep_hot_s
         self._clock = clock
         self._changed = changed
-        self._by_image: dict[str, Resident] = {}
+        self._by_image: dict[str, DeviceImage] = {}
         self.evictions = 0
 
     def __repr__(self) -> str:
-        return f"<Residents {list(self._by_image.values())!r}>"
+        return f"<DeviceImages {list(self._by_image.values())!r}>"
 
-    def complete(self) -> list[Resident]:
-        """The images that are whole on the accelerator."""
-        return [one for one in self._by_image.values() if one.state is ResidentState.COMPLETE]
+    def complete(self) -> list[DeviceImage]:
+        """Return the complete images."""
+        return [one for one in self._by_image.values() if one.state is DeviceImageState.COMPLETE]
 
     def holds(self, image: str) -> bool:
         found = self._by_image.get(image)
-        return found is not None and found.state is ResidentState.COMPLETE
+        return found is not None and found.state is DeviceImageState.COMPLETE
 
     def buffer(self, image: str) -> memoryview | None:
-        """The bytes of a complete image where the processor can address them, else None."""
+        """Return the bytes of a complete image if the CPU can address them, else None."""
         return self._by_image[image].region.buffer if self.holds(image) else None
 
     def gpu_pointer(self, image: str) -> int | None:
-        """Where a complete image lies that the processor cannot address, else None."""
+        """Return the device address of a complete image if the CPU cannot address it, else None."""
         if not self.holds(image):
             return None
         region = self._by_image[image].region
         return region.pointer if region.buffer is None else None
 
-    def acquire(self, image: str) -> Resident | None:
-        """Use a complete image, or join one that is loading (await its `settled`); None if it is not here."""
+    def acquire(self, image: str) -> DeviceImage | None:
+        """Use a complete image, or one that is loading (await its `settled`); None if it is not cached."""
         found = self._by_image.get(image)
         if found is None:
             return None
@@ -80,15 +80,15 @@ class Residents:
         self._stop_expiry(found)
         return found
 
-    def reserve(self, image: str, nbytes: int) -> Resident:
-        """A region for an image that is not here, to be filled. Raises OutOfDeviceMemory."""
-        assert image not in self._by_image, f"{image} is here already"
-        resident = Resident(image, self.reserve_region(nbytes), self._clock.monotonic_s())
-        self._by_image[image] = resident
-        return resident
+    def reserve(self, image: str, nbytes: int) -> DeviceImage:
+        """Reserve a region for an image that is not cached. Raises OutOfDeviceMemory."""
+        assert image not in self._by_image, f"{image} is cached already"
+        device_image = DeviceImage(image, self.reserve_region(nbytes), self._clock.monotonic_s())
+        self._by_image[image] = device_image
+        return device_image
 
     def reserve_region(self, nbytes: int) -> Region:
-        """A region for anything; idle images make room, least recently used first."""
+        """Reserve a region, evicting idle images, least recently used first. Raises OutOfDeviceMemory."""
         while True:
             try:
                 region = self._arena.reserve(nbytes)
@@ -97,62 +97,62 @@ class Residents:
                 if not idle or not self._could_fit(nbytes):
                     raise
                 self.evictions += 1
-                log.info("evicting idle image %s from the arena", idle[0].image[:12])
+                log.info("image %s: evicted from the arena", idle[0].image[:12])
                 self._free(idle[0])
             else:
                 self._changed()
                 return region
 
     def free_region(self, region: Region) -> None:
-        """Give back a region from `reserve_region`."""
+        """Free a region from `reserve_region`."""
         self._arena.free(region)
         self._changed()
 
-    def settle(self, resident: Resident, *, loaded: bool) -> None:
-        """The load of a reserved image ended; those who joined it learn of it."""
-        resident.state = ResidentState.COMPLETE if loaded else ResidentState.GONE
+    def settle(self, device_image: DeviceImage, *, loaded: bool) -> None:
+        """End the load of a reserved image and wake those waiting for it."""
+        device_image.state = DeviceImageState.COMPLETE if loaded else DeviceImageState.REMOVED
         if not loaded:
-            del self._by_image[resident.image]
-        resident.settled.set()
+            del self._by_image[device_image.image]
+        device_image.settled.set()
         self._changed()
 
-    def release(self, resident: Resident) -> None:
-        """End one use."""
-        assert resident.users > 0, f"{resident} is not in use"
-        resident.users -= 1
-        resident.last_used_s = self._clock.monotonic_s()
-        if resident.users:
+    def release(self, device_image: DeviceImage) -> None:
+        """End one use of an image."""
+        assert device_image.users > 0, f"{device_image} is not in use"
+        device_image.users -= 1
+        device_image.last_used_s = self._clock.monotonic_s()
+        if device_image.users:
             return
-        if resident.state is ResidentState.COMPLETE and self._keep_hot_s > 0:
+        if device_image.state is DeviceImageState.COMPLETE and self._keep_hot_s > 0:
             loop = asyncio.get_running_loop()
-            resident.expiry = loop.call_later(self._keep_hot_s, self._free, resident)
+            device_image.expiry = loop.call_later(self._keep_hot_s, self._free, device_image)
         else:
-            self._free(resident)
+            self._free(device_image)
 
     def drop(self, image: str) -> bool:
-        """Free an idle image now; False if it is in use or not here."""
+        """Free an idle image now; return False if it is in use or not cached."""
         found = self._by_image.get(image)
         if found is None or found.users:
             return False
         self._free(found)
         return True
 
-    def _idle(self) -> list[Resident]:
+    def _idle(self) -> list[DeviceImage]:
         idle = [one for one in self._by_image.values() if not one.users]
         return sorted(idle, key=lambda one: one.last_used_s)
 
     def _could_fit(self, nbytes: int) -> bool:
         return nbytes <= self._arena.free_bytes + sum(one.region.span.nbytes for one in self._idle())
 
-    def _free(self, resident: Resident) -> None:
-        self._stop_expiry(resident)
-        if self._by_image.get(resident.image) is resident:
-            del self._by_image[resident.image]
-        resident.state = ResidentState.GONE
-        self._arena.free(resident.region)
+    def _free(self, device_image: DeviceImage) -> None:
+        self._stop_expiry(device_image)
+        if self._by_image.get(device_image.image) is device_image:
+            del self._by_image[device_image.image]
+        device_image.state = DeviceImageState.REMOVED
+        self._arena.free(device_image.region)
         self._changed()
 
-    def _stop_expiry(self, resident: Resident) -> None:
-        if resident.expiry is not None:
-            resident.expiry.cancel()
-            resident.expiry = None
+    def _stop_expiry(self, device_image: DeviceImage) -> None:
+        if device_image.expiry is not None:
+            device_image.expiry.cancel()
+            device_image.expiry = None

@@ -1,39 +1,41 @@
-"""Copying an image to the accelerator in the order in which it arrives, and which layers are there."""
+"""Copies an image to the accelerator in order of arrival, and tracks complete layers."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from invoker.arena import COPIES_IN_FLIGHT, Arena, Copied, Region
-from invoker.engine.image_ranges import bytes_of_layers
-from invoker.threads import in_thread
-from invoker.together import together
+from invoker.engine.image_ranges import layer_byte_ranges
+from invoker.memory.arena import COPIES_IN_FLIGHT, Arena, CopyReport, Region
+from rdmacast.aio.groups import run_all
+from rdmacast.aio.threads import run_in_thread
 from registry.images.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """The bytes `[start, end)` of an image; a part of what `layer` needs (None: of what no layer needs)."""
+class ImagePiece:
+    """The bytes `[start, end)` of an image, needed by `layer` (None: by no layer)."""
 
     start: int
     end: int
     layer: int | None
 
 
-def pieces_of(manifest: Manifest, most_bytes: int, first_layer: int = 0) -> tuple[Piece, ...]:
-    """All of an image, cut at the layers' borders and into pieces of at most `most_bytes`: the layers in
-    order from `first_layer` on, around the end."""
+def pieces_of(manifest: Manifest, max_bytes: int, first_layer: int = 0) -> tuple[ImagePiece, ...]:
+    """Split an image at the layers' borders into pieces of at most `max_bytes`.
+
+    Layers are in order from `first_layer` on, wrapping around.
+    """
     count = manifest.num_layers
     spans: list[tuple[int, int, int | None]] = []
     for index in range(count):
         layer = (first_layer + index) % count
-        spans += [(start, end, layer) for start, end in bytes_of_layers(manifest, layer, layer + 1)]
+        spans += [(start, end, layer) for start, end in layer_byte_ranges(manifest, layer, layer + 1)]
     spans += [(start, end, None) for start, end in _gaps(spans, manifest.nbytes)]
     return tuple(
-        Piece(start=at, end=min(end, at + most_bytes), layer=layer)
+        ImagePiece(start=at, end=min(end, at + max_bytes), layer=layer)
         for start, end, layer in spans
-        for at in range(start, end, most_bytes)
+        for at in range(start, end, max_bytes)
     )
 
 
@@ -47,10 +49,10 @@ def _gaps(spans: Sequence[tuple[int, int, int | None]], nbytes: int) -> Iterator
         yield end, nbytes
 
 
-class HeldLayers:
-    """Which layers are complete (`bits`), from which pieces were copied."""
+class LoadedLayers:
+    """The bitmap of complete layers (`bits`), updated as pieces are copied."""
 
-    def __init__(self, pieces: Sequence[Piece], layers: int) -> None:
+    def __init__(self, pieces: Sequence[ImagePiece], layers: int) -> None:
         self._left = [0] * layers
         for piece in pieces:
             if piece.layer is not None:
@@ -58,10 +60,10 @@ class HeldLayers:
         self.bits = sum(1 << layer for layer, left in enumerate(self._left) if not left)
 
     def __repr__(self) -> str:
-        return f"<HeldLayers {self.bits.bit_count()} of {len(self._left)}>"
+        return f"<LoadedLayers {self.bits.bit_count()} of {len(self._left)}>"
 
-    def copied(self, piece: Piece) -> bool:
-        """Whether a layer is complete by this piece."""
+    def add(self, piece: ImagePiece) -> bool:
+        """Record a copied piece; return whether it completes a layer."""
         if piece.layer is None:
             return False
         self._left[piece.layer] -= 1
@@ -75,33 +77,33 @@ async def copy_arriving(
     arena: Arena,
     region: Region,
     source: memoryview,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ImagePiece],
     wait_for: Callable[[int, int], Awaitable[None]],
-    on_copied: Callable[[Piece], None],
-) -> Copied:
-    """Copy all pieces of `source` into `region`, each as soon as it is there, whatever comes first.
+    on_copied: Callable[[ImagePiece], None],
+) -> CopyReport:
+    """Copy all pieces of `source` into `region`, each as soon as it is available, in any order.
 
     `wait_for(offset, nbytes)` returns once those bytes may be read. After cancellation nothing is written to
-    the region any more.
+    the region.
     """
-    places = asyncio.Semaphore(COPIES_IN_FLIGHT)
+    slots = asyncio.Semaphore(COPIES_IN_FLIGHT)
     copies = 0
-    busy_s = began_s = 0.0
+    busy_s = started_s = 0.0
 
-    async def bring(piece: Piece) -> None:
-        nonlocal copies, busy_s, began_s
+    async def copy_piece(piece: ImagePiece) -> None:
+        nonlocal copies, busy_s, started_s
         await wait_for(piece.start, piece.end - piece.start)
-        async with places:
+        async with slots:
             if not copies:
-                began_s = time.perf_counter()
+                started_s = time.perf_counter()
             copies += 1
             try:
-                await in_thread(arena.copy_in, region, piece.start, source[piece.start : piece.end])
+                await run_in_thread(arena.copy_in, region, piece.start, source[piece.start : piece.end])
             finally:
                 copies -= 1
                 if not copies:
-                    busy_s += time.perf_counter() - began_s
+                    busy_s += time.perf_counter() - started_s
         on_copied(piece)
 
-    await together(*(bring(piece) for piece in pieces))
-    return Copied(sum(piece.end - piece.start for piece in pieces), busy_s)
+    await run_all(*(copy_piece(piece) for piece in pieces))
+    return CopyReport(sum(piece.end - piece.start for piece in pieces), busy_s)

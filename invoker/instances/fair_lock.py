@@ -1,11 +1,11 @@
-"""Taking turns between threads, first come first served."""
+"""A first-come-first-served lock between threads."""
 
 import threading
 from collections import deque
 
 
-class Turns:
-    """A lock that goes to whoever has waited longest; a plain one goes to whoever is awake."""
+class FairLock:
+    """A lock granted in order of arrival; threading.Lock is granted to any waiting thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -13,19 +13,19 @@ class Turns:
         self._waiting: deque[threading.Lock] = deque()
 
     def __repr__(self) -> str:
-        return f"<Turns {'taken' if self._taken else 'free'}, {len(self._waiting)} wait>"
+        return f"<FairLock {'taken' if self._taken else 'free'}, {len(self._waiting)} wait>"
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         with self._lock:
             if not self._taken:
                 self._taken = True
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()  # given by whoever has it now
+            own = threading.Lock()
+            own.acquire()
+            self._waiting.append(own)
+        own.acquire()  # released by the current owner
 
-    def give(self) -> None:
+    def release(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()

@@ -1,10 +1,10 @@
-"""The life cycle of one instance as a value: which step may follow, and how long each phase took."""
+"""The life cycle of an instance as an immutable value: transitions and phase durations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from registry.instance import InstanceRecord, InstanceState, StartKind, check_transition
+from registry.records.instance import InstanceRecord, InstanceState, StartKind, check_transition
 
 PHASES = ("reserve", "fetch", "copy", "bind", "ready")
 FINAL = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
@@ -12,10 +12,10 @@ FINAL = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
-    """What is known of an instance's life so far; each method returns the next value.
+    """The state of an instance's life cycle; methods return the next value.
 
-    Phases follow each other without a gap, so their lengths add up to the time from acceptance to
-    readiness. A phase that an instance has no use for (the fetch of a hot start) is skipped.
+    Phases are contiguous, so their durations add up to the time from acceptance to readiness. A phase may be
+    skipped (the fetch of a hot start).
     """
 
     instance_id: str
@@ -26,7 +26,7 @@ class Lifecycle:
     state: InstanceState
     since: float
     phase: str
-    phase_began_s: float
+    phase_started_s: float
     start_kind: StartKind = StartKind.COLD
     source: str = ""
     progress: float = 0.0
@@ -38,35 +38,38 @@ class Lifecycle:
     def final(self) -> bool:
         return self.state in FINAL
 
-    def planned(self, start_kind: StartKind, source: str) -> "Lifecycle":
-        """Note from where the start is made (again when a source failed and another took over)."""
+    def with_source(self, start_kind: StartKind, source: str) -> "Lifecycle":
+        """Set the kind and source of the start (again when another source takes over)."""
         return replace(self, start_kind=start_kind, source=source)
 
-    def entered(self, phase: str, now_s: float) -> "Lifecycle":
-        """End the current phase at monotonic `now_s` and begin `phase`, which must be a later one."""
+    def with_phase(self, phase: str, now_s: float) -> "Lifecycle":
+        """End the current phase at monotonic time `now_s` and start `phase`.
+
+        Raises ValueError unless it is later.
+        """
         if PHASES.index(phase) <= PHASES.index(self.phase):
             raise ValueError(f"phase {phase} cannot follow {self.phase}")
-        return replace(self, phases_ms=self._closed(now_s), phase=phase, phase_began_s=now_s, progress=0.0)
+        return replace(self, phases_ms=self._closed(now_s), phase=phase, phase_started_s=now_s, progress=0.0)
 
-    def progressed(self, fraction: float) -> "Lifecycle":
-        """The share of the phase that is done; it never goes back."""
+    def with_progress(self, fraction: float) -> "Lifecycle":
+        """Set the progress of the phase, which never decreases."""
         return replace(self, progress=max(self.progress, min(1.0, fraction)))
 
-    def moved(self, state: InstanceState, wall_s: float, *, error: str = "") -> "Lifecycle":
-        """Take a step of the transition table at Unix time `wall_s`. Raises InvalidRecord."""
+    def with_state(self, state: InstanceState, wall_s: float, *, error: str = "") -> "Lifecycle":
+        """Change the state at Unix time `wall_s`. Raises InvalidRecord if there is no such transition."""
         return replace(self, state=check_transition(self.state, state), since=wall_s, error=error)
 
-    def lacked_room(self) -> "Lifecycle":
-        """Note that the arena had no room for the start."""
+    def without_room(self) -> "Lifecycle":
+        """Record that the arena had no room for the start."""
         return replace(self, no_room=True)
 
     def ready(self, wall_s: float, now_s: float) -> "Lifecycle":
-        """The instance serves: the last phase ends here."""
+        """End the last phase and change the state to READY."""
         done = replace(self, phases_ms=self._closed(now_s), progress=1.0)
-        return done.moved(InstanceState.READY, wall_s)
+        return done.with_state(InstanceState.READY, wall_s)
 
     def record(self) -> InstanceRecord:
-        """What the node publishes."""
+        """Return the record that the node publishes."""
         return InstanceRecord(
             instance_id=self.instance_id,
             function=self.function,
@@ -84,8 +87,8 @@ class Lifecycle:
         )
 
     def _closed(self, now_s: float) -> Mapping[str, float]:
-        length_ms = round((now_s - self.phase_began_s) * 1e3, 3)
-        return MappingProxyType({**self.phases_ms, self.phase: length_ms})
+        duration_ms = round((now_s - self.phase_started_s) * 1e3, 3)
+        return MappingProxyType({**self.phases_ms, self.phase: duration_ms})
 
 
 def accepted(
@@ -98,7 +101,7 @@ def accepted(
     wall_s: float,
     now_s: float,
 ) -> Lifecycle:
-    """An instance that a node has just accepted: STARTING, in its first phase."""
+    """Return the life cycle of an instance that a node has just accepted: STARTING, in its first phase."""
     return Lifecycle(
         instance_id=instance_id,
         function=function,
@@ -108,5 +111,5 @@ def accepted(
         state=InstanceState.STARTING,
         since=wall_s,
         phase=PHASES[0],
-        phase_began_s=now_s,
+        phase_started_s=now_s,
     )

@@ -1,4 +1,4 @@
-"""Where links to this node's stages come in: over TCP, and over a Unix socket from nodes of the same host."""
+"""Accepts links to this node's stages, over TCP and, from nodes of the same host, a Unix socket."""
 
 import asyncio
 import logging
@@ -10,39 +10,43 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from invoker.engine.kv_cache import KvShape
-from invoker.engine.kv_slices import KvSlice
-from invoker.stages.frames import LinkLost
-from invoker.stages.kv_link import receive_kv, send_kv
-from invoker.stages.kv_shelf import KvShelf
-from invoker.stages.link import StageKey, admit, answer, dial, local_name
-from invoker.threads import in_own_thread
-from rdmacast.address import Endpoint
-from rdmacast.tls import NodeTls
-from registry.live_messages import KvStage
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
+from invoker.links.export_buffer import KvExportBuffer
+from invoker.links.framing import LinkLost
+from invoker.links.kv_link import receive_kv, send_kv
+from invoker.links.link import StageKey, admit, dial, local_name, reply
+from rdmacast.address import TcpAddress
+from rdmacast.aio.threads import run_in_daemon_thread
+from rdmacast.protocol.tls import NodeTls
+from registry.messages.live import KvStage
 
-MAX_STRANGERS = 64  # connections that have not shown yet what they want
-GIVE_KV_S = 60.0  # a slice of K and V: whoever wants it gives up sooner
+MAX_HANDSHAKES = 64  # unauthenticated connections; beyond, the oldest is closed
+SEND_KV_TIMEOUT_S = 60.0  # one KV slice; the receiver has a shorter timeout
 
 log = logging.getLogger("invoker.stages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedKv:
-    """What a stage put aside, and how long its bytes took over the link, without what it took to put them
-    aside: 0 for what lay here."""
+    """K and V of one stage, and the duration of their transfer (0 if local).
+
+    The wait for the export is excluded.
+    """
 
     kv: KvSlice
     link_s: float
 
 
-class Door:
-    """Belongs to the event loop's thread. `host`: nodes with an equal one are reached by Unix socket. What
-    lies on the `shelf` is given to whoever asks for it."""
+class StageListener:
+    """A listener for stage links; peers fetch exported K and V from `exports`.
+
+    Nodes with an equal `host` are reached by Unix socket. Belongs to the event loop's thread.
+    """
 
     def __init__(self, listen_host: str, port: int, advertise: str, host: str, secret: bytes, tls: NodeTls):
         self.host = host
-        self.shelf = KvShelf()
+        self.exports = KvExportBuffer()
         self._bind = (listen_host, port)
         self._advertise = advertise
         self._secret = secret
@@ -50,192 +54,194 @@ class Door:
         self._url = ""
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: dict[socket.socket, None] = {}  # the oldest first
-        self._awaited: dict[StageKey, asyncio.Future[socket.socket]] = {}
+        self._handshakes: dict[socket.socket, None] = {}  # oldest first
+        self._expected: dict[StageKey, asyncio.Future[socket.socket]] = {}
 
     def __repr__(self) -> str:
-        return f"<Door {self._url} awaits {len(self._awaited)} links>"
+        return f"<StageListener {self._url} expects {len(self._expected)} links>"
 
-    async def __aenter__(self) -> "Door":
-        """Listen. Raises OSError."""
+    async def __aenter__(self) -> "StageListener":
+        """Start listening. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._bind[0] else socket.AF_INET
         tcp = socket.create_server(self._bind, family=family, backlog=128)
         self._listening.append(tcp)
-        self._url = Endpoint(self._advertise, tcp.getsockname()[1]).url
+        self._url = TcpAddress(self._advertise, tcp.getsockname()[1]).url
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.append(local)
         local.bind(local_name(self._url))
         local.listen(128)
         for one in self._listening:
             one.setblocking(False)
-            self._own(self._accept(one), "stage door")
+            self._spawn(self._accept(one), "stage listener")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in tuple(self._tasks):
             task.cancel()
-        for stranger in tuple(self._strangers):
-            _cut(stranger)
+        for pending in tuple(self._handshakes):
+            _shut_down(pending)
         if self._tasks:
             await asyncio.wait(self._tasks)
         for one in self._listening:
             one.close()
-        self.shelf.clear()
+        self.exports.clear()
 
     @property
     def url(self) -> str:
         return self._url
 
     @contextmanager
-    def awaiting(self, key: StageKey) -> Iterator["asyncio.Future[socket.socket]"]:
-        """Inside, the first link to that stage is what the future gives; it is closed at the end."""
-        assert key not in self._awaited, f"{key} is awaited twice"
+    def expect_link(self, key: StageKey) -> Iterator["asyncio.Future[socket.socket]"]:
+        """Expect one link to that stage: the future yields its socket, which is closed with the block."""
+        assert key not in self._expected, f"{key} is expected twice"
         future: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        self._awaited[key] = future
+        self._expected[key] = future
         try:
             yield future
         finally:
-            del self._awaited[key]
+            del self._expected[key]
             if not future.cancel() and not future.cancelled():
                 future.result().close()
 
     async def dial(self, url: str, host: str, key: StageKey) -> socket.socket:
-        """A link to a stage of another node, or of this one. Raises LinkLost."""
-        made: list[socket.socket] = []
-        given_up = threading.Event()
+        """Connect to a stage of another node, or of this one. Raises LinkLost."""
+        links: list[socket.socket] = []
+        cancelled = threading.Event()
 
         def connect() -> None:
             one = dial(url, key, self._secret, same_host=host == self.host, tls=self._tls.client)
-            made.append(one)
-            if given_up.is_set():
+            links.append(one)
+            if cancelled.is_set():
                 one.close()
 
         try:
-            await in_own_thread(connect)
+            await run_in_daemon_thread(connect)
         except asyncio.CancelledError:
-            given_up.set()
-            for one in made:
+            cancelled.set()
+            for one in links:
                 one.close()
             raise
-        return made[0]
+        return links[0]
 
     async def fetch_kv(
-        self, stage: KvStage, key: StageKey, shape: KvShape, most_tokens: int, within_s: float
+        self, stage: KvStage, key: StageKey, shape: KvShape, max_tokens: int, timeout_s: float
     ) -> FetchedKv:
-        """What the stage put aside of a sequence, of at most so many tokens of a model of `shape`. The thread
-        that gets it may outlive a caller who is cancelled, for no longer than that. Raises LinkLost."""
+        """Fetch the K and V that a stage exported of a sequence of at most `max_tokens` tokens.
+
+        A cancelled caller leaves its thread behind, for at most `timeout_s`. Raises LinkLost.
+        """
         if stage.link == self._url:
-            own = await self.shelf.take(key, within_s)
+            own = await self.exports.pop(key, timeout_s)
             if own is None:
-                raise LinkLost(f"{key} has put nothing aside")
+                raise LinkLost(f"{key} exported no K and V of sequence {key.sequence}")
             return FetchedKv(kv=own, link_s=0.0)
-        got: list[FetchedKv] = []
+        fetched: list[FetchedKv] = []
 
         def fetch() -> None:
             local, tls = stage.host == self.host, self._tls.client
             with closing(
-                dial(stage.link, key, self._secret, same_host=local, tls=tls, answer_s=within_s)
+                dial(stage.link, key, self._secret, same_host=local, tls=tls, reply_s=timeout_s)
             ) as link:
                 began_s = time.monotonic()
-                kv = receive_kv(link, shape, (stage.first, stage.last), most_tokens, within_s)
-                got.append(FetchedKv(kv=kv, link_s=time.monotonic() - began_s))
+                kv = receive_kv(link, shape, (stage.first, stage.last), max_tokens, timeout_s)
+                fetched.append(FetchedKv(kv=kv, link_s=time.monotonic() - began_s))
 
         try:
-            await in_own_thread(fetch)
+            await run_in_daemon_thread(fetch)
         except OSError as error:
-            raise LinkLost(f"K and V of {key} did not come: {error}") from error
-        return got[0]
+            raise LinkLost(f"cannot fetch K and V of {key}: {error}") from error
+        return fetched[0]
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:  # too many files, for one
-                log.warning("a link to a stage could not be accepted: %s", error)
+            except OSError as error:  # such as too many open files
+                log.warning("cannot accept a stage link: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._strangers) >= MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                _cut(oldest)
-            self._strangers[accepted] = None
-            self._own(self._meet(accepted), "stage link")
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                _shut_down(oldest)
+            self._handshakes[accepted] = None
+            self._spawn(self._admit(accepted), "stage link")
 
-    async def _meet(self, accepted: socket.socket) -> None:
-        """Learn which stage a peer wants, and give its socket to who waits for that."""
+    async def _admit(self, accepted: socket.socket) -> None:
+        """Authenticate a peer and hand its socket to the stage that expects it."""
         admitted: list[tuple[socket.socket, StageKey]] = []
-        given_up = threading.Event()
+        cancelled = threading.Event()
 
-        def ask() -> None:
+        def authenticate() -> None:
             accepted.setblocking(True)
             admitted.append(admit(accepted, self._secret, self._tls.server))
-            if given_up.is_set():
+            if cancelled.is_set():
                 admitted[0][0].close()
 
         try:
-            await in_own_thread(ask)
+            await run_in_daemon_thread(authenticate)
         except LinkLost as error:
-            log.info("refused a link to a stage: %s", error)
+            log.info("refused a stage link: %s", error)
             return
         except asyncio.CancelledError:
-            given_up.set()
-            _cut(accepted)
+            cancelled.set()
+            _shut_down(accepted)
             for one, _ in admitted:
                 one.close()
             raise
         finally:
-            self._strangers.pop(accepted, None)
+            self._handshakes.pop(accepted, None)
         link, key = admitted[0]
         if key.sequence:
-            await self._give_kv(link, key)
+            await self._send_kv(link, key)
             return
-        future = self._awaited.get(key)
-        wanted = future is not None and not future.done()
+        future = self._expected.get(key)
+        is_expected = future is not None and not future.done()
         try:
-            answer(link, taken=wanted)  # one byte: it never has to wait
+            reply(link, accepted=is_expected)  # one byte: never blocks
         except OSError:
             link.close()
             return
-        if future is not None and wanted:
+        if future is not None and is_expected:
             future.set_result(link)
         else:
             link.close()
 
-    async def _give_kv(self, link: socket.socket, key: StageKey) -> None:
+    async def _send_kv(self, link: socket.socket, key: StageKey) -> None:
         try:
-            one = await self._asked_for(link, key)
+            kv = await self._exported(link, key)
         except asyncio.CancelledError:
             link.close()
             raise
 
-        def give() -> None:
-            with closing(link), suppress(OSError):  # whoever asked has given up
-                answer(link, taken=one is not None)
-                if one is not None:
-                    send_kv(link, one, GIVE_KV_S)
+        def send() -> None:
+            with closing(link), suppress(OSError):  # the peer has timed out
+                reply(link, accepted=kv is not None)
+                if kv is not None:
+                    send_kv(link, kv, SEND_KV_TIMEOUT_S)
 
-        await in_own_thread(give)
+        await run_in_daemon_thread(send)
 
-    async def _asked_for(self, link: socket.socket, key: StageKey) -> KvSlice | None:
-        """What the shelf has of it, or comes to have before whoever asks hangs up."""
+    async def _exported(self, link: socket.socket, key: StageKey) -> KvSlice | None:
+        """Wait for the exported slice until the peer hangs up."""
         loop = asyncio.get_running_loop()
-        taking = asyncio.create_task(self.shelf.take(key, GIVE_KV_S), name=f"K and V of {key}")
-        loop.add_reader(link.fileno(), taking.cancel)  # they have nothing more to say
+        waiting = asyncio.create_task(self.exports.pop(key, SEND_KV_TIMEOUT_S), name=f"K and V of {key}")
+        loop.add_reader(link.fileno(), waiting.cancel)  # readable only when the peer hangs up
         try:
-            await asyncio.wait([taking])
+            await asyncio.wait([waiting])
         finally:
             loop.remove_reader(link.fileno())
-            taking.cancel()
-        return None if taking.cancelled() else taking.result()
+            waiting.cancel()
+        return None if waiting.cancelled() else waiting.result()
 
-    def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _cut(one: socket.socket) -> None:
-    """End what a thread is reading from it."""
+def _shut_down(one: socket.socket) -> None:
+    """End a read that a thread has under way."""
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)

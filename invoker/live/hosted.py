@@ -1,4 +1,4 @@
-"""The stages that this node runs for pipelines of other nodes."""
+"""Stages that this node runs for pipelines of other nodes."""
 
 import asyncio
 import logging
@@ -7,44 +7,47 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from invoker.errors import NoSuchInstance, NoSuchPipeline, PipelineLost
-from invoker.instance import Instance
-from invoker.stages.door import Door
-from invoker.stages.engines import StageGear, opened_stage
-from invoker.stages.frames import LinkLost
-from invoker.stages.link import StageKey
-from invoker.stages.worker import StageWorker
-from invoker.stages.zigzag_engines import LayerMaker, layer_maker
-from invoker.stages.zigzag_target import TargetWorker
-from invoker.together import let_go_whole
-from registry.live_messages import LinkStage, OpenStage, StageOpened
-from registry.messages import Done, Reply
+from invoker.base.errors import NoSuchInstance, NoSuchPipeline, PipelineLost
+from invoker.instances.instance import Instance
+from invoker.links.framing import LinkLost
+from invoker.links.link import StageKey
+from invoker.links.listener import StageListener
+from invoker.pipeline.engines import StageContext, opened_stage
+from invoker.pipeline.worker import StageWorker
+from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
+from invoker.prefill.target import TargetWorker
+from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.shielded import shielded_stack
+from registry.messages.live import LinkStage, OpenStage, StageOpened
+from registry.messages.node import Acknowledged, Reply
 
 log = logging.getLogger("invoker.stages")
 
 
 class HostedStage:
-    """One stage, from when it is asked for until it is closed: a task of its own, a Part of its instance."""
+    """One stage from its request to its end: a task, attached to its instance."""
 
-    def __init__(self, request: OpenStage, instance: Instance, door: Door, made_with: StageGear) -> None:
+    def __init__(
+        self, request: OpenStage, instance: Instance, listener: StageListener, context: StageContext
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.request = request
         self.key = StageKey(pipeline=request.pipeline, epoch=request.epoch, place=request.place)
         self.opened: asyncio.Future[StageOpened] = loop.create_future()
         self._behind: asyncio.Future[socket.socket] = loop.create_future()
         self._instance = instance
-        self._door = door
-        self._made_with = made_with
+        self._listener = listener
+        self._context = context
         self._ended_by_instance = False
-        instance.parts.add(self)
-        self.task = asyncio.create_task(self._live(), name=str(self.key))
-        self.task.add_done_callback(self._over)
+        instance.attachments.add(self)
+        self.task = asyncio.create_task(self._run(), name=str(self.key))
+        self.task.add_done_callback(self._on_done)
 
     def __repr__(self) -> str:
         return f"<HostedStage {self.key} [{self.request.first}, {self.request.last}) {self._instance!r}>"
 
     def link(self, behind: socket.socket) -> bool:
-        """Where its steps go on to, which belongs to the stage from now on; False if it has that already."""
+        """Connect the stage to the next one; it owns the socket. Return False if it is connected already."""
         if self._behind.done():
             return False
         self._behind.set_result(behind)
@@ -55,7 +58,7 @@ class HostedStage:
         return self._behind.done()
 
     async def ended(self) -> Exception:
-        """Return once it has ended, with the reason."""
+        """Wait until the stage has ended, and return the reason."""
         await asyncio.wait([self.task])
         if self.task.cancelled():
             return (
@@ -69,101 +72,101 @@ class HostedStage:
         return PipelineLost(f"{self.key} has ended")
 
     async def aclose(self) -> None:
-        """The instance ends."""
+        """End the stage with its instance."""
         self._ended_by_instance = True
         await self.close()
 
     async def close(self) -> None:
-        """End it after the step under way. Idempotent."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        """End the stage after the current step. Idempotent."""
+        await cancel_and_wait(self.task)
 
-    async def _live(self) -> None:
-        request, door = self.request, self._door
-        async with let_go_whole() as stack:
-            before = stack.enter_context(door.awaiting(self.key))
+    async def _run(self) -> None:
+        request, listener = self.request, self._listener
+        async with shielded_stack() as stack:
+            before = stack.enter_context(listener.expect_link(self.key))
             stack.callback(self._close_behind)
             if request.zigzag:
-                await self._help(stack, before)
+                await self._run_as_target(stack, before)
                 return
             stage = await stack.enter_async_context(
                 opened_stage(
-                    self._instance, request.first, request.last, self._made_with, self.key, door.shelf
+                    self._instance, request.first, request.last, self._context, self.key, listener.exports
                 )
             )
-            self.opened.set_result(StageOpened(link=door.url, host=door.host, pages=stage.stage.pages))
+            self.opened.set_result(
+                StageOpened(link=listener.url, host=listener.host, pages=stage.stage.pages)
+            )
             behind = await asyncio.shield(self._behind)
             worker = StageWorker(stage, await before, behind, name=f"stage {self.key.place}")
             stack.push_async_callback(worker.aclose)
-            stack.enter_context(door.shelf.asking(self.key, worker.give))
+            stack.enter_context(listener.exports.on_request(self.key, worker.export_kv))
             log.info("%s runs layers [%d, %d)", self.key, request.first, request.last)
             await worker.wait_closed()
-            raise worker.failure or LinkLost("it has ended")
+            raise worker.failure or LinkLost("the worker has ended")
 
-    async def _help(self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]") -> None:
-        """As the target of a pair: begin with the first layer, and go on with each one that lands."""
-        maker = await stack.enter_async_context(layer_maker(self._instance, self._made_with, waits=True))
-        first = await maker.make(0)
-        self.opened.set_result(StageOpened(link=self._door.url, host=self._door.host, pages=first.pages))
+    async def _run_as_target(self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]") -> None:
+        """Run as the target of a pair: start with the first layer and add each one that lands."""
+        factory = await stack.enter_async_context(
+            layer_stage_factory(self._instance, self._context, queues=True)
+        )
+        first = await factory.make(0)
+        self.opened.set_result(
+            StageOpened(link=self._listener.url, host=self._listener.host, pages=first.pages)
+        )
         behind = await asyncio.shield(self._behind)
         worker = TargetWorker(
-            maker.layers, maker.calls(), await before, behind, name=f"stage {self.key.place}"
+            factory.layers, factory.calls(), await before, behind, name=f"stage {self.key.place}"
         )
         stack.push_async_callback(worker.aclose)
-        worker.grow(first)
-        growing = asyncio.create_task(_grow(worker, maker))
-        stack.push_async_callback(_cancelled, growing)
+        worker.add_layer(first)
+        adding = asyncio.create_task(_add_layers(worker, factory))
+        stack.push_async_callback(cancel_and_wait, adding)
         closed = asyncio.create_task(worker.wait_closed())
-        stack.push_async_callback(_cancelled, closed)
-        log.info("%s runs what there is of %d layers", self.key, maker.layers)
-        await asyncio.wait([closed, growing], return_when=asyncio.FIRST_COMPLETED)
-        if growing.done():
-            growing.result()
+        stack.push_async_callback(cancel_and_wait, closed)
+        log.info("%s runs the loaded layers of %d", self.key, factory.layers)
+        await asyncio.wait([closed, adding], return_when=asyncio.FIRST_COMPLETED)
+        if adding.done():
+            adding.result()
         await closed
-        raise worker.failure or LinkLost("it has ended")
+        raise worker.failure or LinkLost("the worker has ended")
 
     def _close_behind(self) -> None:
         if not self._behind.cancel() and not self._behind.cancelled():
             self._behind.result().close()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._instance.parts.discard(self)
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._instance.attachments.discard(self)
         if not task.cancelled():
-            task.exception()  # whoever asks is told
+            task.exception()  # retrieved: reported by `ended`
         self.opened.cancel()
 
 
-async def _grow(worker: TargetWorker, maker: LayerMaker) -> None:
-    for layer in range(1, maker.layers - 1):  # the last one is the source's
-        worker.grow(await maker.make(layer))
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
+async def _add_layers(worker: TargetWorker, factory: LayerStageFactory) -> None:
+    for layer in range(1, factory.layers - 1):  # the last one runs on the source
+        worker.add_layer(await factory.make(layer))
 
 
 class HostedStages:
-    """Belongs to the event loop's thread."""
+    """The stages of this node. Belongs to the event loop's thread."""
 
-    def __init__(self, door: Door, made_with: StageGear) -> None:
-        self._door = door
-        self._made_with = made_with
+    def __init__(self, listener: StageListener, context: StageContext) -> None:
+        self._listener = listener
+        self._context = context
         self._stages: dict[StageKey, HostedStage] = {}
 
     def __repr__(self) -> str:
         return f"<HostedStages {list(self._stages.values())!r}>"
 
     async def open(self, request: OpenStage) -> AsyncGenerator[Reply, None]:
-        """Run the stage until whoever asked leaves. Raises what ended it."""
-        instance = self._made_with.instance(request.instance)
+        """Run a stage until the caller leaves. Raises the reason of its end."""
+        instance = self._context.instance(request.instance)
         key = StageKey(pipeline=request.pipeline, epoch=request.epoch, place=request.place)
         for other in [one for one in self._stages.values() if one.request.instance == request.instance]:
             if other.key.pipeline == key.pipeline and other.key.epoch < key.epoch:
-                await other.close()  # it has been formed anew
+                await other.close()  # the pipeline has been reconfigured
         if key in self._stages:
             raise NoSuchPipeline(f"{key} is open already")
-        hosted = self._stages[key] = HostedStage(request, instance, self._door, self._made_with)
+        hosted = self._stages[key] = HostedStage(request, instance, self._listener, self._context)
         try:
             waited: list[asyncio.Future[Any]] = [hosted.opened, hosted.task]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -177,14 +180,14 @@ class HostedStages:
                 del self._stages[key]
 
     async def link(self, request: LinkStage) -> AsyncGenerator[Reply, None]:
-        """Connect a stage with the one behind it. Raises NoSuchPipeline, LinkLost."""
+        """Connect a stage to the next one. Raises NoSuchPipeline, LinkLost."""
         key = StageKey(pipeline=request.pipeline, epoch=request.epoch, place=request.place)
         hosted = self._stages.get(key)
         if hosted is None:
-            raise NoSuchPipeline(f"{key} is not here")
+            raise NoSuchPipeline(f"{key} is not on this node")
         if not hosted.is_linked:
             to = StageKey(pipeline=request.pipeline, epoch=request.epoch, place=request.to)
-            behind = await self._door.dial(request.following, request.host, to)
+            behind = await self._listener.dial(request.following, request.host, to)
             if not hosted.link(behind):
                 behind.close()
-        yield Done()
+        yield Acknowledged()

@@ -1,4 +1,4 @@
-"""The pipelines that this node runs, since it has the head of their model."""
+"""Pipelines that this node runs, because it has their model's LM head."""
 
 import asyncio
 import logging
@@ -9,104 +9,109 @@ from itertools import pairwise
 from secrets import token_hex
 from typing import Any
 
-from invoker.engine.conductor import Conductor, PipelineShape
+from invoker.base.errors import InvalidWork, NoSuchInstance, NoSuchPipeline, PipelineLost
 from invoker.engine.decoder import limits_for
-from invoker.engine.kv_cache import PAGE_TOKENS
-from invoker.engines import MIN_SEQUENCES
-from invoker.errors import BadWork, NoSuchInstance, NoSuchPipeline, PipelineLost
-from invoker.instance import Instance
-from invoker.stages.door import Door
-from invoker.stages.driver import PipelineDriver
-from invoker.stages.engines import StageGear, opened_stage
-from invoker.stages.link import StageKey
-from invoker.stages.lone import LoneDriver
-from invoker.stages.member import Member
-from invoker.stages.metered import MeteredStage
-from invoker.stages.zigzag_engines import layer_maker
-from invoker.stages.zigzag_layers import LayerChain
-from invoker.stages.zigzag_source import PairDriver
-from invoker.together import let_go_whole, together
-from registry.channel_server import caller
-from registry.live_messages import (
-    KvAt,
+from invoker.engine.factory import MIN_SEQUENCES
+from invoker.engine.kv.cache import PAGE_TOKENS
+from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
+from invoker.instances.instance import Instance
+from invoker.links.link import StageKey
+from invoker.links.listener import StageListener
+from invoker.pipeline.driver import PipelineDriver
+from invoker.pipeline.engines import StageContext, opened_stage
+from invoker.pipeline.metered import MeteredStage
+from invoker.pipeline.remote_stage import RemoteStage
+from invoker.prefill.engines import layer_stage_factory
+from invoker.prefill.layers import LayerChain
+from invoker.prefill.layerwise import LayerwisePrefillDriver
+from invoker.prefill.source import PairDriver
+from rdmacast.aio.groups import cancel_and_wait, run_all
+from rdmacast.aio.shielded import shielded_stack
+from registry.channel.server import caller
+from registry.messages.live import (
+    HandOffCalls,
+    KvLocation,
     KvStage,
-    LeaveCalls,
     OpenPipeline,
     PipelineOpened,
-    name_of_pipeline,
+    pipeline_name,
 )
-from registry.messages import Done, Reply
+from registry.messages.node import Acknowledged, Reply
 
-RETIRE_S = 2.0  # for all stages to put aside what calls that move leave there
-LINGER_S = 10.0  # for another gateway to take over from one that is gone
-_TELL_S = 0.25  # in which the node that is to blame shows, where its neighbours show first
+RETIRE_TIMEOUT_S = 2.0  # for all stages to export K and V of moved requests
+LINGER_S = 10.0  # for another gateway to adopt a pipeline of a lost one
+_BLAME_TIMEOUT_S = 0.25  # for the failed node to be identified after its neighbours' failures
 
-Driver = PipelineDriver | PairDriver | LoneDriver
+Driver = PipelineDriver | PairDriver | LayerwisePrefillDriver
 
 log = logging.getLogger("invoker.stages")
 
 
-class Pipeline:
-    """One pipeline: a task of its own, a Part of this node's instance."""
+class HostedPipeline:
+    """One pipeline: a task, attached to this node's instance."""
 
     def __init__(
-        self, request: OpenPipeline, node: str, secret: bytes, door: Door, made_with: StageGear
+        self, request: OpenPipeline, node: str, secret: bytes, listener: StageListener, context: StageContext
     ) -> None:
         self.request = request
-        self.name = name_of_pipeline(request.pipeline, request.epoch)
+        self.name = pipeline_name(request.pipeline, request.epoch)
         self.opened: asyncio.Future[PipelineOpened] = asyncio.get_running_loop().create_future()
         self.driver: Driver | None = None
         self.openers = 0
-        self._place = _place_of(request, node)
+        self._place = _own_place(request, node)
         self._own = request.stages[self._place]
-        self.instance: Instance = made_with.instance(self._own.instance)
-        self._door = door
-        self._made_with = made_with
-        self._members = [
-            Member(stage, place, request, secret)
+        self.instance: Instance = context.instance(self._own.instance)
+        self._listener = listener
+        self._context = context
+        self._remote_stages = [
+            RemoteStage(stage, place, request, secret)
             for place, stage in enumerate(request.stages)
             if place != self._place
         ]
         self._reason: Exception | None = None
-        self._is_formed_anew = False
-        self.instance.parts.add(self)
-        self.task = asyncio.create_task(self._live(), name=f"pipeline {self.name}")
-        self.task.add_done_callback(self._over)
+        self._is_reconfigured = False
+        self.instance.attachments.add(self)
+        self.task = asyncio.create_task(self._run(), name=f"pipeline {self.name}")
+        self.task.add_done_callback(self._on_done)
 
     @property
     def running(self) -> Driver:
-        """Raises NoSuchPipeline while it is not open."""
+        """Return the driver. Raises NoSuchPipeline while the pipeline is not open."""
         if self.driver is None:
             raise NoSuchPipeline(f"pipeline {self.name} is not open yet")
         return self.driver
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self.name} {self._members!r} {self.driver!r}>"
+        return f"<HostedPipeline {self.name} {self._remote_stages!r} {self.driver!r}>"
 
-    def kv_at(self, sequence: str) -> KvAt:
-        """Where the stages have K and V of a sequence that they put aside."""
-        links = {self._place: (self._door.url, self._door.host)}
-        for member in self._members:
-            if member.opened is not None:
-                links[member.place] = member.opened.link, member.opened.host
+    def kv_location(self, sequence: str) -> KvLocation:
+        """Return where the stages have exported a sequence's K and V."""
+        links = {self._place: (self._listener.url, self._listener.host)}
+        for stage in self._remote_stages:
+            if stage.opened is not None:
+                links[stage.place] = stage.opened.link, stage.opened.host
         stages = [
             KvStage(link=links[place][0], host=links[place][1], first=one.first, last=one.last)
             for place, one in enumerate(self.request.stages)
         ]
-        asked = self.request
-        return KvAt(pipeline=asked.pipeline, epoch=asked.epoch, sequence=sequence, stages=tuple(stages))
+        request = self.request
+        return KvLocation(
+            pipeline=request.pipeline, epoch=request.epoch, sequence=sequence, stages=tuple(stages)
+        )
 
-    def give_way(self) -> None:
-        """Its calls move to what is formed of it. That computes their K and V anew, so none are put aside: it
-        would wait for all steps under way."""
-        self._is_formed_anew = True
+    def reconfigure(self) -> None:
+        """Move all requests to the reconfigured pipeline, without exports.
+
+        It recomputes K and V; exports would wait for all steps in flight.
+        """
+        self._is_reconfigured = True
         if isinstance(self.driver, PipelineDriver):
-            self.driver.leave(keeping=False)
+            self.driver.move(export_kv=False)
         elif self.driver is not None:
-            self.driver.leave()
+            self.driver.move()
 
     async def ended(self) -> Exception:
-        """Return once it has ended, with the reason."""
+        """Wait until the pipeline has ended, and return the reason."""
         await asyncio.wait([self.task])
         fault = None if self.task.cancelled() else self.task.exception()
         if isinstance(fault, Exception):
@@ -114,20 +119,19 @@ class Pipeline:
         return self._reason or NoSuchPipeline(f"pipeline {self.name} was closed")
 
     async def aclose(self) -> None:
-        """The instance ends."""
+        """End the pipeline with its instance."""
         self._reason = PipelineLost(f"{self._own.node}: instance {self.instance.id} has ended")
         await self.close()
 
     async def close(self) -> None:
-        """Move its calls and end it. Idempotent."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        """Move all requests and end the pipeline. Idempotent."""
+        await cancel_and_wait(self.task)
 
-    async def _live(self) -> None:
-        async with let_go_whole() as stack:
-            before = stack.enter_context(self._door.awaiting(self._key(self._place)))
-            for member in self._members:
-                stack.push_async_callback(member.aclose)
+    async def _run(self) -> None:
+        async with shielded_stack() as stack:
+            before = stack.enter_context(self._listener.expect_link(self._key(self._place)))
+            for stage in self._remote_stages:
+                stack.push_async_callback(stage.aclose)
             driver, opened = await self._open(stack, before)
             stack.push_async_callback(self._close, driver)
             self.driver = driver
@@ -142,16 +146,22 @@ class Pipeline:
     ) -> tuple[Driver, PipelineOpened]:
         if self.request.zigzag:
             return await self._open_pair(stack, before)
-        return await (self._open_stages(stack, before) if self._members else self._open_lone(stack))
+        return await (
+            self._open_stages(stack, before) if self._remote_stages else self._open_layerwise(stack)
+        )
 
-    async def _open_lone(self, stack: AsyncExitStack) -> tuple[LoneDriver, PipelineOpened]:
-        """The instance here answers once it is ready, and runs prompts by layers until then."""
-        await self.instance.holds(0, 1)
-        maker = await stack.enter_async_context(layer_maker(self.instance, self._made_with, waits=True))
-        if (self._own.first, self._own.last) != (0, maker.layers):
-            raise BadWork(f"layers [{self._own.first}, {self._own.last}) of {maker.layers} are no pipeline")
-        first = await maker.make(0)
-        driver = LoneDriver(self.instance, maker, first, name=f"pipeline {self.name}")
+    async def _open_layerwise(self, stack: AsyncExitStack) -> tuple[LayerwisePrefillDriver, PipelineOpened]:
+        """Open layer-wise prefill on the instance here, which serves the requests once it is ready."""
+        await self.instance.wait_for_layers(0, 1)
+        factory = await stack.enter_async_context(
+            layer_stage_factory(self.instance, self._context, queues=True)
+        )
+        if (self._own.first, self._own.last) != (0, factory.layers):
+            raise InvalidWork(
+                f"layers [{self._own.first}, {self._own.last}) of {factory.layers} are not the whole model"
+            )
+        first = await factory.make(0)
+        driver = LayerwisePrefillDriver(self.instance, factory, first, name=f"pipeline {self.name}")
         context = 0 if self.instance.spec is None else self.instance.spec.context_length
         return driver, PipelineOpened(context_length=context, cached_tokens=first.pages * PAGE_TOKENS)
 
@@ -161,43 +171,45 @@ class Pipeline:
         opened: list[MeteredStage] = []
 
         async def open_own() -> None:
-            place, shelf = self._key(self._place), self._door.shelf
+            place, exports = self._key(self._place), self._listener.exports
             first, last = self._own.first, self._own.last
-            own = opened_stage(self.instance, first, last, self._made_with, place, shelf)
+            own = opened_stage(self.instance, first, last, self._context, place, exports)
             opened.append(await stack.enter_async_context(own))
 
-        await together(open_own(), *(member.open() for member in self._members))
+        await run_all(open_own(), *(stage.open() for stage in self._remote_stages))
         stage = opened[0]
         if not stage.stage.has_head:
-            raise BadWork(f"the head of the model is not on {self._own.node}")
-        conductor = self._conductor(stage)
-        behind = await self._linked(stack)
-        driver = PipelineDriver(stage, conductor, await before, behind, name=f"pipeline {self.name}")
-        stack.enter_context(self._door.shelf.asking(self._key(self._place), driver.give))
-        cached = conductor.shape.pages * PAGE_TOKENS
-        return driver, PipelineOpened(context_length=conductor.max_sequence_tokens, cached_tokens=cached)
+            raise InvalidWork(f"the LM head is not on node {self._own.node}")
+        scheduler = self._scheduler(stage)
+        behind = await self._connect_ring(stack)
+        driver = PipelineDriver(stage, scheduler, await before, behind, name=f"pipeline {self.name}")
+        stack.enter_context(self._listener.exports.on_request(self._key(self._place), driver.export_kv))
+        cached = scheduler.shape.pages * PAGE_TOKENS
+        return driver, PipelineOpened(context_length=scheduler.max_sequence_tokens, cached_tokens=cached)
 
     async def _open_pair(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
     ) -> tuple[PairDriver, PipelineOpened]:
-        """The instance here is the source: its own engine answers, and the other stage helps."""
+        """Open a pair with the instance here as its source."""
         if len(self.request.stages) != 2 or self._place == 0:
-            raise BadWork("a pair is a node that loads, and then one that is ready")
-        maker = await stack.enter_async_context(layer_maker(self.instance, self._made_with, waits=False))
+            raise InvalidWork("a pair is a loading node followed by a ready one")
+        factory = await stack.enter_async_context(
+            layer_stage_factory(self.instance, self._context, queues=False)
+        )
         chain = LayerChain()
 
         async def open_own() -> None:
-            for layer in range(maker.layers):
-                chain.append(await maker.make(layer))
+            for layer in range(factory.layers):
+                chain.append(await factory.make(layer))
 
-        (target,) = self._members
-        await together(open_own(), target.open())
+        (target,) = self._remote_stages
+        await run_all(open_own(), target.open())
         assert target.opened is not None
-        pages, behind = target.opened.pages, await self._linked(stack)
+        pages, behind = target.opened.pages, await self._connect_ring(stack)
         driver = PairDriver(
             self.instance,
             chain,
-            maker.calls(),
+            factory.calls(),
             await before,
             behind,
             target_pages=pages,
@@ -206,12 +218,15 @@ class Pipeline:
         context = 0 if self.instance.spec is None else self.instance.spec.context_length
         return driver, PipelineOpened(context_length=context, cached_tokens=pages * PAGE_TOKENS)
 
-    def _conductor(self, stage: MeteredStage) -> Conductor:
-        spec, resident = self.instance.spec, self.instance.resident
-        if spec is None or resident is None:
+    def _scheduler(self, stage: MeteredStage) -> PipelineScheduler:
+        spec, device_image = self.instance.spec, self.instance.device_image
+        if spec is None or device_image is None:
             raise NoSuchInstance(f"instance {self.instance.id} has ended")
         facts, stages = stage.stage.facts, len(self.request.stages)
-        pages = [stage.stage.pages, *(one.opened.pages for one in self._members if one.opened is not None)]
+        pages = [
+            stage.stage.pages,
+            *(one.opened.pages for one in self._remote_stages if one.opened is not None),
+        ]
         shape = PipelineShape(
             stages=stages,
             pages=min(pages),
@@ -220,43 +235,43 @@ class Pipeline:
             steps=stages + 1,
         )
         sequences = max(MIN_SEQUENCES, 2 * self.instance.request.max_concurrency)
-        device = resident.region.device.partition(":")[0]
-        limits = limits_for(device, sequences=sequences, turn_tokens=facts.turn_tokens)
-        # What stages put aside while it was open before must not be taken for what they have now.
-        return Conductor(shape, limits, names=f"{token_hex(4)}-")
+        device = device_image.region.device.partition(":")[0]
+        limits = limits_for(device, sequences=sequences, shared_prefill_tokens=facts.shared_prefill_tokens)
+        # Unique names: exports of an earlier pipeline of this id must not match.
+        return PipelineScheduler(shape, limits, names=f"{token_hex(4)}-")
 
-    def _ring(self) -> list[Member]:
-        """The other stages as steps pass them on their way from here to here."""
-        return self._members  # the head is the first or the last of all
+    def _ring(self) -> list[RemoteStage]:
+        """Return the other stages in the order of a step's way around the ring."""
+        return self._remote_stages  # this node's stage is the first or the last
 
-    async def _linked(self, stack: AsyncExitStack) -> socket.socket:
-        """Connect all stages in a ring; the link to the first of the others."""
-        ring = [member.opened for member in self._ring() if member.opened is not None]
+    async def _connect_ring(self, stack: AsyncExitStack) -> socket.socket:
+        """Connect all stages in a ring; return the link to the first of the others."""
+        ring = [stage.opened for stage in self._ring() if stage.opened is not None]
         behind = await self._link(ring[0].link, ring[0].host)
         stack.callback(behind.close)
         return behind
 
     async def _link(self, first_link: str, host: str) -> socket.socket:
-        """Connect each stage with the next one, and the last of the others with this one."""
-        ring, door = self._ring(), self._door
+        """Connect each stage to the next one and the last to this node; dial the first."""
+        ring, listener = self._ring(), self._listener
         linked = [
             one.link(following.place, following.opened.link, following.opened.host)
             for one, following in pairwise(ring)
             if following.opened is not None
         ]
-        linked.append(ring[-1].link(self._place, door.url, door.host))
-        await together(*linked)
-        return await door.dial(first_link, host, self._key(ring[0].place))
+        linked.append(ring[-1].link(self._place, listener.url, listener.host))
+        await run_all(*linked)
+        return await listener.dial(first_link, host, self._key(ring[0].place))
 
     async def _loss(self, driver: Driver) -> PipelineLost:
-        """Return once a stage is gone, with the node that is to blame."""
+        """Wait until a stage is lost, and return the reason with the failed node."""
         closed = asyncio.create_task(driver.wait_closed())
-        watches = [member.watch for member in self._members if member.watch is not None]
+        watches = [stage.watch for stage in self._remote_stages if stage.watch is not None]
         try:
             await asyncio.wait([closed, *watches], return_when=asyncio.FIRST_COMPLETED)
-            # Neighbours of a stage that is gone end too, and may be heard of first.
+            # Neighbours of a lost stage fail too, and may be reported first.
             loop = asyncio.get_running_loop()
-            until_s = loop.time() + _TELL_S
+            until_s = loop.time() + _BLAME_TIMEOUT_S
             while (left := [watch for watch in watches if not watch.done()]) and self._blamed() is None:
                 _, pending = await asyncio.wait(
                     left, timeout=max(0.0, until_s - loop.time()), return_when=asyncio.FIRST_COMPLETED
@@ -265,68 +280,74 @@ class Pipeline:
                     break
         finally:
             closed.cancel()
-        blamed = self._blamed() or next((one for one in self._members if one.lost is not None), None)
+        blamed = self._blamed() or next((one for one in self._remote_stages if one.lost is not None), None)
         if blamed is not None and blamed.lost is not None:
             return blamed.lost
         return PipelineLost(f"{self._own.node}: {driver.failure or 'the pipeline has ended'}")
 
-    def _blamed(self) -> Member | None:
-        return next((member for member in self._members if member.is_cause), None)
+    def _blamed(self) -> RemoteStage | None:
+        return next((stage for stage in self._remote_stages if stage.is_cause), None)
 
     async def _close(self, driver: Driver) -> None:
         lost = self._reason
         if lost is not None:
-            driver.end(lost)  # before they would be moved as of a pipeline that was closed
+            driver.fail(lost)  # first: `aclose` would move the requests
         try:
-            if lost is None and not self._is_formed_anew and isinstance(driver, PipelineDriver):
-                await driver.retire(RETIRE_S)
+            if lost is None and not self._is_reconfigured and isinstance(driver, PipelineDriver):
+                await driver.retire(RETIRE_TIMEOUT_S)
         finally:
             await driver.aclose()
-        driver.end(lost or NoSuchPipeline(f"pipeline {self.name} has ended"))
+        driver.fail(lost or NoSuchPipeline(f"pipeline {self.name} has ended"))
 
     def _key(self, place: int) -> StageKey:
         return StageKey(pipeline=self.request.pipeline, epoch=self.request.epoch, place=place)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self.instance.parts.discard(self)
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self.instance.attachments.discard(self)
         if not task.cancelled():
-            task.exception()  # whoever asks is told
+            task.exception()  # retrieved: reported by `ended`
         self.opened.cancel()
 
 
-class Pipelines:
-    """Belongs to the event loop's thread. `connected` says whether a peer's channel is there still."""
+class HostedPipelines:
+    """The pipelines of this node. Belongs to the event loop's thread.
+
+    `connected` returns whether a peer's channel is open.
+    """
 
     def __init__(
         self,
         node: str,
         secret: bytes,
-        door: Door,
-        made_with: StageGear,
+        listener: StageListener,
+        context: StageContext,
         connected: Callable[[str], bool],
         *,
         linger_s: float = LINGER_S,
     ) -> None:
         self._node = node
         self._secret = secret
-        self._door = door
-        self._made_with = made_with
+        self._listener = listener
+        self._context = context
         self._connected = connected
         self._linger_s = linger_s
-        self._pipelines: dict[str, Pipeline] = {}
+        self._pipelines: dict[str, HostedPipeline] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Pipelines {list(self._pipelines.values())!r}>"
+        return f"<HostedPipelines {list(self._pipelines.values())!r}>"
 
     async def open(self, request: OpenPipeline) -> AsyncGenerator[Reply, None]:
-        """Run the pipeline, or join it if it is open, until all that asked for it have left. Where one's
-        channel broke it goes on for a while, so that another can take it over. Raises what ended it."""
-        pipeline = self._pipelines.get(name_of_pipeline(request.pipeline, request.epoch))
+        """Run a pipeline, or join an open one, until all its callers have left.
+
+        If a caller's channel broke, the pipeline runs on for `linger_s`, so that a gateway can adopt it.
+        Raises the reason of its end.
+        """
+        pipeline = self._pipelines.get(pipeline_name(request.pipeline, request.epoch))
         if pipeline is None:
-            pipeline = await self._begin(request)
+            pipeline = await self._start(request)
         if pipeline.request != request:
-            raise BadWork(f"pipeline {pipeline.name} has other stages")
+            raise InvalidWork(f"pipeline {pipeline.name} is open with other stages")
         pipeline.openers += 1
         left = False
         try:
@@ -341,26 +362,28 @@ class Pipelines:
         finally:
             pipeline.openers -= 1
             if not pipeline.openers:
-                self._own(self._leave(pipeline, 0.0 if left or pipeline.task.done() else self._linger_s))
+                self._spawn(
+                    self._close_unused(pipeline, 0.0 if left or pipeline.task.done() else self._linger_s)
+                )
 
-    def get(self, name: str) -> Pipeline:
-        """Raises NoSuchPipeline."""
+    def get(self, name: str) -> HostedPipeline:
+        """Return a pipeline by its name. Raises NoSuchPipeline."""
         pipeline = self._pipelines.get(name)
         if pipeline is None:
             raise NoSuchPipeline(f"node {self._node} runs no pipeline {name}")
         return pipeline
 
-    async def leave(self, request: LeaveCalls) -> AsyncGenerator[Reply, None]:
-        """Move calls; one that is not there any more has none. All are asked for before it is formed anew."""
-        pipeline = self._pipelines.get(name_of_pipeline(request.pipeline, request.epoch))
+    async def move_calls(self, request: HandOffCalls) -> AsyncGenerator[Reply, None]:
+        """Move requests off a pipeline; without ids, all, because it will be reconfigured."""
+        pipeline = self._pipelines.get(pipeline_name(request.pipeline, request.epoch))
         if pipeline is not None and not request.request_ids:
-            pipeline.give_way()
+            pipeline.reconfigure()
         elif pipeline is not None and pipeline.driver is not None:
-            pipeline.driver.leave(request.request_ids)
-        yield Done()
+            pipeline.driver.move(request.request_ids)
+        yield Acknowledged()
 
     async def aclose(self) -> None:
-        """End all. Idempotent."""
+        """End all pipelines. Idempotent."""
         for pipeline in tuple(self._pipelines.values()):
             await pipeline.close()
         for task in tuple(self._closing):
@@ -368,39 +391,39 @@ class Pipelines:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _begin(self, request: OpenPipeline) -> Pipeline:
+    async def _start(self, request: OpenPipeline) -> HostedPipeline:
         for other in tuple(self._pipelines.values()):
             if other.request.pipeline == request.pipeline and other.request.epoch < request.epoch:
-                await other.close()  # it is formed anew
-        if (found := self._pipelines.get(name_of_pipeline(request.pipeline, request.epoch))) is not None:
-            return found  # somebody else was faster
-        pipeline = Pipeline(request, self._node, self._secret, self._door, self._made_with)
+                await other.close()  # reconfigured
+        if (found := self._pipelines.get(pipeline_name(request.pipeline, request.epoch))) is not None:
+            return found  # started meanwhile
+        pipeline = HostedPipeline(request, self._node, self._secret, self._listener, self._context)
         self._pipelines[pipeline.name] = pipeline
         pipeline.task.add_done_callback(lambda _: self._forget(pipeline))
         return pipeline
 
-    def _forget(self, pipeline: Pipeline) -> None:
+    def _forget(self, pipeline: HostedPipeline) -> None:
         if self._pipelines.get(pipeline.name) is pipeline:
             del self._pipelines[pipeline.name]
 
-    async def _leave(self, pipeline: Pipeline, after_s: float) -> None:
+    async def _close_unused(self, pipeline: HostedPipeline, after_s: float) -> None:
         if after_s:
             await asyncio.wait([pipeline.task], timeout=after_s)
         if not pipeline.openers:
             await pipeline.close()
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
-def _place_of(request: OpenPipeline, node: str) -> int:
-    """This node's place, the first or the last. Raises BadWork."""
+def _own_place(request: OpenPipeline, node: str) -> int:
+    """Return the index of this node's stage, the first or the last. Raises InvalidWork."""
     stages = request.stages
     if any(one.last != following.first for one, following in pairwise(stages)):
-        raise BadWork("the stages do not meet")
+        raise InvalidWork("the stages' layer ranges are not contiguous")
     for place in (len(stages) - 1, 0):
         if stages[place].node == node:
             return place
-    raise BadWork(f"node {node} has neither the first stage nor the last")
+    raise InvalidWork(f"node {node} has neither the first stage nor the last")

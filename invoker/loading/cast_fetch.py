@@ -1,56 +1,57 @@
-"""Bringing an image into host memory by a cast: this node's part in it, checked block by block."""
+"""This node's part in a cast that brings an image into host memory, verified by block."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from invoker.counters import Counters
-from invoker.errors import InvokerError
-from invoker.fetch import Target
-from rdmacast.cast import Cast
-from rdmacast.cast_limits import STALL_S, pulls_s
-from rdmacast.cast_report import CastReport
-from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.connector import Connector
+from invoker.base.counters import Counters
+from invoker.base.errors import InvokerError
+from invoker.loading.partial_image import PartialImage
+from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.limits import STALL_S, window_s
+from rdmacast.cast.report import CastReport
+from rdmacast.cast.runner import Cast
+from rdmacast.cast.session_settings import SessionSettings
+from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.watch_link import Watcher
 from rdmacast.errors import CastError
-from rdmacast.session_settings import SessionSettings
 from rdmacast.transport import PeerAddress
-from rdmacast.watching import Watcher
-from registry.cast import CastProgress, CastState
+from rdmacast.transports.connector import Connector
 from registry.clock import Clock
 from registry.errors import RegistryError
 from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
 from registry.images.verify import check_units
-from registry.messages import CastRef
+from registry.messages.node import CastRef
+from registry.records.cast import CastProgress, CastState
 
-TELL_S = 0.5  # between two words about a cast under way
+PROGRESS_INTERVAL_S = 0.5  # between two progress reports
 
 log = logging.getLogger("invoker.cast_fetch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CastGear:
-    """What this node takes part in casts with. `tell` is given each CastProgress to publish."""
+class CastContext:
+    """Dependencies of casts. `publish` receives each CastProgress."""
 
     node: str
     connector: Connector
     watcher: Watcher
     counters: Counters
     clock: Clock
-    tell: Callable[[CastProgress], None]
+    publish: Callable[[CastProgress], None]
 
 
 def takes_part(ref: CastRef | None, node: str) -> bool:
-    """Whether the cast is to bring the image to the node."""
+    """Return whether the node is a target of the cast."""
     if ref is None:
         return False
     indexes = [index for index, member in enumerate(ref.members) if member.node == node]
     return bool(indexes) and indexes[0] not in ref.sources
 
 
-def is_sound(ref: CastRef, nbytes: int) -> bool:
-    """Whether a cast of an image of that size can be as `ref` says; its blocks must be whole units."""
+def is_valid(ref: CastRef, nbytes: int) -> bool:
+    """Return whether `ref` describes a valid cast of `nbytes`, with blocks of whole units."""
     try:
         cast_spec(ref, "", nbytes)
     except (CastError, ValueError):
@@ -59,26 +60,26 @@ def is_sound(ref: CastRef, nbytes: int) -> bool:
 
 
 def cast_of(ref: CastRef, manifest: Manifest) -> CastSpec:
-    """Whose layers come whole early: all nodes have the manifest. Raises ValueError, CastError."""
+    """Return the cast's specification, with blocks ordered by layer. Raises ValueError, CastError."""
     borders = layer_borders(manifest, ref.block_bytes)
     return cast_spec(ref, manifest.sha256, manifest.nbytes, borders)
 
 
 def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] = ()) -> CastSpec:
-    """Raises ValueError, CastError."""
+    """Return the cast's specification. Raises ValueError, CastError."""
     return CastSpec(
         cast=ref.cast_id,
         region=region,
         nbytes=nbytes,
         block_bytes=ref.block_bytes,
         members=tuple(
-            Member(name=member.node, address=PeerAddress(url=member.address, host=member.host))
+            CastMember(name=member.node, address=PeerAddress(url=member.address, host=member.host))
             for member in ref.members
         ),
         sources=ref.sources,
         planned=ref.planned,
         edge=ref.edge,
-        in_turn=ref.in_turn,
+        in_slots=ref.in_slots,
         link_bytes_s=ref.link_bytes_s,
         planner=ref.planner,
         borders=borders,
@@ -86,128 +87,130 @@ def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] =
     )
 
 
-async def from_cast(ref: CastRef, target: Target, gear: CastGear, *, stall_s: float = STALL_S) -> CastReport:
-    """Fill the target by this node's part in the cast; blocks that are there already are given to others.
+async def from_cast(
+    ref: CastRef, target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
+) -> CastReport:
+    """Fill the target by taking part in the cast; blocks that it has already are served to others.
 
-    One from which no block comes for `stall_s`, and the time that a block may take, is given up. Raises
-    CastError; what came is kept.
+    Raises CastError, also if no block arrives within `stall_s` and the time for one block; the blocks
+    received are kept.
     """
     manifest = target.manifest
-    if not is_sound(ref, manifest.nbytes):
-        raise CastError(f"cast {ref.cast_id} cannot bring image {manifest.sha256[:12]}")
-    part = _Part(ref, target, gear, stall_s)
+    if not is_valid(ref, manifest.nbytes):
+        raise CastError(f"cast {ref.cast_id} does not match image {manifest.sha256[:12]}")
+    part = _CastFetch(ref, target, context, stall_s)
     try:
         return await part.run()
     except (CastError, RegistryError, InvokerError, OSError):
         raise
-    except Exception as fault:  # ours; there are other ways to the image
+    except Exception as fault:  # a bug; other sources may still have the image
         log.exception("cast %s failed unexpectedly", ref.cast_id)
         raise CastError(f"{type(fault).__name__}: {fault}") from fault
     finally:
         part.close()
 
 
-def tell_present(ref: CastRef, nbytes: int, gear: CastGear) -> None:
-    """Have it published that the image was here when its cast was to bring it."""
+def report_present(ref: CastRef, nbytes: int, context: CastContext) -> None:
+    """Publish that the image was already here when its cast started."""
     blocks = -(-nbytes // ref.block_bytes)
-    gear.tell(
+    context.publish(
         CastProgress(
             cast_id=ref.cast_id,
-            node=gear.node,
+            node=context.node,
             state=CastState.COMPLETE,
             blocks=blocks,
             held=blocks,
             seconds=0.0,
-            updated_at=gear.clock.wall_s(),
+            updated_at=context.clock.wall_s(),
             epoch=ref.epoch,
         )
     )
 
 
-class _Part:
-    """One node's part in one cast."""
+class _CastFetch:
+    """This node's part in one cast."""
 
-    def __init__(self, ref: CastRef, target: Target, gear: CastGear, stall_s: float) -> None:
+    def __init__(self, ref: CastRef, target: PartialImage, context: CastContext, stall_s: float) -> None:
         manifest = target.manifest
         self._ref = ref
         self._target = target
-        self._gear = gear
+        self._context = context
         settings = SessionSettings()
-        block_s = pulls_s(ref.block_bytes)
+        block_s = window_s(ref.block_bytes)
         settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
         self._stall_s = stall_s + block_s
         self._limit = asyncio.timeout(self._stall_s)
-        self._told_s = 0.0
-        # What is told later must not seem earlier when somebody sets the clock.
-        self._wall_less_monotonic_s = gear.clock.wall_s() - gear.clock.monotonic_s()
+        self._reported_s = 0.0
+        # Reports must stay in order when the wall clock is set back.
+        self._wall_less_monotonic_s = context.clock.wall_s() - context.clock.monotonic_s()
         self._spec = cast_of(ref, manifest)
         self._cast = Cast(
             self._spec,
-            gear.node,
-            target.filling.view,
-            connector=gear.connector,
-            watcher=gear.watcher,
-            check=self._check,
-            check_bytes=UNIT_BYTES,
-            prepare=target.filling.prepare,
-            on_block=self._arrived,
-            region=target.region,
+            context.node,
+            target.writer.view,
+            links=CastLinks(connector=context.connector, watcher=context.watcher),
+            hooks=BlockHooks(
+                check=self._check,
+                check_bytes=UNIT_BYTES,
+                prepare=target.writer.prepare,
+                on_block=self._on_block,
+            ),
+            region=target,
             held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
             settings=settings,
         )
 
     async def run(self) -> CastReport:
         state, error = CastState.CANCELLED, ""
-        self._tell(CastState.RUNNING)
+        self._publish(CastState.RUNNING)
         try:
             async with self._limit:
                 report = await self._cast.run()
             state = CastState.COMPLETE
         except TimeoutError:
-            state, error = CastState.FAILED, f"no block came for {self._stall_s:g} s"
+            state, error = CastState.FAILED, f"no block arrived for {self._stall_s:g} s"
             raise CastError(error) from None
-        except Exception as fault:  # only noted; `from_cast` sorts it
+        except Exception as fault:  # reported; `from_cast` translates it
             state, error = CastState.FAILED, str(fault) or type(fault).__name__
             raise
         finally:
-            self._target.region.cast_ended()
-            self._count()
-            self._tell(state, error)
+            self._target.cast_ended()
+            self._count_transports()
+            self._publish(state, error)
         return report
 
     def close(self) -> None:
-        """Let go of the target's memory."""
+        """Release the target's memory."""
         del self._cast
 
     def _check(self, offset: int, view: memoryview) -> Sequence[int]:
         return check_units(self._target.manifest, offset, view)
 
-    def _arrived(self, offset: int, nbytes: int) -> None:
+    def _on_block(self, offset: int, nbytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._gear.counters.cast_recv_bytes += nbytes
+        self._context.counters.cast_recv_bytes += nbytes
         self._limit.reschedule(now_s + self._stall_s)
-        self._target.mark(offset, nbytes)
-        if now_s - self._told_s >= TELL_S:
-            self._tell(CastState.RUNNING)
+        if now_s - self._reported_s >= PROGRESS_INTERVAL_S:
+            self._publish(CastState.RUNNING)
 
-    def _count(self) -> None:
+    def _count_transports(self) -> None:
         for transport, nbytes in self._cast.report.bytes_by_transport.items():
-            self._gear.counters.received_by(transport, nbytes)
+            self._context.counters.add_received(transport, nbytes)
 
-    def _tell(self, state: CastState, error: str = "") -> None:
-        """Have it published how far the cast has come here."""
-        self._told_s = asyncio.get_running_loop().time()
+    def _publish(self, state: CastState, error: str = "") -> None:
+        """Publish the progress of the cast on this node."""
+        self._reported_s = asyncio.get_running_loop().time()
         report = self._cast.report
         faults = report.faults
-        self._gear.tell(
+        self._context.publish(
             CastProgress(
                 cast_id=self._ref.cast_id,
-                node=self._gear.node,
+                node=self._context.node,
                 state=state,
                 blocks=report.blocks,
                 held=report.held,
                 seconds=report.seconds,
-                updated_at=self._wall_less_monotonic_s + self._gear.clock.monotonic_s(),
+                updated_at=self._wall_less_monotonic_s + self._context.clock.monotonic_s(),
                 epoch=self._ref.epoch,
                 received=dict(report.bytes_by_transport),
                 span_s=(report.last_block_s or 0.0) - (report.first_block_s or 0.0),

@@ -1,4 +1,4 @@
-"""Brings images into the host tier, once for all who ask at the same time, and lets them watch it arrive."""
+"""Loads images into the host tier, once for all concurrent users, which can read it as it arrives."""
 
 import asyncio
 import hashlib
@@ -6,28 +6,31 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
-from invoker.cast_fetch import CastGear, from_cast, takes_part, tell_present
-from invoker.counters import Counters
-from invoker.errors import StartFailed
-from invoker.fetch import Target, from_memory, from_peers, from_remains, from_store
-from invoker.filling import Filling, LoadElsewhere
-from invoker.host_mapping import HostMapping, close_if_open, release
-from invoker.host_tier import HostTier
-from invoker.published import PublishedImages
-from invoker.start_plan import Residence, StartPlan, choose_start
-from invoker.store_access import StoreAccess
-from invoker.threads import in_own_thread, in_thread
-from rdmacast.connector import Connector
+from invoker.base.counters import Counters
+from invoker.base.errors import StartFailed
+from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
+from invoker.host_tier.mapping import HostMapping, close_if_open, release
+from invoker.host_tier.tier import HostTier
+from invoker.loading.cast_fetch import CastContext, from_cast, report_present, takes_part
+from invoker.loading.fetch import from_memory, from_orphaned_file, from_peers, from_store
+from invoker.loading.partial_image import PartialImage
+from invoker.loading.published import PublishedImages
+from invoker.loading.start_plan import Residence, StartPlan, choose_start
+from invoker.loading.store_access import StoreAccess
+from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
 from rdmacast.errors import CastError
 from rdmacast.transport import PeerAddress
+from rdmacast.transports.connector import Connector
 from registry.errors import CorruptImage, RegistryError
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
-from registry.instance import StartKind
-from registry.messages import CastRef, Holder, ImageRef
+from registry.messages.node import CastRef, ImageHolder, ImageRef
+from registry.records.instance import StartKind
 
 PROGRESS_INTERVAL_S = 0.1
 _MANIFESTS_KEPT = 64
@@ -37,8 +40,8 @@ log = logging.getLogger("invoker.loader")
 Progress = Callable[[float], None]
 
 
-class Arrival:
-    """An image in host memory, or on its way there, for as long as `ImageLoader.arriving` is open."""
+class ImageArrival:
+    """An image in host memory, complete or loading, valid while `ImageLoader.open_image` is open."""
 
     def __init__(self, kind: StartKind, source: str, view: memoryview) -> None:
         self.kind = kind
@@ -49,91 +52,96 @@ class Arrival:
         return f"<{type(self).__name__} {self.kind} from {self.source}>"
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in the host tier."""
+    def is_complete(self) -> bool:
+        """Return whether all of it is in the host tier."""
         return True
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
-        """Return once the range may be read. Raises what the load failed with."""
+        """Wait until the range may be read. Raises what the load failed with."""
 
     async def complete(self) -> None:
-        """Return once the whole image is in the host tier. Raises what the load failed with."""
+        """Wait until the whole image is in the host tier. Raises what the load failed with."""
 
 
-class _Opened(Arrival):
-    """An image that was complete already."""
+class _MappedImage(ImageArrival):
+    """An image that was complete when it was opened."""
 
     def __init__(self, kind: StartKind, mapping: HostMapping) -> None:
         super().__init__(kind, "host", mapping.view)
         self.mapping = mapping
 
 
-class _Load(Arrival):
-    """A load by this process: one task, watched by any number of users."""
+class _ImageLoad(ImageArrival):
+    """A load by this process: one task, shared by any number of users."""
 
-    def __init__(self, plan: StartPlan, target: Target) -> None:
-        super().__init__(plan.kind, plan.first, target.filling.view)
+    def __init__(self, plan: StartPlan, target: PartialImage) -> None:
+        super().__init__(plan.kind, plan.first, target.writer.view)
         self.plan = plan
         self.target = target
         self.watchers: list[Progress] = []
         self.users = 0
-        self.casts: set[str] = set()  # of which it told how far they came here
+        self.casts: set[str] = set()  # casts whose progress here has been published
         self.mapping: HostMapping | None = None
         self.task: asyncio.Task[None]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.mapping is not None
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         try:
-            await self.target.region.wait_for(offset, nbytes)
+            await self.target.wait_for(offset, nbytes)
         except CastError:
-            await self.complete()  # has the reason
+            await self.complete()  # raises the cause
             raise
 
     async def complete(self) -> None:
         await asyncio.wait([self.task])
         if self.task.cancelled():
-            raise StartFailed(f"the load of image {self.target.manifest.sha256[:12]} was given up")
+            raise StartFailed(f"the load of image {self.target.manifest.sha256[:12]} was cancelled")
         self.task.result()
 
-    def let_go(self) -> None:
-        """Give the memory back as far as nobody reads it. The load has ended, and nobody uses it."""
+    def free_memory(self) -> None:
+        """Free the memory after the load, without users; views being read stay valid."""
         release(self.view)
         self.target.release()
         close_if_open(self.mapping)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSources:
+    """Where one node can load images from.
+
+    `store` and `casts` are None if the node does not use them. `device_buffer` returns the bytes of an image
+    on the device, if it is complete and the CPU can address them.
+    """
+
+    node: str
+    host: str
+    connector: Connector
+    store: StoreAccess | None
+    casts: CastContext | None
+    device_buffer: Callable[[str], memoryview | None]
+
+
 class ImageLoader:
-    """One node's way to images. Belongs to the event loop's thread."""
+    """Loads images for one node. Belongs to the event loop's thread."""
 
     def __init__(
         self,
-        *,
-        node: str,
-        host: str,
+        sources: LoadSources,
         tier: HostTier,
         published: PublishedImages,
-        store: StoreAccess | None,
-        connector: Connector,
-        casting: CastGear | None,
-        in_arena: Callable[[str], memoryview | None],
         counters: Counters,
         changed: Callable[[], None],
     ) -> None:
-        self._node = node
-        self._host = host
+        self._sources = sources
         self._tier = tier
         self._published = published
-        self._store = store
-        self._connector = connector
-        self._casting = casting
-        self._in_arena = in_arena
         self._counters = counters
         self._changed = changed
-        self._loads: dict[str, _Load] = {}
-        # Each is kept by those who enter, or wait to.
+        self._loads: dict[str, _ImageLoad] = {}
+        # Each lock is kept alive by the callers that hold or wait for it.
         self._entering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._manifests: dict[str, Manifest] = {}
 
@@ -142,21 +150,24 @@ class ImageLoader:
 
     @property
     def reads_store(self) -> bool:
-        return self._store is not None
+        return self._sources.store is not None
 
     async def manifest(self, ref: ImageRef) -> Manifest:
-        """The image's manifest, from the request or the store, checked. Raises CorruptImage, StoreError."""
+        """Return the image's manifest, from the request or the store, verified.
+
+        Raises CorruptImage, StoreError.
+        """
         known = self._manifests.get(ref.manifest)
         if known is not None and known.sha256 == ref.image:
             return known
         encoded = ref.manifest_bytes
         if not encoded:
-            if self._store is None:
+            if self._sources.store is None:
                 raise StartFailed(f"no manifest came with image {ref.image} and this node reads no store")
-            encoded = await self._store.store.read(ref.manifest, limit=MAX_MANIFEST_BYTES)
+            encoded = await self._sources.store.store.read(ref.manifest, limit=MAX_MANIFEST_BYTES)
         if hashlib.sha256(encoded).hexdigest() != ref.manifest:
             raise CorruptImage(f"the manifest of image {ref.image} does not match its digest {ref.manifest}")
-        manifest = await in_thread(decode_manifest, encoded)
+        manifest = await run_in_thread(decode_manifest, encoded)
         if manifest.sha256 != ref.image or manifest.nbytes != ref.nbytes:
             raise CorruptImage(f"manifest {ref.manifest} is not that of image {ref.image}")
         while len(self._manifests) >= _MANIFESTS_KEPT:
@@ -165,18 +176,17 @@ class ImageLoader:
         return manifest
 
     @asynccontextmanager
-    async def arriving(
+    async def open_image(
         self, ref: ImageRef, manifest: Manifest, progress: Progress, *, yielding: bool = False
-    ) -> AsyncIterator[Arrival]:
-        """Open an image in the host tier, loading it if need be; it may still be arriving.
+    ) -> AsyncIterator[ImageArrival]:
+        """Open an image in the host tier, loading it if necessary; it may still be loading when this yields.
 
-        A load belongs to all who wait for it, and ends when the last of them leaves. One that is
-        `yielding` takes no room of kept images. Raises StartFailed naming each source and its fault,
-        or HostTierFull.
+        A load is shared by its users and cancelled when the last one leaves. A `yielding` one does not evict
+        retained images. Raises StartFailed with each source's failure, or HostTierFull.
         """
         load = await self._enter(ref, manifest, yielding=yielding)
-        if isinstance(load, _Opened):
-            self._tell_present(ref)
+        if isinstance(load, _MappedImage):
+            self._report_present(ref)
             try:
                 progress(1.0)
                 yield load
@@ -189,21 +199,28 @@ class ImageLoader:
             yield load
         finally:
             load.watchers.remove(progress)
-            if load.is_whole:
-                self._tell_present(ref, load.casts)
+            if load.is_complete:
+                self._report_present(ref, load.casts)
             load.users -= 1
             if not load.users:
                 await self._leave(load)
 
-    def _tell_present(self, ref: ImageRef, told: Collection[str] = ()) -> None:
-        """Tell of the cast that was to bring the image, which came another way, if nobody did."""
-        cast, casting = ref.cast, self._casting
-        if cast is None or casting is None or cast.cast_id in told or not takes_part(cast, self._node):
+    def _report_present(self, ref: ImageRef, reported: Collection[str] = ()) -> None:
+        """Publish the completion of the image's cast if it was loaded another way."""
+        cast, cast_context = ref.cast, self._sources.casts
+        if (
+            cast is None
+            or cast_context is None
+            or cast.cast_id in reported
+            or not takes_part(cast, self._sources.node)
+        ):
             return
-        tell_present(cast, ref.nbytes, casting)
+        report_present(cast, ref.nbytes, cast_context)
 
-    async def _enter(self, ref: ImageRef, manifest: Manifest, *, yielding: bool) -> "_Opened | _Load":
-        """The mapped image, or the load that brings it, with one more user."""
+    async def _enter(
+        self, ref: ImageRef, manifest: Manifest, *, yielding: bool
+    ) -> "_MappedImage | _ImageLoad":
+        """Return the mapped image, or its load with one more user."""
         lock = self._entering.setdefault(ref.image, asyncio.Lock())
         waited = False
         async with lock:
@@ -212,115 +229,121 @@ class ImageLoader:
                 if load is not None and load.users:
                     load.users += 1
                     return load
-                if load is not None:  # its last user left: it is being stopped
+                if load is not None:  # its last user left: it is being cancelled
                     await asyncio.wait([load.task])
                     continue
-                opened = await in_thread(self._tier.open, ref.image, undo=close_if_open)
-                if opened is not None:
-                    # Peers may be told of this copy before the node's next record is.
+                mapping = await run_in_thread(self._tier.open, ref.image, undo=close_if_open)
+                if mapping is not None:
+                    # Peers may use this copy before the node's next record lists it.
                     self._published.region(ref.image, ref.nbytes)
-                    # What another process of this host was loading when we came was not here then.
-                    return _Opened(StartKind.COLD if waited else StartKind.WARM, opened)
-                self._published.make_way()
+                    # After waiting for another process's load, the image was not here at the start.
+                    return _MappedImage(StartKind.COLD if waited else StartKind.WARM, mapping)
+                self._published.release_idle_mappings()
                 begin = partial(self._tier.begin, ref.image, ref.nbytes, yielding=yielding)
-                begun = await in_thread(begin, undo=_abandon)
-                if isinstance(begun, Filling):
-                    return self._begin(ref, manifest, begun)
-                if isinstance(begun, LoadElsewhere):
+                started = await run_in_thread(begin, undo=_discard)
+                if isinstance(started, ImageWriter):
+                    return self._start_load(ref, manifest, started)
+                if isinstance(started, LoadElsewhere):
                     waited = True
-                    await self._wait(ref, begun)
+                    await self._wait(ref, started)
 
     async def _wait(self, ref: ImageRef, elsewhere: LoadElsewhere) -> None:
-        """Wait for another process of this host; peers that ask this node meanwhile wait with it."""
+        """Wait for another process's load; peers' reads from this node wait too."""
         region = self._published.region(ref.image, ref.nbytes)
-        region.awaits()
+        region.peer_load_started()
         try:
-            await in_own_thread(self._tier.wait, elsewhere)
+            await run_in_daemon_thread(self._tier.wait, elsewhere)
         finally:
-            region.awaited_enough()
+            region.peer_load_ended()
 
-    def _begin(self, ref: ImageRef, manifest: Manifest, filling: Filling) -> _Load:
+    def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> _ImageLoad:
         plan = choose_start(
-            Residence.NOWHERE, ref.holders, node=self._node, host=self._host, reads_store=self.reads_store
+            Residence.NOWHERE,
+            ref.holders,
+            node=self._sources.node,
+            host=self._sources.host,
+            reads_store=self.reads_store,
         )
-        # Bound late: the load does not exist before its target.
-        target = Target(filling, manifest, lambda arrived: self._arrived(load, arrived))
-        load = _Load(plan, target)
+        # Late binding: the load is constructed from its target.
+        target = PartialImage(writer, manifest, lambda nbytes: self._on_progress(load, nbytes))
+        load = _ImageLoad(plan, target)
         load.users = 1
         self._loads[ref.image] = load
-        self._published.region(ref.image, ref.nbytes).arrives(target.region)
+        self._published.region(ref.image, ref.nbytes).load_started(target)
         load.task = asyncio.create_task(self._fill(load, ref), name=f"load {ref.image[:12]}")
-        # Whoever waits learns of a failure; it must not count as unseen if all have left by then.
+        # Retrieve the exception even if no user is left to receive it.
         load.task.add_done_callback(lambda task: self._ended(load, task))
         self._changed()
         return load
 
-    def _arrived(self, load: _Load, arrived_bytes: int) -> None:
+    def _on_progress(self, load: _ImageLoad, arrived_bytes: int) -> None:
         fraction = arrived_bytes / max(1, load.target.manifest.nbytes)
         for watcher in load.watchers:
             watcher(fraction)
 
-    async def _fill(self, load: _Load, ref: ImageRef) -> None:
-        """Fill the target from one source after the other, then publish it to the host."""
-        target, filling = load.target, load.target.filling
+    async def _fill(self, load: _ImageLoad, ref: ImageRef) -> None:
+        """Fill the target from its sources, then publish it to the host."""
+        target, writer = load.target, load.target.writer
         region = self._published.region(ref.image, ref.nbytes)
         try:
             await self._from_sources(load, ref)
-            load.mapping = await in_thread(filling.publish, undo=close_if_open)
+            load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
         except BaseException as error:
-            target.region.fail(error)
-            _drop_views(error)
-            await in_thread(filling.abandon)
+            target.fail(error)
+            _release_views(error)
+            await run_in_thread(writer.abandon)
             raise
         finally:
-            region.arrived()
+            region.load_ended()
             del self._loads[ref.image]
             self._changed()
 
-    async def _from_sources(self, load: _Load, ref: ImageRef) -> None:
-        """Try what a dead process left, the arena, the cast, all peers, then the store.
+    async def _from_sources(self, load: _ImageLoad, ref: ImageRef) -> None:
+        """Try a dead process's file, the arena, the cast, all peers, then the store.
 
-        Each fills what is still missing.
+        Each source fills what is missing.
         """
         target = load.target
         image = target.manifest.sha256
         faults: list[str] = []
-        for source, fetch in self._ways(load, ref):
+        for source, fetch in self._fetches(load, ref):
             if target.is_complete:
                 break
             load.source = source
             try:
                 await fetch()
             except (CastError, RegistryError) as error:
-                log.warning("image %s from %s: %s", image[:12], source, error)
+                log.warning("image %s: source %s failed: %s", image[:12], source, error)
                 faults.append(f"{source}: {error}")
-                _drop_views(error)
+                _release_views(error)
         if not target.is_complete:
-            reasons = "; ".join(faults) or "no node holds it and this node cannot read the store"
+            reasons = "; ".join(faults) or "no node has it and this node cannot read the store"
             raise StartFailed(f"image {image[:12]} cannot be loaded: {reasons}")
 
-    def _ways(self, load: _Load, ref: ImageRef) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    def _fetches(
+        self, load: _ImageLoad, ref: ImageRef
+    ) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         target = load.target
-        if target.filling.is_resumed:
-            yield "host", partial(from_remains, target)
-        buffer = self._in_arena(target.manifest.sha256)
+        if target.writer.is_resumed:
+            yield "host", partial(from_orphaned_file, target)
+        buffer = self._sources.device_buffer(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
-        cast, casting = ref.cast, self._casting
-        if cast is not None and casting is not None and takes_part(cast, self._node):
-            yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, casting)
+        cast, cast_context = ref.cast, self._sources.casts
+        if cast is not None and cast_context is not None and takes_part(cast, self._sources.node):
+            yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, cast_context)
         by_source = {f"node:{holder.node}": holder for holder in ref.holders}
         peers = [source for source in load.plan.sources if source in by_source]
         if peers:
             yield peers[0], partial(self._from_peers, load, [by_source[source] for source in peers])
-        if self._store is not None:
-            local = self._store.label == "disk"
-            store = self._store.store
-            yield self._store.label, partial(from_store, store, target, self._counters, local=local)
+        if self._sources.store is not None:
+            local = self._sources.store.label == "disk"
+            store = self._sources.store.store
+            yield self._sources.store.label, partial(from_store, store, target, self._counters, local=local)
 
-    async def _from_cast(self, load: _Load, cast: CastRef, casting: CastGear) -> None:
+    async def _from_cast(self, load: _ImageLoad, cast: CastRef, cast_context: CastContext) -> None:
         load.casts.add(cast.cast_id)
-        report = await from_cast(cast, load.target, casting)
+        report = await from_cast(cast, load.target, cast_context)
         if report.bytes_by_peer:
             most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])
             load.source = f"node:{most}"
@@ -333,10 +356,10 @@ class ImageLoader:
             ", ".join(f"{nbytes} from {node}" for node, nbytes in sorted(report.bytes_by_peer.items())),
         )
 
-    async def _from_peers(self, load: _Load, holders: Sequence[Holder]) -> None:
+    async def _from_peers(self, load: _ImageLoad, holders: Sequence[ImageHolder]) -> None:
         addresses = {holder.cast: holder for holder in holders}
         peers = [PeerAddress(url=holder.cast, host=holder.host) for holder in addresses.values()]
-        report = await from_peers(self._connector, peers, load.target, self._counters)
+        report = await from_peers(self._sources.connector, peers, load.target, self._counters)
         if report.bytes_by_source:
             most = max(report.bytes_by_source, key=lambda url: report.bytes_by_source[url])
             load.source = f"node:{addresses[most].node}"
@@ -351,35 +374,34 @@ class ImageLoader:
                 report.seconds,
             )
 
-    def _ended(self, load: _Load, task: asyncio.Task[None]) -> None:
+    def _ended(self, load: _ImageLoad, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()
         if not load.users:
-            load.let_go()
+            load.free_memory()
 
-    async def _leave(self, load: _Load) -> None:
-        """The last user left: stop an unfinished load, let go of a finished one."""
+    async def _leave(self, load: _ImageLoad) -> None:
+        """Cancel an unfinished load or free a finished one, after its last user left."""
         if load.task.done():
-            load.let_go()
+            load.free_memory()
         else:
-            load.task.cancel()
-            await asyncio.wait([load.task])
+            await cancel_and_wait(load.task)
 
 
-def _drop_views(error: BaseException) -> None:
-    """Let go of what the frames that raised it looked at: an error outlives the memory it tells of."""
+def _release_views(error: BaseException) -> None:
+    """Release views held by the traceback's frames: the error outlives the memory."""
     traceback.clear_frames(error.__traceback__)
 
 
-def _abandon(late: Filling | LoadElsewhere | None) -> None:
-    if isinstance(late, Filling):
+def _discard(late: ImageWriter | LoadElsewhere | None) -> None:
+    if isinstance(late, ImageWriter):
         late.abandon()
     elif isinstance(late, LoadElsewhere):
         late.close()
 
 
 class ProgressThrottle:
-    """Passes on at most one report of progress every PROGRESS_INTERVAL_S, and always the last."""
+    """A progress callback that forwards at most one report per PROGRESS_INTERVAL_S, and always the last."""
 
     def __init__(self, report: Progress, now_s: Callable[[], float]) -> None:
         self._report = report

@@ -1,27 +1,27 @@
-"""Where to start from: a pure decision over what this node holds and who else holds the image."""
+"""The choice of a start's sources, from where the image is cached (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from registry.instance import StartKind
-from registry.messages import Holder
+from registry.messages.node import ImageHolder
+from registry.records.instance import StartKind
 
 
 class Residence(StrEnum):
     """Where this node has the image, nearest first."""
 
-    ARENA = "arena"  # whole, on the accelerator
-    HOST = "host"  # whole, in this host's memory
-    LOADING = "loading"  # another process of this host is loading it now
+    ARENA = "arena"  # complete, on the accelerator
+    HOST = "host"  # complete, in this host's memory
+    LOADING = "loading"  # being loaded by another process of this host
     NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan:
-    """The kind of the start and the sources to try, in order.
+    """The kind of a start and the sources to try, in order.
 
-    A step of `sources` is `arena`, `host`, `node:<id>` or `store`.
+    A source is `arena`, `host`, `node:<id>` or `store`.
     """
 
     kind: StartKind
@@ -33,13 +33,13 @@ class StartPlan:
 
 
 def choose_start(
-    residence: Residence, holders: Sequence[Holder], *, node: str, host: str, reads_store: bool
+    residence: Residence, holders: Sequence[ImageHolder], *, node: str, host: str, reads_store: bool
 ) -> StartPlan:
-    """The nearest start: arena, host memory, a load under way on this host, peers, the store.
+    """Choose the nearest source: arena, host memory, a load on this host, peers, the store.
 
-    The store comes last even where peers are known, for the case that all of them fail. This node and
-    peers that share its host tier are no sources: what they hold in host memory is here already.
-    A peer on this host that holds the image on its accelerator is asked first of the peers.
+    The store comes after all peers, in case they fail. This node and peers that share its host tier are not
+    sources: their host memory is the same. A peer of this host with the image on its accelerator is the first
+    of the peers.
     """
     if residence is Residence.ARENA:
         return StartPlan(kind=StartKind.HOT, sources=("arena",))

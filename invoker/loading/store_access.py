@@ -1,4 +1,4 @@
-"""Whether and how this node reads the cluster's blob store."""
+"""Access to the cluster's blob store."""
 
 import logging
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ class StoreAccess:
 
 
 async def reach_store(url: str, cluster_id: str) -> StoreAccess | None:
-    """The store at `url` if it is the cluster's own; None, with a line in the log, if it is not."""
+    """Return the store at `url`; None, with a log line, if it is not this cluster's."""
     folder = local_folder(url)
     if folder is not None and not (folder / MARKER_FILE).is_file():
-        # On another machine the gateway's folder means nothing; opening it would create one.
-        log.info("no store at %s on this machine: images come from other nodes", url)
+        # The gateway's folder is on another machine; opening it would create one here.
+        log.info("no store at %s on this machine: loading images from other nodes only", url)
         return None
     try:
         store = open_store(url)
         marked = await store.cluster()
     except RegistryError as error:
-        log.warning("cannot read the store at %s: %s; images come from other nodes", url, error)
+        log.warning("cannot read the store at %s: %s; loading images from other nodes only", url, error)
         return None
     if marked != cluster_id:
-        log.warning("the store at %s belongs to cluster %s, not to ours: it is not used", url, marked)
+        log.warning("the store at %s belongs to cluster %s: not using it", url, marked)
         return None
     return StoreAccess(store=store, label="disk" if folder is not None else "store")
 
 
 def local_folder(url: str) -> Path | None:
-    """The folder that a store's URL names, None if it is not on this machine's file system."""
+    """Return the folder of a store's URL; None if it is not on this machine's file system."""
     if url.startswith("file:"):
         return Path(unquote(urlsplit(url).path))
     return None if "://" in url else Path(url)

@@ -1,4 +1,4 @@
-"""The ends of a node's transports: what others read from it by, and what it reads from them by."""
+"""Opens a node's transports, as server and as client."""
 
 import logging
 from collections.abc import Callable
@@ -6,59 +6,74 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.arena import Arena
-from invoker.cuda_arena import CudaArena
-from invoker.errors import SettingsError
+from invoker.base.errors import SettingsError
+from invoker.memory.arena import Arena
+from invoker.memory.cuda_arena import CudaArena
 from invoker.settings import Settings
-from rdmacast.connector import Connector
-from rdmacast.cuda_ipc import CudaIpcTransport
-from rdmacast.cuda_ipc_cupy import CupyDriver
-from rdmacast.cuda_ipc_driver import IpcDriver
-from rdmacast.cuda_ipc_lender import GpuLender
 from rdmacast.errors import DeviceError, NoTransport
-from rdmacast.nixl import NixlTransport
-from rdmacast.nixl_node import NixlNode, open_nixl
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
-from rdmacast.tls import NodeTls, load_tls
+from rdmacast.exporter import Exporter
+from rdmacast.protocol.tls import NodeTls, load_tls
 from rdmacast.transport import Transport
-from rdmacast.verbs import VerbsTransport
-from rdmacast.verbs_node import VerbsNode, open_node
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.cuda_ipc.cupy_driver import CupyDriver
+from rdmacast.transports.cuda_ipc.driver import IpcDriver
+from rdmacast.transports.cuda_ipc.exporter import CudaIpcExporter
+from rdmacast.transports.cuda_ipc.transport import CudaIpcTransport
+from rdmacast.transports.nixl.exporter import NixlExporter
+from rdmacast.transports.nixl.node import NixlNode, open_nixl
+from rdmacast.transports.nixl.transport import NixlTransport
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
+from rdmacast.transports.verbs.exporter import VerbsExporter
+from rdmacast.transports.verbs.node import VerbsNode, open_node
+from rdmacast.transports.verbs.transport import VerbsTransport
 
-log = logging.getLogger("invoker.cast_ends")
+log = logging.getLogger("invoker.transports")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CastEnds:
-    """This node's end of each transport, or why there is none. `lender` lends the arena of a GPU."""
+class CastTransports:
+    """This node's transports, each with the reason if it is not available.
+
+    `cuda_ipc` exports a GPU's arena to other processes of the host.
+    """
 
     tls: NodeTls
     verbs: VerbsNode | str
     nixl: NixlNode | str
     gpu: IpcDriver | str
-    lender: GpuLender | None
+    cuda_ipc: CudaIpcExporter | None
 
     @property
-    def verbs_node(self) -> VerbsNode | None:
-        return None if isinstance(self.verbs, str) else self.verbs
+    def exporters(self) -> list[Exporter]:
+        """By which other nodes read from this one, besides TCP and shared memory."""
+        exporters: list[Exporter] = []
+        if not isinstance(self.verbs, str):
+            exporters.append(VerbsExporter(self.verbs))
+        if self.cuda_ipc is not None:
+            exporters.append(self.cuda_ipc)
+        if not isinstance(self.nixl, str):
+            exporters.append(NixlExporter(self.nixl))
+        return exporters
 
-    @property
-    def nixl_node(self) -> NixlNode | None:
-        return None if isinstance(self.nixl, str) else self.nixl
 
+def open_transports(settings: Settings, arena: Arena, stack: AsyncExitStack) -> CastTransports:
+    """Open the transports, closed with `stack` before the arena.
 
-def open_ends(settings: Settings, arena: Arena, stack: AsyncExitStack) -> CastEnds:
-    """They are closed with the stack, before the arena. Raises SettingsError where one is required."""
+    Raises SettingsError if a required one fails.
+    """
     tls, verbs = open_tls(settings), open_rdma(settings, stack)
-    nixl = open_nixl_of(settings, stack)
+    nixl = open_nixl_node(settings, stack)
     gpu: IpcDriver | str = "this node has no GPU"
-    lender = None
+    cuda_ipc = None
     if isinstance(arena, CudaArena):
         if isinstance(verbs, VerbsNode):
             register_arena(verbs, arena, stack)
         gpu = _gpu_driver(arena.device_index)
-        lender = None if isinstance(gpu, str) else lend_arena(gpu, arena.base, arena.capacity_bytes, stack)
-    return CastEnds(tls=tls, verbs=verbs, nixl=nixl, gpu=gpu, lender=lender)
+        cuda_ipc = (
+            None if isinstance(gpu, str) else export_arena(gpu, arena.base, arena.capacity_bytes, stack)
+        )
+    return CastTransports(tls=tls, verbs=verbs, nixl=nixl, gpu=gpu, cuda_ipc=cuda_ipc)
 
 
 def open_tls(settings: Settings) -> NodeTls:
@@ -88,7 +103,7 @@ def open_rdma(settings: Settings, stack: AsyncExitStack) -> VerbsNode | str:
         return str(error)
 
 
-def open_nixl_of(
+def open_nixl_node(
     settings: Settings, stack: AsyncExitStack, opened: Callable[[], NixlNode] = open_nixl
 ) -> NixlNode | str:
     if not settings.nixl:
@@ -100,38 +115,38 @@ def open_nixl_of(
 
 
 def register_arena(verbs: VerbsNode, arena: CudaArena, stack: AsyncExitStack) -> None:
-    """Let peers read the whole arena of a GPU by RDMA, where the machine can."""
+    """Register a GPU's arena for RDMA, if the machine supports it."""
     try:
         stack.enter_context(verbs.memory.add_gpu(arena.base, arena.capacity_bytes))
     except DeviceError as error:
         log.info("no RDMA from the memory of %s: %s", arena.device, error)
 
 
-def lend_arena(driver: IpcDriver, base: int, nbytes: int, stack: AsyncExitStack) -> GpuLender | None:
-    lender = GpuLender(driver)
+def export_arena(driver: IpcDriver, base: int, nbytes: int, stack: AsyncExitStack) -> CudaIpcExporter | None:
+    exporter = CudaIpcExporter(driver)
     try:
-        stack.enter_context(lender.added(base, nbytes))
+        stack.enter_context(exporter.added(base, nbytes))
     except DeviceError as error:
-        log.info("other nodes of this host cannot read this GPU's memory: %s", error)
+        log.info("no CUDA IPC from the memory of this GPU: %s", error)
         return None
-    return lender
+    return exporter
 
 
-def make_connector(settings: Settings, root: Path, ends: CastEnds) -> Connector:
-    """What this node reads from others by."""
-    secret, tls = settings.secret, ends.tls.client
+def make_connector(settings: Settings, root: Path, opened: CastTransports) -> Connector:
+    """Return the connector by which this node reads from others."""
+    secret, tls = settings.secret, opened.tls.client
     transports: list[Transport] = [ShmTransport(secret, root=root, tls=tls)]
     absent = {}
-    if isinstance(ends.gpu, str):
-        absent["cuda_ipc"] = ends.gpu
+    if isinstance(opened.gpu, str):
+        absent["cuda_ipc"] = opened.gpu
     else:
-        transports.append(CudaIpcTransport(secret, ends.gpu, tls=tls))
-    if isinstance(ends.verbs, str):
-        absent["verbs"] = ends.verbs
+        transports.append(CudaIpcTransport(secret, opened.gpu, tls=tls))
+    if isinstance(opened.verbs, str):
+        absent["verbs"] = opened.verbs
     else:
-        transports.append(VerbsTransport(secret, ends.verbs, tls=tls))
-    if not isinstance(ends.nixl, str):
-        transports.append(NixlTransport(secret, ends.nixl, tls=tls))
+        transports.append(VerbsTransport(secret, opened.verbs, tls=tls))
+    if not isinstance(opened.nixl, str):
+        transports.append(NixlTransport(secret, opened.nixl, tls=tls))
     if settings.rdma_required:
         absent["tcp"] = "--require-rdma"
     else:

@@ -1,4 +1,4 @@
-"""A first-fit allocator of one address range: pure bookkeeping, no memory."""
+"""A first-fit allocator of one address range (bookkeeping only)."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from registry.images.manifest import ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MemorySpan:
     """The bytes `[offset, offset + nbytes)`."""
 
     offset: int
@@ -19,20 +19,20 @@ class Span:
 
 
 def align_up(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment of regions, at least one step."""
+    """Round `nbytes` up to a multiple of ALIGNMENT, at least one."""
     return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
 
 
 class Allocator:
-    """Hands out aligned spans of `[0, capacity)`, lowest first, and joins freed neighbours again.
+    """A first-fit allocator of aligned spans of `[0, capacity)`, lowest first; adjacent free ones are merged.
 
-    Free spans are kept ordered by offset, never touching each other.
+    Free spans are ordered by offset and never adjacent.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes // ALIGNMENT * ALIGNMENT
-        self._free = [Span(0, self._capacity)] if self._capacity else []
-        self._used: dict[int, Span] = {}
+        self._free = [MemorySpan(0, self._capacity)] if self._capacity else []
+        self._used: dict[int, MemorySpan] = {}
 
     def __repr__(self) -> str:
         return (
@@ -52,25 +52,25 @@ class Allocator:
     def largest_free_bytes(self) -> int:
         return max((span.nbytes for span in self._free), default=0)
 
-    def allocate(self, nbytes: int) -> Span | None:
-        """The lowest free span of at least `nbytes`, None if there is none."""
+    def allocate(self, nbytes: int) -> MemorySpan | None:
+        """Allocate the lowest free span of at least `nbytes`; None if there is none."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         need = align_up(nbytes)
         for index, span in enumerate(self._free):
             if span.nbytes < need:
                 continue
-            taken = Span(span.offset, need)
+            taken = MemorySpan(span.offset, need)
             if span.nbytes == need:
                 del self._free[index]
             else:
-                self._free[index] = Span(taken.end, span.nbytes - need)
+                self._free[index] = MemorySpan(taken.end, span.nbytes - need)
             self._used[taken.offset] = taken
             return taken
         return None
 
-    def free(self, span: Span) -> None:
-        """Give a span back. Raises ValueError if it is not allocated."""
+    def free(self, span: MemorySpan) -> None:
+        """Free a span. Raises ValueError if it is not allocated."""
         if self._used.get(span.offset) != span:
             raise ValueError(f"{span} is not allocated")
         del self._used[span.offset]
@@ -81,10 +81,10 @@ class Allocator:
         if index > 0 and self._free[index - 1].end == start:
             index -= 1
             start = self._free.pop(index).offset
-        self._free.insert(index, Span(start, end - start))
+        self._free.insert(index, MemorySpan(start, end - start))
 
     def check_integrity(self) -> None:
-        """Assert that free and used spans tile the range, aligned, with no two free ones touching."""
+        """Assert that free and used spans tile the range, aligned, without adjacent free spans."""
         spans = sorted([*self._free, *self._used.values()], key=lambda span: span.offset)
         position = 0
         for span in spans:

@@ -1,4 +1,4 @@
-"""The arena: accelerator memory taken once at start, so that no start of an instance allocates any."""
+"""The arena: accelerator memory allocated once at start, so that starting an instance allocates none."""
 
 import logging
 import mmap
@@ -11,17 +11,17 @@ from typing import Protocol
 
 import numpy as np
 
-from invoker.allocator import Allocator, Span
-from invoker.errors import OutOfDeviceMemory, StartFailed
-from invoker.memory import address_of, advise_huge, populate_gently
-from invoker.threads import in_thread
-from invoker.together import together
+from invoker.base.errors import OutOfDeviceMemory, StartFailed
+from invoker.memory.allocator import Allocator, MemorySpan
+from invoker.memory.mappings import address_of, advise_huge, populate_gently
+from rdmacast.aio.groups import run_all
+from rdmacast.aio.threads import run_in_thread
 
-# Above a share of the cache the C library copies past it, a quarter faster; two copies at once use what
-# one core leaves of the memory's bandwidth.
+# For large copies the C library bypasses the cache, which is a quarter faster; two at once use the bandwidth
+# that one core leaves.
 COPY_CHUNK_BYTES = 16 << 20
 COPIES_IN_FLIGHT = 2
-PREFAULT_BYTES = 1 << 30  # what a CPU arena takes ahead of use; it is filled from its start on
+PREFAULT_BYTES = 1 << 30  # pre-faulted at the beginning of a CPU arena, which is allocated first
 
 log = logging.getLogger("invoker.arena")
 
@@ -30,10 +30,10 @@ log = logging.getLogger("invoker.arena")
 class Region:
     """A reserved range of an arena; a DeviceRegion (invoker/engine/contract.py).
 
-    `buffer` is None where the processor cannot address the memory. Identity is equality.
+    `buffer` is None if the CPU cannot address the memory. Regions compare by identity.
     """
 
-    span: Span
+    span: MemorySpan
     nbytes: int
     pointer: int
     device: str
@@ -41,9 +41,9 @@ class Region:
 
 
 class Arena(Protocol):
-    """Device memory of one node. Regions are 256-byte aligned and keep whatever bytes lay there before.
+    """Device memory of one node; regions are 256-byte aligned and not cleared.
 
-    `reserve` and `free` belong to one thread (the event loop's); `copy_in` may run in any.
+    `reserve` and `free` are called on the event loop's thread; `copy_in` on any thread.
     """
 
     @property
@@ -60,32 +60,32 @@ class Arena(Protocol):
 
     @property
     def copy_bytes(self) -> int:
-        """How much of an image is best copied at once."""
+        """Return the chunk size for copies of images."""
         ...
 
     def reserve(self, nbytes: int) -> Region:
-        """Raises OutOfDeviceMemory, saying how much is free."""
+        """Reserve a region. Raises OutOfDeviceMemory, with the free sizes."""
         ...
 
     def free(self, region: Region) -> None:
-        """Give a region back. Raises ValueError if it is not reserved."""
+        """Free a region. Raises ValueError if it is not reserved."""
         ...
 
     def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        """Prepare host memory that is about to be copied from, for as long as the context lasts."""
+        """Page-lock host memory for copies, while the context lasts."""
         ...
 
     def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        """Copy host memory to `[offset, offset + len(data))` of the region; returns when it is there."""
+        """Copy host memory to `[offset, offset + len(data))` of the region; return when done."""
         ...
 
     def close(self) -> None:
-        """Give the memory back to the system. No region may be used any more."""
+        """Free the memory. No region may be used afterwards."""
         ...
 
 
 class SpanArena:
-    """What arenas share: reserving spans of one contiguous range that starts at `base`."""
+    """Base of arenas: reserves spans of one contiguous address range that starts at `base`."""
 
     copy_bytes = COPY_CHUNK_BYTES
 
@@ -100,7 +100,7 @@ class SpanArena:
 
     @property
     def base(self) -> int:
-        """Where it begins."""
+        """Return the first address."""
         return self._base
 
     @property
@@ -120,7 +120,7 @@ class SpanArena:
         if span is None:
             raise OutOfDeviceMemory(
                 f"{nbytes} bytes do not fit the arena of {self.capacity_bytes} bytes on {self.device}: "
-                f"{self.free_bytes} are free, {self.largest_free_bytes} of them in one piece"
+                f"{self.free_bytes} bytes are free, {self.largest_free_bytes} of them contiguous"
             )
         buffer = None if self._memory is None else self._memory[span.offset : span.offset + nbytes]
         return Region(span, nbytes, self._base + span.offset, self.device, buffer)
@@ -133,10 +133,10 @@ class SpanArena:
 
 
 class CpuArena(SpanArena):
-    """The arena of a CPU node: anonymous memory of its own, so a start copies as it would to a GPU.
+    """The arena of a CPU node: separate anonymous memory, so that starts copy as they do to a GPU.
 
-    A background thread takes the pages little by little, so that neither the node's start nor an
-    instance's first copy waits for them; the copy takes what is still missing.
+    A background thread pre-faults pages, so that neither the node's start nor an instance's first copy waits
+    for them; a copy faults what is missing.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -144,15 +144,15 @@ class CpuArena(SpanArena):
         advise_huge(self._mapping)
         super().__init__("cpu", capacity_bytes, address_of(self._mapping), memoryview(self._mapping))
         self._closing = threading.Event()
-        self._prefault = threading.Thread(target=self._take_pages, name="arena-prefault", daemon=True)
+        self._prefault = threading.Thread(target=self._populate, name="arena-prefault", daemon=True)
         self._prefault.start()
 
-    def _take_pages(self) -> None:
+    def _populate(self) -> None:
         size = min(len(self._mapping), PREFAULT_BYTES)
         try:
             populate_gently(self._mapping, size, self._closing)
         except OSError as error:
-            log.warning("the arena of %d bytes is larger than the free memory: %s", size, error)
+            log.warning("arena: cannot pre-fault %d bytes, free memory is too small: %s", size, error)
 
     def pinned(self, view: memoryview) -> AbstractContextManager[None]:
         return nullcontext()
@@ -160,18 +160,18 @@ class CpuArena(SpanArena):
     def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
         assert region.buffer is not None
         target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
-        np.copyto(target, np.frombuffer(data, np.uint8))  # lets the interpreter lock go, unlike a slice
+        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
 
     def close(self) -> None:
         self._closing.set()
         self._prefault.join()
-        # Engines may hold views until they are collected; the mapping goes with the last of them.
+        # Engines may hold views until garbage collection; the last one frees the mapping.
         self._memory = None
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """What a copy to the device took: only the time spent copying counts, not that spent waiting."""
+class CopyReport:
+    """Size and duration of a copy to the device, without the time spent waiting for data."""
 
     nbytes: int
     busy_s: float
@@ -183,20 +183,20 @@ class Copied:
 
 @asynccontextmanager
 async def pinned(arena: Arena, view: memoryview) -> AsyncIterator[None]:
-    """`arena.pinned` off the event loop: locking the pages of a large image takes seconds."""
+    """Enter `arena.pinned` in a thread: page-locking a large image takes seconds."""
     pinning = arena.pinned(view)
-    if isinstance(pinning, nullcontext):  # nothing to lock: no thread is worth asking
+    if isinstance(pinning, nullcontext):  # nothing to lock
         yield
         return
 
     def unpin() -> None:
         pinning.__exit__(None, None, None)
 
-    await in_thread(pinning.__enter__, undo=lambda _: unpin())
+    await run_in_thread(pinning.__enter__, undo=lambda _: unpin())
     try:
         yield
     finally:
-        await in_thread(unpin)
+        await run_in_thread(unpin)
 
 
 async def copy_following(
@@ -205,36 +205,36 @@ async def copy_following(
     source: memoryview,
     wait_for: Callable[[int, int], Awaitable[None]],
     on_copied: Callable[[int], None],
-) -> Copied:
-    """Copy `source` into `region` behind its arrival: each chunk as soon as it is there.
+) -> CopyReport:
+    """Copy `source` into `region`, in order, each chunk as soon as it is available.
 
-    `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` is told the sum so far.
-    After cancellation nothing is written to the region any more. Raises StartFailed if it ends short.
+    `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` receives the total so far.
+    After cancellation nothing is written to the region. Raises StartFailed if not all was copied.
     """
-    total, at_once = len(source), arena.copy_bytes
-    offsets = iter(range(0, total, at_once))
+    total, chunk_bytes = len(source), arena.copy_bytes
+    offsets = iter(range(0, total, chunk_bytes))
     copied_bytes = 0
     copies = 0
-    busy_s = began_s = 0.0
+    busy_s = started_s = 0.0
 
     async def work() -> None:
-        nonlocal copied_bytes, copies, busy_s, began_s
+        nonlocal copied_bytes, copies, busy_s, started_s
         for offset in offsets:
-            nbytes = min(at_once, total - offset)
+            nbytes = min(chunk_bytes, total - offset)
             await wait_for(offset, nbytes)
             if not copies:
-                began_s = time.perf_counter()
+                started_s = time.perf_counter()
             copies += 1
             try:
-                await in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
+                await run_in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
             finally:
                 copies -= 1
                 if not copies:
-                    busy_s += time.perf_counter() - began_s
+                    busy_s += time.perf_counter() - started_s
             copied_bytes += nbytes
             on_copied(copied_bytes)
 
-    await together(*(work() for _ in range(COPIES_IN_FLIGHT)))
+    await run_all(*(work() for _ in range(COPIES_IN_FLIGHT)))
     if copied_bytes != total:
         raise StartFailed(f"only {copied_bytes} of {total} bytes were copied")
-    return Copied(total, busy_s)
+    return CopyReport(total, busy_s)

@@ -1,19 +1,18 @@
-"""The arena of a CUDA node: one plain cudaMalloc, which RDMA and IPC can register (VMM memory cannot)."""
+"""The arena of a CUDA node: one cudaMalloc, which RDMA and IPC can register (unlike VMM memory)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-from invoker.arena import Region, SpanArena
-from invoker.errors import SettingsError
+from invoker.base.errors import SettingsError
+from invoker.memory.arena import Region, SpanArena
 
 
 class CudaArena(SpanArena):
-    """Device memory through cupy, an optional dependency; copies run on a stream of their own.
+    """Device memory through cupy, an optional dependency; copies run on their own stream.
 
-    Host memory that is `pinned` is copied at the link's full rate; other memory through the driver's
-    own staging buffer.
+    Pinned host memory is copied at the link's full rate, other memory through the driver's staging buffer.
     """
 
     def __init__(self, device_index: int, capacity_bytes: int) -> None:
@@ -30,7 +29,8 @@ class CudaArena(SpanArena):
                 self._pointer = int(cupy.cuda.runtime.malloc(capacity_bytes))
             except cupy.cuda.runtime.CUDARuntimeError as error:
                 raise SettingsError(
-                    f"cannot take {capacity_bytes} bytes of cuda:{device_index} ({error}): lower --gpu-memory"
+                    f"cannot allocate {capacity_bytes} bytes on cuda:{device_index} ({error}): "
+                    "lower --gpu-memory"
                 ) from error
             self._stream = cupy.cuda.Stream(non_blocking=True)
         super().__init__(f"cuda:{device_index}", capacity_bytes, self._pointer, None)
@@ -41,7 +41,7 @@ class CudaArena(SpanArena):
 
     @contextmanager
     def pinned(self, view: memoryview) -> Iterator[None]:
-        """Page-lock a mapping while it is copied from, for the link's full rate."""
+        """Page-lock a mapping while the block lasts."""
         address, runtime = _address(view), self._cupy.cuda.runtime
         with self._cupy.cuda.Device(self._index):
             runtime.hostRegister(address, len(view), 0)
@@ -69,5 +69,5 @@ class CudaArena(SpanArena):
 
 
 def _address(view: memoryview) -> int:
-    """Where a buffer lies, writable or not."""
+    """Return the address of a buffer, writable or not."""
     return int(np.frombuffer(view, np.uint8).ctypes.data)

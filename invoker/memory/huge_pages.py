@@ -1,7 +1,7 @@
-"""Huge pages for files in memory, whatever their file system was mounted with (Linux 6.1, MADV_COLLAPSE).
+"""Huge pages for files in shared memory by MADV_COLLAPSE (Linux 6.1), whatever the mount options.
 
-Taken this way, memory costs a tenth of what it costs in small pages, and lies together: small ones lie
-anywhere after some days, and a disk's or an RDMA device's request is split where its memory is.
+Populating memory this way takes a tenth of the time of small pages, and the memory is contiguous. Small pages
+are scattered after some days of uptime, which splits the requests of disks and RDMA devices.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from invoker.memory import populate_at
+from invoker.memory.mappings import populate_at
 
 HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # not in Python's mmap module
@@ -32,18 +32,18 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def take_huge_pages(fd: int, offset: int, nbytes: int) -> bool:
-    """Back with memory the huge pages that lie whole in the range of a file opened for writing; blocks.
+def populate_huge_pages(fd: int, offset: int, nbytes: int) -> bool:
+    """Populate the huge pages that lie entirely in a range of a file opened for writing; blocks.
 
-    What is in the file stays, the rest is zeros. False where some are not huge, as in kernels that cannot
-    do this. Raises OSError (ENOSPC) where no memory is left.
+    The file's contents stay, holes become zeros. Return False if some pages are not huge, as on older
+    kernels. Raises OSError (ENOSPC) if no memory is left.
     """
     first = -(-offset // HUGE_PAGE) * HUGE_PAGE
     length = (offset + nbytes) // HUGE_PAGE * HUGE_PAGE - first
     if length <= 0:
         return True
     with _mapped(fd, first, length) as address:
-        # A huge page is only made of one that has some memory.
+        # Only a range with at least one populated page is collapsed.
         for at in range(0, length, HUGE_PAGE):
             if not populate_at(address + at, mmap.PAGESIZE):
                 return False
@@ -52,7 +52,7 @@ def take_huge_pages(fd: int, offset: int, nbytes: int) -> bool:
 
 @contextmanager
 def _mapped(fd: int, offset: int, length: int) -> Iterator[int]:
-    """The address of a mapping for a while, aligned as huge pages are: Python's may be anywhere."""
+    """Yield the address of a temporary mapping with huge-page alignment, unlike Python's mmap."""
     whole = length + HUGE_PAGE
     base = _map(None, whole, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     try:

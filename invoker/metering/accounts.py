@@ -1,17 +1,17 @@
-"""What the meter keeps of an instance and of a call, and how both are written down."""
+"""Running totals of instances and calls, and their journal events."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from invoker.meter_events import Called, Entered, IntervalDue, LostCallDue
-from registry.usage import CallPart, InstanceInterval, LostCall
+from invoker.metering.events import AccountOpened, CallUsed, IntervalDue, LostCallDue
+from registry.records.usage import CallPart, InstanceInterval, LostCall
 
-Record = InstanceInterval | LostCall
+LedgerRecord = InstanceInterval | LostCall
 
 
 @dataclass(slots=True, eq=False)
-class Account:
-    """An instance as the meter sees it. The meter's own: others only hand it back."""
+class MeterAccount:
+    """An instance's running totals (microseconds); opaque outside of the meter."""
 
     number: int
     instance_id: str
@@ -25,71 +25,71 @@ class Account:
     busy: int = 0
     loading: int = 0
     idle: int = 0
-    base: tuple[int, int, int] = (0, 0, 0)  # what the three were when the interval began
-    settled_us: int = 0  # what the calls used that are not known any more
+    base: tuple[int, int, int] = (0, 0, 0)  # busy, loading and idle at the start of the interval
+    settled_us: int = 0  # used by calls that are settled
     stepping: bool = False
-    step_began_us: int = 0
-    step_us: int = 0  # of the step under way: nobody's yet
-    working: list["MeteredCall"] = field(default_factory=list)  # hold the accelerator side by side
-    parts: list[CallPart] = field(default_factory=list)  # of this interval, from calls that are settled
-    using: dict[int, "MeteredCall"] = field(default_factory=dict)  # not settled, used some of this interval
+    step_started_us: int = 0
+    step_us: int = 0  # of the current step, not attributed yet
+    working: list["MeteredCall"] = field(default_factory=list)  # calls that share the accelerator now
+    parts: list[CallPart] = field(default_factory=list)  # usage in this interval by settled calls
+    # Unsettled calls with usage in this interval.
+    using: dict[int, "MeteredCall"] = field(default_factory=dict)
 
-    def reach(self, base: tuple[int, int, int]) -> None:
-        """The totals are at least those."""
+    def raise_to(self, base: tuple[int, int, int]) -> None:
+        """Raise the totals to at least `base`."""
         self.busy, self.loading, self.idle = map(max, (self.busy, self.loading, self.idle), base)
 
-    def disown(self) -> None:
-        """What it was busy in this interval for calls that nobody knows counts as idle."""
-        named = sum(part.used_us for part in self.parts)
-        named += sum(call.used_us - call.told_us for call in self.using.values())
-        unnamed = max(0, self.busy - self.base[0] - named)
-        self.busy, self.idle = self.busy - unnamed, self.idle + unnamed
+    def count_unattributed_as_idle(self) -> None:
+        """Count busy time of this interval without known calls as idle."""
+        attributed = sum(part.used_us for part in self.parts)
+        attributed += sum(call.used_us - call.reported_us for call in self.using.values())
+        unattributed = max(0, self.busy - self.base[0] - attributed)
+        self.busy, self.idle = self.busy - unattributed, self.idle + unattributed
 
 
 @dataclass(slots=True, eq=False)
 class MeteredCall:
-    """A call's running figure. `first_us` is when it first had the accelerator."""
+    """A call's running total; `first_us` is the time of its first use of the accelerator."""
 
     number: int
     call_id: str
-    account: Account = field(repr=False)
-    began_us: int = 0
+    account: MeterAccount = field(repr=False)
+    opened_us: int = 0
     used_us: int = 0
     first_us: int | None = None
-    declared: bool = False  # the journal knows it
+    declared: bool = False  # recorded in the journal
     lost: bool = False
-    told_us: int = 0  # of it, in intervals that have ended
+    reported_us: int = 0  # of `used_us`, in intervals that have ended
 
     def part(self, *, over: bool = False) -> CallPart:
-        """What it used since the interval began."""
-        return CallPart(call_id=self.call_id, from_us=self.told_us, to_us=self.used_us, over=over)
+        """Return its usage since the start of the interval."""
+        return CallPart(call_id=self.call_id, from_us=self.reported_us, to_us=self.used_us, over=over)
 
 
-def tell_parts(account: Account, left: Iterable[CallPart]) -> None:
-    """A new interval begins: what the account's calls used so far is in those before, which name all but
-    what is `left`."""
+def start_interval(account: MeterAccount, left: Iterable[CallPart]) -> None:
+    """Start a new interval; the previous ones contain all usage so far but the parts `left`."""
     account.parts[:] = left
     for call in account.using.values():
-        call.told_us = call.used_us
+        call.reported_us = call.used_us
     account.using.clear()
 
 
 def split_time(total_us: int, tokens: Sequence[int]) -> list[int]:
-    """Share a step's time by tokens, in integers that add up to it exactly."""
+    """Divide a step's duration by tokens, into integers that add up to it."""
     whole = sum(tokens)
     if not whole:
         return split_time(total_us, [1] * len(tokens))
-    shares, before, given = [], 0, 0
+    shares, before, assigned = [], 0, 0
     for count in tokens:
         before += count
-        upto = total_us * before // whole
-        shares.append(upto - given)
-        given = upto
+        cumulative = total_us * before // whole
+        shares.append(cumulative - assigned)
+        assigned = cumulative
     return shares
 
 
 def lost_call(node: str, epoch: int, call: MeteredCall, ended_at: float) -> LostCall:
-    """The record of a call that could not be told; its id is the same however often it is made."""
+    """Return the ledger record of a lost call; its id is deterministic."""
     return LostCall(
         id=f"{node}.{epoch}.{call.number}",
         call_id=call.call_id,
@@ -102,9 +102,9 @@ def lost_call(node: str, epoch: int, call: MeteredCall, ended_at: float) -> Lost
     )
 
 
-def entered(account: Account) -> Entered:
-    """The event that says all of an account."""
-    return Entered(
+def account_event(account: MeterAccount) -> AccountOpened:
+    """Return the event with an account's full state."""
+    return AccountOpened(
         account.number,
         account.instance_id,
         account.function,
@@ -119,13 +119,13 @@ def entered(account: Account) -> Entered:
     )
 
 
-def called(call: MeteredCall) -> Called:
-    """The event that says all of a call."""
-    return Called(call.number, call.call_id, call.account.number, call.used_us, call.lost, call.told_us)
+def call_event(call: MeteredCall) -> CallUsed:
+    """Return the event with a call's full state."""
+    return CallUsed(call.number, call.call_id, call.account.number, call.used_us, call.lost, call.reported_us)
 
 
-def due(number: int, record: Record) -> IntervalDue | LostCallDue:
-    """The event of a record that the ledger is to have."""
+def record_event(number: int, record: LedgerRecord) -> IntervalDue | LostCallDue:
+    """Return the event of a record for the ledger."""
     if isinstance(record, InstanceInterval):
         return IntervalDue(number, record)
     return LostCallDue(number, record)

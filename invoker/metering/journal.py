@@ -1,8 +1,8 @@
-"""The meter's journal: an append-only file that outlives a node killed with SIGKILL.
+"""The meter's journal: an append-only file that survives the SIGKILL of its node.
 
-One write a frame, into the page cache: no write is waited for, and none is lost with the process. A
-file in memory (the default) is lost with the machine. A journal is locked as long as its node lives;
-a node that starts adopts every journal of its folder whose node does not.
+Each frame is one write into the page cache, which is not synced, and survives the process. A journal in
+memory (the default) is lost with the machine. A journal is locked while its node runs; a starting node
+recovers all unlocked journals of its folder.
 """
 
 import fcntl
@@ -13,32 +13,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.meter_accounts import Record
-from invoker.meter_events import Frame
-from invoker.meter_replay import encode_frame, replay
+from invoker.metering.accounts import LedgerRecord
+from invoker.metering.events import JournalFrame
+from invoker.metering.replay import encode_frame, replay
 
 SUFFIX = ".journal"
 MIN_ROTATION = 1 << 20
 RETRY_S = 1.0
-MOST_FAULTS = 100  # of one journal, in the log
+MAX_LOGGED_FAULTS = 100  # per journal
 
 log = logging.getLogger("invoker.meter_journal")
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
-    """A journal that a dead process left, held by this one, and the records that it owes the ledger."""
+class OrphanedJournal:
+    """A dead process's journal, locked by this one, and its unsent ledger records."""
 
     path: Path
     fd: int
-    records: tuple[Record, ...]
+    records: tuple[LedgerRecord, ...]
 
 
 class MeterJournal:
-    """`write` and `rotate` are called under the meter's lock, from whichever thread has an event.
+    """The journal file of one meter; called by any thread, under the meter's lock.
 
-    They do not raise: a node serves on when its disk is full, and says so. It then writes nothing more
-    until a snapshot fits again, so that what is in the file stays true.
+    Methods do not raise: with a full disk the node serves on. After an error nothing is written until a
+    snapshot succeeds, so that the file stays consistent.
     """
 
     def __init__(self, folder: Path, node: str, epoch: int) -> None:
@@ -53,12 +53,12 @@ class MeterJournal:
         return f"<MeterJournal {self.path} of {self._size} bytes>"
 
     @property
-    def written(self) -> bool:
-        """Whether the file holds what the meter knows."""
+    def is_current(self) -> bool:
+        """Return whether the file is up to date."""
         return not self._failing
 
-    def write(self, frame: Frame) -> bool:
-        """Append a frame; True if a snapshot is wanted."""
+    def write(self, frame: JournalFrame) -> bool:
+        """Append a frame; return True if a snapshot is due."""
         if self._failing:
             return time.monotonic() >= self._retry_s
         data = encode_frame(frame)
@@ -66,15 +66,15 @@ class MeterJournal:
             written = os.write(self._fd, data)
             if written < len(data):
                 os.ftruncate(self._fd, self._size)
-                raise OSError(f"only {written} of {len(data)} bytes fitted")
+                raise OSError(f"only {written} of {len(data)} bytes written")
         except OSError as error:
             self._fail(error)
             return False
         self._size += written
         return self._size >= self._limit
 
-    def rotate(self, snapshot: Frame) -> None:
-        """Replace the file, at once for whoever reads it, by one that holds `snapshot`."""
+    def rotate(self, snapshot: JournalFrame) -> None:
+        """Replace the file atomically by one with `snapshot`."""
         if self._failing and time.monotonic() < self._retry_s:
             return
         data = encode_frame(snapshot)
@@ -87,23 +87,23 @@ class MeterJournal:
             fd = os.open(beside, flags, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.write(fd, data) < len(data):
-                raise OSError("the snapshot did not fit")
+                raise OSError("short write of the snapshot")
             beside.rename(self.path)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
-            with suppress(OSError):  # the disk that is full, or gone
+            with suppress(OSError):
                 beside.unlink(missing_ok=True)
             self._fail(error)
             return
         self._close_fd()
         if self._failing and self._retry_s:
-            log.warning("the meter's journal is written again")
+            log.warning("meter journal %s: writable again", self.path)
         self._fd, self._size, self._failing = fd, len(data), False
         self._limit = max(MIN_ROTATION, 4 * len(data))
 
     def close(self, *, remove: bool) -> None:
-        """Let the journal go; with `remove` there is nothing in it that the ledger does not know."""
+        """Close the journal; `remove` it if the ledger has all its records."""
         if remove:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
@@ -118,57 +118,57 @@ class MeterJournal:
 
     def _fail(self, error: OSError) -> None:
         if not self._failing:
-            log.error("the meter's journal %s cannot be written, going on without: %s", self.path, error)
+            log.error("meter journal %s: cannot write, continuing without: %s", self.path, error)
         elif not self._retry_s:
-            log.error("the meter's journal %s cannot be made, going on without: %s", self.path, error)
+            log.error("meter journal %s: cannot create, continuing without: %s", self.path, error)
         self._failing, self._retry_s = True, time.monotonic() + RETRY_S
 
 
-def adopt(folder: Path) -> list[Adopted]:
-    """The journals whose process is gone. Two nodes that start together do not get the same one."""
+def recover_journals(folder: Path) -> list[OrphanedJournal]:
+    """Lock and return the journals of dead processes; concurrent callers get disjoint ones."""
     for path in folder.glob("*.tmp"):
-        with suppress(OSError):  # somebody's snapshot in the making, or what is left of one
+        with suppress(OSError):  # a snapshot in progress, or an orphaned one
             fd = _lock(path)
             if fd is not None:
                 path.unlink(missing_ok=True)
                 os.close(fd)
-    adopted = []
+    orphans = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             fd = _lock(path)
             if fd is None:
                 continue
-            adopted.append(Adopted(path, fd, _records(path)))
+            orphans.append(OrphanedJournal(path, fd, _records(path)))
         except OSError as error:
-            log.error("the journal %s cannot be read: %s", path, error)
-    return adopted
+            log.error("meter journal %s: cannot read: %s", path, error)
+    return orphans
 
 
-def discard(adopted: list[Adopted], own: MeterJournal) -> None:
-    """Remove adopted journals if their records are in the new one; else they wait for the next start."""
-    for one in adopted:
-        if own.written and one.path != own.path:
+def discard_recovered(orphans: list[OrphanedJournal], own: MeterJournal) -> None:
+    """Remove recovered journals if their records are in `own`; else leave them for the next start."""
+    for one in orphans:
+        if own.is_current and one.path != own.path:
             one.path.unlink(missing_ok=True)
         os.close(one.fd)
 
 
-def _records(path: Path) -> tuple[Record, ...]:
+def _records(path: Path) -> tuple[LedgerRecord, ...]:
     state = replay(path.read_bytes())
-    for fault in state.faults[:MOST_FAULTS]:
-        log.error("the journal %s lacks something: %s", path, fault)
-    if len(state.faults) > MOST_FAULTS:
-        log.error("the journal %s lacks more: %d faults in all", path, len(state.faults))
-    records = tuple(state.remains())
-    log.info("node %s (epoch %d) died owing the ledger %d records", state.node, state.epoch, len(records))
+    for fault in state.faults[:MAX_LOGGED_FAULTS]:
+        log.error("meter journal %s: damaged: %s", path, fault)
+    if len(state.faults) > MAX_LOGGED_FAULTS:
+        log.error("meter journal %s: %d faults in all", path, len(state.faults))
+    records = tuple(state.unsent_records())
+    log.info("recovered %d ledger records of node %s (epoch %d)", len(records), state.node, state.epoch)
     return records
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the file's lock; None if a process has it. Raises OSError."""
+    """Lock a file and return its descriptor; None if a process has locked it. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its owner may have put another file in its place since it was opened.
+        # Its owner may have replaced the file since it was opened.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except BlockingIOError:

@@ -1,10 +1,10 @@
-"""Whose the accelerator's time is: each microsecond belongs to one kind, and is shared exactly once.
+"""Attributes each microsecond of accelerator time to exactly one kind, instance and call.
 
-At each moment the time is busy if any instance runs something, shared equally by those that do; else
-loading, shared by those that start; else idle, shared by those that are there; with none there it is
-not allocated. An engine's step is shared by its sequences when it ends, by the tokens that each ran in
-it; calls that hold the accelerator side by side (handlers) share it equally. Integer microseconds
-throughout: nothing is lost to rounding, and the union of the instances' presence is what is allocated.
+Time is busy while any instance runs work, divided equally among those instances; else loading, divided among
+starting instances; else idle, divided among all; without instances it is unallocated. An engine's step is
+divided among its sequences by tokens when it ends; handler calls that run concurrently share time equally.
+All values are integer microseconds: nothing is lost to rounding, and allocated time is the union of the
+instances' lifetimes.
 """
 
 import logging
@@ -12,54 +12,63 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from invoker.meter_accounts import (
-    Account,
+from invoker.metering.accounts import (
+    LedgerRecord,
+    MeterAccount,
     MeteredCall,
-    Record,
-    called,
-    due,
-    entered,
+    account_event,
+    call_event,
     lost_call,
+    record_event,
     split_time,
-    tell_parts,
+    start_interval,
 )
-from invoker.meter_events import Began, Cut, Event, Forgotten, Frame, Left, Lost, Paid
-from invoker.meter_intervals import MAX_PARTS, intervals_of
-from registry.instance import InstanceState
+from invoker.metering.events import (
+    AccountClosed,
+    CallForgotten,
+    CallLost,
+    Event,
+    IntervalCut,
+    JournalFrame,
+    JournalStarted,
+    RecordAcked,
+)
+from invoker.metering.intervals import MAX_PARTS, intervals_of
+from registry.records.instance import InstanceState
 
-MAX_DUE = 10_000  # records kept while the ledger does not answer
+MAX_UNSENT = 10_000  # records kept while the ledger is unavailable
 _LOADING = frozenset({InstanceState.STARTING, InstanceState.LOADING})
 
 log = logging.getLogger("invoker.meter")
 
 
 class Journal(Protocol):
-    """Where frames go, in order. Neither method raises."""
+    """A sink of journal frames, in order; methods do not raise."""
 
-    def write(self, frame: Frame) -> bool:
-        """Append; True if a snapshot is wanted now."""
+    def write(self, frame: JournalFrame) -> bool:
+        """Append a frame; return True if a snapshot is due."""
         ...
 
-    def rotate(self, snapshot: Frame) -> None:
-        """Begin anew with a frame that says everything."""
+    def rotate(self, snapshot: JournalFrame) -> None:
+        """Restart the journal with a snapshot of the full state."""
         ...
 
 
 class NoJournal:
-    """Remembers nothing."""
+    """A journal that discards frames."""
 
-    def write(self, frame: Frame) -> bool:
+    def write(self, frame: JournalFrame) -> bool:
         return False
 
-    def rotate(self, snapshot: Frame) -> None:
+    def rotate(self, snapshot: JournalFrame) -> None:
         return None
 
 
 class GpuMeter:
-    """Safe to use from any thread; `due` is called by whoever makes a record due (the loop's thread).
+    """The accelerator meter of one node; thread-safe.
 
-    `now_us` never goes back; wall time is read once, so that a clock that is set neither makes time nor
-    loses any. What `dues` brings from an earlier process comes first.
+    `now_us` is monotonic; wall time is read once, so that setting the clock changes no durations. Records in
+    `unsent`, of earlier processes, come first.
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class GpuMeter:
         now_us: Callable[[], int],
         wall_s: float,
         journal: Journal | None = None,
-        dues: Iterable[Record] = (),
+        unsent: Iterable[LedgerRecord] = (),
     ) -> None:
         self._node = node
         self._epoch = epoch
@@ -79,38 +88,40 @@ class GpuMeter:
         self._journal = journal or NoJournal()
         self._lock = threading.Lock()
         self._at = 0
-        self._turn = 0  # whose turn it is to get the microsecond that does not divide
+        self._turn = 0  # rotates who gets the indivisible microseconds
         self._numbers = 0
-        self._present: dict[int, Account] = {}
+        self._present: dict[int, MeterAccount] = {}
         self._calls: dict[int, MeteredCall] = {}
-        self._dues: dict[int, Record] = {}
+        self._unsent: dict[int, LedgerRecord] = {}
         self._busy = self._loading = self._idle = 0
-        self._touched: dict[int, Account] = {}
+        self._touched: dict[int, MeterAccount] = {}
         self._used: dict[int, MeteredCall] = {}
-        self._tell: Callable[[], None] = lambda: None
-        for record in dues:
-            self._owe(record, [])
+        self._on_record: Callable[[], None] = lambda: None
+        for record in unsent:
+            self._add_record(record, [])
         self._journal.rotate(self._snapshot())
 
     def __repr__(self) -> str:
-        return f"<GpuMeter {self._node}: {list(self._present.values())!r}, {len(self._dues)} due>"
+        return f"<GpuMeter {self._node}: {list(self._present.values())!r}, {len(self._unsent)} unsent>"
 
     # Instances.
 
-    def enter(self, instance_id: str, function: str, version: int, state: InstanceState) -> Account:
-        """An instance is there from now on."""
+    def open_account(
+        self, instance_id: str, function: str, version: int, state: InstanceState
+    ) -> MeterAccount:
+        """Open the account of an instance that is on the node from now on."""
         with self._lock:
             self._advance()
             number, from_at = self._number(), self._wall(self._at)
-            account = Account(
+            account = MeterAccount(
                 number, instance_id, function, version, state, state in _LOADING, self._at, from_at
             )
             self._present[account.number] = account
-            self._commit([entered(account)])
+            self._commit([account_event(account)])
             return account
 
-    def moved(self, account: Account, state: InstanceState, *, final: bool = False) -> None:
-        """The instance goes to another state: its interval ends; with `final` the instance is gone."""
+    def change_state(self, account: MeterAccount, state: InstanceState, *, final: bool = False) -> None:
+        """Change an instance's state, which ends its interval; with `final` the instance has ended."""
         with self._lock:
             self._advance()
             if not account.present:
@@ -118,85 +129,87 @@ class GpuMeter:
             if final:
                 self._end_step(account, ())
             events: list[Event] = []
-            self._cut(account, state, events, final=final)
+            self._end_interval(account, state, events, final=final)
             account.starting = state in _LOADING
             if final:
                 account.present = False
                 del self._present[account.number]
-                events.append(Left(account.number))
+                events.append(AccountClosed(account.number))
             self._commit(events)
-        self._tell()
+        self._on_record()
 
-    def cut(self, older_than_us: int = 0) -> None:
-        """End the intervals that are as long as that, and begin the next ones where they end."""
+    def end_intervals(self, older_than_us: int = 0) -> None:
+        """End intervals of at least that length and start the next ones."""
         with self._lock:
             self._advance()
             events: list[Event] = []
             for account in self._present.values():
                 end_us = self._settled_until(account)
                 if end_us > account.from_us and end_us - account.from_us >= older_than_us:
-                    self._cut(account, account.state, events)
+                    self._end_interval(account, account.state, events)
             self._commit(events)
         if events:
-            self._tell()
+            self._on_record()
 
     def tick(self) -> None:
-        """Write down what time has gone by without an event."""
+        """Journal the time elapsed without an event."""
         with self._lock:
             self._advance()
             self._commit([])
 
     def totals(self) -> tuple[int, int, int]:
-        """Microseconds busy, loading and idle since the start, up to now; a step counts when it ends."""
+        """Return microseconds busy, loading and idle since the start; a step counts when it ends."""
         with self._lock:
             self._advance()
             return self._busy, self._loading, self._idle
 
     def longest_step_us(self) -> int:
-        """How long the longest of the steps under way has been running."""
+        """Return the age of the longest running step."""
         with self._lock:
             now = self._now_us() - self._zero_us
-            return max((now - one.step_began_us for one in self._present.values() if one.stepping), default=0)
+            return max(
+                (now - one.step_started_us for one in self._present.values() if one.stepping), default=0
+            )
 
     # Calls.
 
-    def call_began(self, account: Account, call_id: str) -> MeteredCall:
-        """A call is known from now on, until it is forgotten."""
+    def open_call(self, account: MeterAccount, call_id: str) -> MeteredCall:
+        """Open a call, until `close_calls`."""
         with self._lock:
             call = MeteredCall(self._number(), call_id, account, self._now_us() - self._zero_us)
             self._calls[call.number] = call
             return call
 
-    def step_began(self, account: Account) -> None:
-        """An engine has begun a step."""
+    def start_step(self, account: MeterAccount) -> None:
+        """Start an engine's step."""
         with self._lock:
             self._advance()
             account.stepping = True
-            account.step_began_us = self._at
+            account.step_started_us = self._at
 
-    def step_ended(self, account: Account, work: Sequence[tuple[MeteredCall, int]]) -> None:
-        """The step is over: its calls, each with the tokens that it ran, share the time."""
+    def end_step(self, account: MeterAccount, work: Sequence[tuple[MeteredCall, int]]) -> None:
+        """End a step; its time is divided among `work`, calls with their tokens."""
         with self._lock:
             self._advance()
             self._end_step(account, work)
             self._commit([])
 
-    def working(self, call: MeteredCall) -> None:
-        """The call holds the accelerator from now on, beside others."""
+    def occupy(self, call: MeteredCall) -> None:
+        """Start charging a call for the accelerator, shared with others."""
         with self._lock:
             self._advance()
             call.first_us = self._at if call.first_us is None else call.first_us
             call.account.working.append(call)
 
-    def rested(self, call: MeteredCall) -> None:
-        """The call holds the accelerator no more."""
+    def vacate(self, call: MeteredCall) -> None:
+        """Stop charging a call for the accelerator."""
         with self._lock:
             self._advance()
             call.account.working.remove(call)
             self._commit([])
 
-    def lose(self, calls: Iterable[MeteredCall]) -> None:
-        """These calls have ended and their gateway may not know what they used: the ledger is to."""
+    def record_lost(self, calls: Iterable[MeteredCall]) -> None:
+        """Add ledger records for ended calls whose gateway may not have received their usage."""
         events: list[Event] = []
         with self._lock:
             for call in calls:
@@ -204,56 +217,56 @@ class GpuMeter:
                     continue
                 call.lost = True
                 if call.declared:
-                    events.append(Lost(call.number))
-                self._owe(lost_call(self._node, self._epoch, call, self._wall(self._at)), events)
+                    events.append(CallLost(call.number))
+                self._add_record(lost_call(self._node, self._epoch, call, self._wall(self._at)), events)
             self._commit(events)
         if events:
-            self._tell()
+            self._on_record()
 
-    def forget(self, calls: Iterable[MeteredCall]) -> None:
-        """These calls are over, and in the ledger or lost."""
+    def close_calls(self, calls: Iterable[MeteredCall]) -> None:
+        """Close calls that are settled or recorded as lost."""
         events: list[Event] = []
-        cut = False
+        has_ended_interval = False
         with self._lock:
             for call in calls:
                 if self._calls.pop(call.number, None) is None:
                     continue
                 if call.used_us and not call.declared:
                     call.declared = True
-                    events.append(called(call))
+                    events.append(call_event(call))
                 if call.declared:
-                    events.append(Forgotten(call.number))
+                    events.append(CallForgotten(call.number))
                 if self._settle(call):
-                    self._cut(call.account, call.account.state, events)
-                    cut = True
+                    self._end_interval(call.account, call.account.state, events)
+                    has_ended_interval = True
             if events:
                 self._commit(events)
-        if cut:
-            self._tell()
+        if has_ended_interval:
+            self._on_record()
 
     # Records for the ledger.
 
-    def on_due(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called whenever there is a new record."""
-        self._tell = tell
+    def on_record(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each new record."""
+        self._on_record = callback
 
-    def first_due(self) -> tuple[int, Record] | None:
-        """The oldest record that the ledger has not taken, and its number."""
+    def next_record(self) -> tuple[int, LedgerRecord] | None:
+        """Return the oldest unacknowledged record with its number, if any."""
         with self._lock:
-            return next(iter(self._dues.items()), None)
+            return next(iter(self._unsent.items()), None)
 
-    def paid(self, due: int) -> None:
-        """The ledger has it."""
+    def acknowledge(self, number: int) -> None:
+        """Remove a record that the ledger has taken."""
         with self._lock:
-            if self._dues.pop(due, None) is not None:
-                self._commit([Paid(due)])
+            if self._unsent.pop(number, None) is not None:
+                self._commit([RecordAcked(number)])
 
     @property
-    def at_rest(self) -> bool:
-        """Whether nothing is left that the ledger should hear of."""
+    def is_settled(self) -> bool:
+        """Return whether there is nothing left to record in the ledger."""
         with self._lock:
             unsettled = any(call.used_us and not call.lost for call in self._calls.values())
-            return not (self._present or self._dues or unsettled)
+            return not (self._present or self._unsent or unsettled)
 
     # Under the lock.
 
@@ -265,7 +278,7 @@ class GpuMeter:
         return self._origin_s + at_us / 1e6
 
     def _advance(self) -> None:
-        """Give the time since the last event to those that it belongs to."""
+        """Attribute the time since the last event."""
         now = self._now_us() - self._zero_us
         elapsed = now - self._at
         if elapsed <= 0:
@@ -298,7 +311,7 @@ class GpuMeter:
                 self._touched[account.number] = account
 
     def _split(self, total: int, count: int) -> list[int]:
-        """`count` equal shares; who gets a microsecond more goes round."""
+        """Divide into `count` equal shares; the remainder rotates."""
         if count == 1:
             return [total]
         each, extra = divmod(total, count)
@@ -306,7 +319,7 @@ class GpuMeter:
         self._turn = (self._turn + extra) % count
         return shares
 
-    def _end_step(self, account: Account, work: Sequence[tuple[MeteredCall, int]]) -> None:
+    def _end_step(self, account: MeterAccount, work: Sequence[tuple[MeteredCall, int]]) -> None:
         total, account.step_us = account.step_us, 0
         account.stepping = False
         self._touched[account.number] = account
@@ -319,16 +332,16 @@ class GpuMeter:
         for (call, _), share in zip(work, split_time(total, [tokens for _, tokens in work]), strict=True):
             call.used_us += share
             if call.first_us is None:
-                call.first_us = account.step_began_us
-            if share:  # none is left where the instance ended in the middle of the step
+                call.first_us = account.step_started_us
+            if share:  # none if the instance ended during the step
                 self._used[call.number] = account.using[call.number] = call
 
-    def _settled_until(self, account: Account) -> int:
-        # Whose a step's time is shows at its end, so an interval ends before the step under way.
-        return max(account.from_us, account.step_began_us) if account.stepping else self._at
+    def _settled_until(self, account: MeterAccount) -> int:
+        # A step's time is attributed when it ends, so an interval ends before the current step.
+        return max(account.from_us, account.step_started_us) if account.stepping else self._at
 
     def _settle(self, call: MeteredCall) -> bool:
-        """Count what the call used to its account; says whether the interval names enough calls."""
+        """Move a call's usage to its account; return whether the interval has reached MAX_PARTS."""
         account = call.account
         account.settled_us += call.used_us
         account.using.pop(call.number, None)
@@ -337,49 +350,51 @@ class GpuMeter:
         account.parts.append(call.part(over=True))
         return len(account.parts) >= MAX_PARTS and self._settled_until(account) > account.from_us
 
-    def _cut(self, account: Account, state: str, events: list[Event], *, final: bool = False) -> None:
+    def _end_interval(
+        self, account: MeterAccount, state: str, events: list[Event], *, final: bool = False
+    ) -> None:
         end_us = self._settled_until(account)
         to_at = self._wall(end_us)
         intervals, left = intervals_of(self._node, self._epoch, account, to_at=to_at, final=final)
         totals = account.busy, account.loading, account.idle
-        tell_parts(account, left)
+        start_interval(account, left)
         account.state, account.base = state, totals
         account.from_us, account.from_at = end_us, self._wall(end_us)
-        events.append(Cut(account.number, state, account.from_at, totals, tuple(left)))
+        events.append(IntervalCut(account.number, state, account.from_at, totals, tuple(left)))
         for interval in intervals:
-            self._owe(interval, events)
+            self._add_record(interval, events)
 
-    def _owe(self, record: Record, events: list[Event]) -> None:
+    def _add_record(self, record: LedgerRecord, events: list[Event]) -> None:
         number = self._number()
-        self._dues[number] = record
-        events.append(due(number, record))
-        if len(self._dues) > MAX_DUE:
-            dropped = next(iter(self._dues))
-            log.error("the ledger has not answered for long: %r is dropped", self._dues.pop(dropped))
-            events.append(Paid(dropped))
+        self._unsent[number] = record
+        events.append(record_event(number, record))
+        if len(self._unsent) > MAX_UNSENT:
+            dropped = next(iter(self._unsent))
+            log.error("ledger unavailable for too long: dropped %r", self._unsent.pop(dropped))
+            events.append(RecordAcked(dropped))
 
     def _commit(self, events: list[Event]) -> None:
-        """Write down what has changed."""
+        """Journal all changes."""
         used: list[int] = []
         for call in self._used.values():
             if call.declared:
                 used += (call.number, call.used_us)
             elif call.number in self._calls:
                 call.declared = True
-                events = [called(call), *events]
+                events = [call_event(call), *events]
         accounts: list[int] = []
         for account in self._touched.values():
             accounts += (account.number, account.busy, account.loading, account.idle + account.step_us)
         self._used.clear()
         self._touched.clear()
-        if self._journal.write(Frame(self._at, accounts, used, events)):
+        if self._journal.write(JournalFrame(self._at, accounts, used, events)):
             self._journal.rotate(self._snapshot())
 
-    def _snapshot(self) -> Frame:
+    def _snapshot(self) -> JournalFrame:
         calls = [call for call in self._calls.values() if call.declared]
         accounts = {**self._present, **{call.account.number: call.account for call in calls}}
-        events: list[Event] = [Began(self._node, self._epoch, self._origin_s, itemised=True)]
-        events += [entered(account) for account in accounts.values()]
-        events += [called(call) for call in calls]
-        events += [due(number, record) for number, record in self._dues.items()]
-        return Frame(self._at, [], [], events)
+        events: list[Event] = [JournalStarted(self._node, self._epoch, self._origin_s, itemised=True)]
+        events += [account_event(account) for account in accounts.values()]
+        events += [call_event(call) for call in calls]
+        events += [record_event(number, record) for number, record in self._unsent.items()]
+        return JournalFrame(self._at, [], [], events)

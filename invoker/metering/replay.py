@@ -1,7 +1,7 @@
-"""What a journal says: the records that its meter owed the ledger at the last whole frame. Pure.
+"""Rebuilds a meter's unsent ledger records from its journal (pure).
 
-What is damaged, cut off or not understood costs only itself: totals are absolute, so that the next frame
-makes up for those of one before. What it was is told in `faults`, with its place.
+Damaged, truncated or unknown frames lose only their own contents: totals are absolute, so the next frame
+corrects them. Each is listed in `faults` with its offset.
 """
 
 import zlib
@@ -10,33 +10,33 @@ from struct import Struct
 
 import msgspec
 
-from invoker.meter_accounts import Account, MeteredCall, Record, lost_call, tell_parts
-from invoker.meter_events import (
-    Began,
-    Called,
-    Cut,
-    Entered,
+from invoker.metering.accounts import LedgerRecord, MeterAccount, MeteredCall, lost_call, start_interval
+from invoker.metering.events import (
+    AccountClosed,
+    AccountOpened,
+    CallForgotten,
+    CallLost,
+    CallUsed,
     Event,
-    Forgotten,
-    Frame,
+    IntervalCut,
     IntervalDue,
-    Left,
-    Lost,
+    JournalFrame,
+    JournalStarted,
     LostCallDue,
-    Paid,
+    RecordAcked,
 )
-from invoker.meter_intervals import intervals_of
-from registry.usage import InstanceInterval
+from invoker.metering.intervals import intervals_of
+from registry.records.usage import InstanceInterval
 
 HEADER = Struct("<II")  # length and CRC-32 of the body
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Frame)
-_FIRST = _encode(Frame(0, [], []))[:1]  # of each frame's body
+_decoder = msgspec.msgpack.Decoder(JournalFrame)
+_FIRST = _encode(JournalFrame(0, [], []))[:1]  # the first byte of each frame's body
 
 
-class _Loose(msgspec.Struct, frozen=True, array_like=True):
-    """A frame some of whose events are not known here."""
+class _LooseFrame(msgspec.Struct, frozen=True, array_like=True):
+    """A frame with undecoded events."""
 
     at: int
     accounts: list[int]
@@ -44,28 +44,28 @@ class _Loose(msgspec.Struct, frozen=True, array_like=True):
     events: list[msgspec.Raw] = []
 
 
-_loose_decoder = msgspec.msgpack.Decoder(_Loose)
+_loose_decoder = msgspec.msgpack.Decoder(_LooseFrame)
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 @dataclass(slots=True)
-class Replayed:
-    """A meter's state as its journal tells it."""
+class ReplayedJournal:
+    """A meter's state, rebuilt from its journal."""
 
     node: str = ""
     epoch: int = 0
     origin_s: float = 0.0
     itemised: bool = False
     at: int = 0
-    accounts: dict[int, Account] = field(default_factory=dict)
+    accounts: dict[int, MeterAccount] = field(default_factory=dict)
     calls: dict[int, MeteredCall] = field(default_factory=dict)
-    dues: dict[int, Record] = field(default_factory=dict)
+    unsent: dict[int, LedgerRecord] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
-    def remains(self) -> list[Record]:
-        """What the ledger is to be told, once it is known that the meter is gone: the same each time."""
-        if not self.node:  # its beginning is damaged: nobody knows when anything was
-            return list(self.dues.values())
+    def unsent_records(self) -> list[LedgerRecord]:
+        """Return the records for the ledger once the meter's process has ended; deterministic."""
+        if not self.node:  # the first frame is damaged: times are unknown
+            return list(self.unsent.values())
         ended_at = self.origin_s + self.at / 1e6
         open_intervals = [
             interval
@@ -78,45 +78,45 @@ class Replayed:
             for call in self.calls.values()
             if call.used_us and not call.lost
         ]
-        return [*self.dues.values(), *open_intervals, *lost]
+        return [*self.unsent.values(), *open_intervals, *lost]
 
-    def take(self, place: int, body: bytes) -> None:
-        """Take in the frame that stands there."""
+    def apply(self, offset: int, body: bytes) -> None:
+        """Apply the frame at `offset`."""
         try:
             frame = _decoder.decode(body)
         except msgspec.MsgspecError as error:
-            known = self._known(place, body, error)
+            known = self._decode_known(offset, body, error)
             if known is None:
                 return
             frame = known
         self.at = frame.at
         try:
-            self._count(frame)
+            self._apply_totals(frame)
         except ValueError as error:
-            self.faults.append(f"totals at byte {place}: {error}")
+            self.faults.append(f"totals at byte {offset}: {error}")
         for event in frame.events:
             try:
-                self._happened(event)
+                self._apply_event(event)
             except KeyError:
-                self.faults.append(f"event at byte {place} of something unknown: {event!r}")
+                self.faults.append(f"event at byte {offset} of an unknown account or call: {event!r}")
 
-    def _known(self, place: int, body: bytes, error: msgspec.MsgspecError) -> Frame | None:
-        """What can be understood of a frame that cannot be understood whole."""
+    def _decode_known(self, offset: int, body: bytes, error: msgspec.MsgspecError) -> JournalFrame | None:
+        """Decode the known events of a frame that cannot be decoded completely."""
         try:
             loose = _loose_decoder.decode(body)
         except msgspec.MsgspecError:
-            self.faults.append(f"frame at byte {place}: {error}")
+            self.faults.append(f"frame at byte {offset}: {error}")
             return None
         events: list[Event] = []
         for raw in loose.events:
             try:
                 events.append(_event_decoder.decode(raw))
             except msgspec.MsgspecError as cause:
-                self.faults.append(f"event at byte {place}: {cause}")
-        return Frame(loose.at, loose.accounts, loose.used, events)
+                self.faults.append(f"event at byte {offset}: {cause}")
+        return JournalFrame(loose.at, loose.accounts, loose.used, events)
 
-    def _count(self, frame: Frame) -> None:
-        """Take totals in. Raises ValueError where they are not as many as there should be."""
+    def _apply_totals(self, frame: JournalFrame) -> None:
+        """Apply totals. Raises ValueError if their number is wrong."""
         rows = frame.accounts
         for index in range(0, len(rows), 4):
             busy, loading, idle = rows[index + 1 : index + 4]
@@ -129,21 +129,21 @@ class Replayed:
                 call.used_us = used_us
                 call.account.using[number] = call
 
-    def _happened(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         match event:
-            case Began():
+            case JournalStarted():
                 self.node, self.epoch, self.origin_s = event.node, event.epoch, event.origin_s
                 self.itemised = event.itemised
-            case Entered():
+            case AccountOpened():
                 self.accounts[event.account] = _account(event)
-            case Cut():
+            case IntervalCut():
                 account = self.accounts[event.account]
                 account.state, account.from_at, account.base = event.state, event.from_at, event.base
-                account.reach(event.base)  # totals of a frame that is missing
-                tell_parts(account, event.left)
-            case Left():
+                account.raise_to(event.base)  # totals of a lost frame
+                start_interval(account, event.left)
+            case AccountClosed():
                 self.accounts[event.account].present = False
-            case Called():
+            case CallUsed():
                 account = self.accounts[event.account]
                 call = self.calls[event.call] = MeteredCall(
                     event.call,
@@ -152,66 +152,66 @@ class Replayed:
                     used_us=event.used_us,
                     declared=True,
                     lost=event.lost,
-                    told_us=event.told_us,
+                    reported_us=event.reported_us,
                 )
-                if call.used_us > call.told_us:
+                if call.used_us > call.reported_us:
                     account.using[call.number] = call
-            case Lost():
+            case CallLost():
                 self.calls[event.call].lost = True
-            case Forgotten():
+            case CallForgotten():
                 call = self.calls.pop(event.call)
                 call.account.settled_us += call.used_us
                 call.account.using.pop(call.number, None)
                 if call.account.present and call.used_us:
                     call.account.parts.append(call.part(over=True))
             case IntervalDue() | LostCallDue():
-                self.dues[event.due] = event.record
-            case Paid():
-                self.dues.pop(event.due, None)
+                self.unsent[event.due] = event.record
+            case RecordAcked():
+                self.unsent.pop(event.due, None)
 
-    def _intervals(self, account: Account, ended_at: float) -> list[InstanceInterval]:
+    def _intervals(self, account: MeterAccount, ended_at: float) -> list[InstanceInterval]:
         epoch = self.epoch if self.itemised else 0
         if self.faults and epoch:
-            account.disown()
+            account.count_unattributed_as_idle()
         return intervals_of(self.node, epoch, account, to_at=ended_at, final=True)[0]
 
 
-def encode_frame(frame: Frame) -> bytes:
-    """A frame as it stands in a journal."""
+def encode_frame(frame: JournalFrame) -> bytes:
+    """Encode a frame with its header."""
     body = _encode(frame)
     return HEADER.pack(len(body), zlib.crc32(body)) + body
 
 
-def replay(data: bytes) -> Replayed:
-    """The state at the last whole frame."""
-    state, at = Replayed(), 0
+def replay(data: bytes) -> ReplayedJournal:
+    """Rebuild the state at the last complete frame."""
+    state, at = ReplayedJournal(), 0
     while at < len(data):
         body = _body(data, at)
         if body is None:
             end = _next_frame(data, at + 1)
-            what = "damaged" if end < len(data) else "damaged or cut off, up to the end"
-            state.faults.append(f"bytes [{at}, {end}) are {what}")
+            fault = "damaged" if end < len(data) else "damaged or cut off, up to the end"
+            state.faults.append(f"bytes [{at}, {end}) are {fault}")
             at = end
         else:
-            state.take(at, body)
+            state.apply(at, body)
             at += HEADER.size + len(body)
     return state
 
 
 def _body(data: bytes, start: int) -> bytes | None:
-    """The body of the whole frame that begins there, if one does."""
+    """Return the body of the frame at `start`, None if there is no valid one."""
     if start + HEADER.size > len(data):
         return None
     length, checksum = HEADER.unpack_from(data, start)
     start += HEADER.size
-    if start + length > len(data):  # as most of what is no header says: not copied to be told so
+    if start + length > len(data):  # most bytes that are not a header fail here, without a copy
         return None
     body = data[start : start + length]
     return body if body[:1] == _FIRST and zlib.crc32(body) == checksum else None
 
 
 def _next_frame(data: bytes, start: int) -> int:
-    """Where the first whole frame from there on begins; the end of the data if there is none."""
+    """Return the offset of the first valid frame from `start` on, or the data's length."""
     at = data.find(_FIRST, start + HEADER.size)
     while at >= 0:
         if _body(data, at - HEADER.size) is not None:
@@ -220,9 +220,9 @@ def _next_frame(data: bytes, start: int) -> int:
     return len(data)
 
 
-def _account(event: Entered) -> Account:
+def _account(event: AccountOpened) -> MeterAccount:
     busy, loading, idle = event.totals
-    return Account(
+    return MeterAccount(
         event.account,
         event.instance_id,
         event.function,

@@ -1,22 +1,23 @@
-"""A stage of a pipeline on another node, as the node with the head sees it."""
+"""A stage of a pipeline on another node, controlled over the node's channel."""
 
 import asyncio
 from contextlib import AsyncExitStack
 
-from invoker.errors import PipelineLost
-from registry.channel import Channel
+from invoker.base.errors import PipelineLost
+from rdmacast.aio.groups import cancel_and_wait
+from registry.channel.client import Channel
 from registry.errors import ChannelClosed, ChannelError, RemoteError
-from registry.live_messages import LinkStage, OpenPipeline, OpenStage, StageOf, StageOpened
-from registry.messages import Reply
+from registry.messages.live import LinkStage, OpenPipeline, OpenStage, StageOpened, StageSpec
+from registry.messages.node import Reply
 
 
-class Member:
-    """Opened by `open`; from then on `watch` ends when the stage does. `lost` says why, with the node's id.
+class RemoteStage:
+    """A stage on another node; `watch` ends when the stage does, and `lost` has the reason.
 
-    `is_cause` says that it ended by itself, not since it misses its neighbour.
+    `is_cause` is True if it ended by itself, not for the loss of a neighbour.
     """
 
-    def __init__(self, stage: StageOf, place: int, opening: OpenPipeline, secret: bytes) -> None:
+    def __init__(self, stage: StageSpec, place: int, opening: OpenPipeline, secret: bytes) -> None:
         self.node = stage.node
         self.place = place
         self.opened: StageOpened | None = None
@@ -38,10 +39,10 @@ class Member:
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<Member {self.node} [{self._stage.first}, {self._stage.last}) lost={self.lost}>"
+        return f"<RemoteStage {self.node} [{self._stage.first}, {self._stage.last}) lost={self.lost}>"
 
     async def open(self) -> None:
-        """Return once the stage waits for steps. Raises PipelineLost."""
+        """Open the stage; return once it accepts steps. Raises PipelineLost."""
         try:
             channel = self._channel = await Channel.connect(self._stage.address, self._secret)
             self._stack.push_async_callback(channel.aclose)
@@ -50,27 +51,27 @@ class Member:
         except (RemoteError, ChannelError, ChannelClosed, StopAsyncIteration) as error:
             raise self._fault(error) from error
         if not isinstance(reply, StageOpened):
-            raise self._fault(ChannelError(f"a {type(reply).__name__} is no answer"))
+            raise self._fault(ChannelError(f"a {type(reply).__name__} is not a reply to OpenStage"))
         self.opened = reply
 
         async def watch() -> None:
             try:
                 async for _ in replies:
                     continue
-                self._fault(ChannelError("it has ended"))
+                self._fault(ChannelError("the stage has ended"))
             except (RemoteError, ChannelError, ChannelClosed) as error:
                 self._fault(error)
 
         self.watch = asyncio.create_task(watch(), name=f"stage on {self.node}")
 
     async def link(self, to: int, following: str, host: str) -> None:
-        """Have its steps go on to that stage. Raises PipelineLost."""
+        """Connect its output to the next stage. Raises PipelineLost."""
         assert self._channel is not None
-        asked = self._request
+        request = self._request
         link = LinkStage(
-            pipeline=asked.pipeline,
-            epoch=asked.epoch,
-            place=asked.place,
+            pipeline=request.pipeline,
+            epoch=request.epoch,
+            place=request.place,
             to=to,
             following=following,
             host=host,
@@ -81,10 +82,9 @@ class Member:
             raise self._fault(error) from error
 
     async def aclose(self) -> None:
-        """Have it closed. Idempotent."""
+        """Close the stage. Idempotent."""
         if self.watch is not None:
-            self.watch.cancel()
-            await asyncio.wait([self.watch])
+            await cancel_and_wait(self.watch)
         await self._stack.aclose()
 
     def _fault(self, error: Exception) -> PipelineLost:

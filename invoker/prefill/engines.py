@@ -1,25 +1,25 @@
-"""The layers of a pair on its two nodes: single-layer stages over one region of keys and values."""
+"""Single-layer stages over one KV region, for layer-wise prefill."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from invoker.arena import Region
+from invoker.base.errors import NoSuchInstance
 from invoker.engine.contract import DeviceRegion, EngineCall, ModelSpec
+from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.engine.stage_contract import Stage
-from invoker.errors import NoSuchInstance
-from invoker.instance import Instance
-from invoker.kv_budget import kv_cache_bytes
-from invoker.stages.engines import StageGear
-from invoker.stages.metered import StepCalls
-from invoker.threads import in_thread
+from invoker.instances.instance import Instance
+from invoker.memory.arena import Region
+from invoker.pipeline.engines import StageContext
+from invoker.pipeline.metered import StepCalls
+from rdmacast.aio.threads import run_in_thread
 
 _ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Share:
-    """A DeviceRegion that is a part of another."""
+class _SubRegion:
+    """A DeviceRegion within another."""
 
     nbytes: int
     pointer: int
@@ -27,57 +27,57 @@ class _Share:
     buffer: memoryview | None
 
 
-class LayerMaker:
-    """Makes the stage of any of an instance's layers; each has an equal share of the region `kv`."""
+class LayerStageFactory:
+    """Creates single-layer stages of an instance; each has an equal share of the region `kv`."""
 
     def __init__(
-        self, instance: Instance, spec: ModelSpec, image: DeviceRegion, kv: Region, gear: StageGear
+        self, instance: Instance, spec: ModelSpec, image: DeviceRegion, kv: Region, context: StageContext
     ) -> None:
         self.layers = spec.manifest.num_layers
         self._instance = instance
         self._spec = spec
         self._image = image
         self._kv = kv
-        self._gear = gear
-        self._made: list[Stage] = []
+        self._context = context
+        self._stages: list[Stage] = []
 
     def __repr__(self) -> str:
         return f"<LayerMaker of {self.layers} layers for {self._instance!r}>"
 
     def calls(self) -> StepCalls:
-        """Whom the steps of these stages are run for. Raises NoSuchInstance."""
+        """Return the calls that these stages' steps are charged to. Raises NoSuchInstance."""
         steps, account = self._instance.steps, self._instance.account
         if steps is None:
             raise NoSuchInstance(f"instance {self._instance.id} is ending")
 
         def join(call_id: str) -> EngineCall:
-            return self._gear.calls.joined(account, call_id)
+            return self._context.calls.join(account, call_id)
 
         return StepCalls(steps, join)
 
     async def make(self, layer: int) -> Stage:
-        """As soon as the layer's bytes are there. Raises EngineError, NoSuchInstance."""
-        await self._instance.holds(layer, layer + 1)
+        """Create the stage of a layer once its bytes are loaded. Raises EngineError, NoSuchInstance."""
+        await self._instance.wait_for_layers(layer, layer + 1)
         ranged = replace(self._spec, layers=(layer, layer + 1))
-        stage: Stage = await in_thread(
-            self._gear.gear.engines.make_stage,
+        stage: Stage = await run_in_thread(
+            self._context.resources.engines.make_stage,
             ranged,
             self._image,
-            self._share(layer),
+            self._kv_share(layer),
             undo=lambda made: made.close(),
         )
-        self._made.append(stage)
+        self._stages.append(stage)
         return stage
 
     def close(self) -> None:
-        """All stages let go of the memory."""
-        for stage in self._made:
+        """Close all stages, so that the memory can be freed."""
+        for stage in self._stages:
             stage.close()
 
-    def _share(self, layer: int) -> _Share:
+    def _kv_share(self, layer: int) -> _SubRegion:
         nbytes = self._kv.nbytes // self.layers // _ALIGNMENT * _ALIGNMENT
         start, buffer = layer * nbytes, self._kv.buffer
-        return _Share(
+        return _SubRegion(
             nbytes=nbytes,
             pointer=self._kv.pointer + start,
             device=self._kv.device,
@@ -86,24 +86,27 @@ class LayerMaker:
 
 
 @asynccontextmanager
-async def layer_maker(instance: Instance, made_with: StageGear, *, waits: bool) -> AsyncIterator[LayerMaker]:
-    """With room for K and V of one prompt in each layer, or of all that may wait, if they do that here.
-    Whoever uses what was made ends before the block does. Raises OutOfDeviceMemory, NoSuchInstance,
-    EngineError."""
-    gear, spec, resident = made_with.gear, instance.spec, instance.resident
-    if spec is None or resident is None:
-        raise NoSuchInstance(f"instance {instance.id} is no model, or is ending")
+async def layer_stage_factory(
+    instance: Instance, context: StageContext, *, queues: bool
+) -> AsyncIterator[LayerStageFactory]:
+    """Yield a factory with room for K and V of one prompt in each layer, or of all queued ones if `queues`.
+
+    Users of its stages must end before the block does. Raises OutOfDeviceMemory, NoSuchInstance, EngineError.
+    """
+    resources, spec, device_image = context.resources, instance.spec, instance.device_image
+    if spec is None or device_image is None:
+        raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")
     layers = spec.manifest.num_layers
     one = replace(spec, layers=(0, 1))
-    least, wanted = await in_thread(gear.engines.kv_bytes, one, instance.request.max_concurrency)
-    least, wanted = (-(-nbytes // _ALIGNMENT) * _ALIGNMENT * layers for nbytes in (least, wanted))
-    free = gear.arena.largest_free_bytes
-    kv = gear.residents.reserve_region(
-        kv_cache_bytes(least_bytes=least, wanted_bytes=wanted if waits else least, largest_free_bytes=free)
+    minimum, wanted = await run_in_thread(resources.engines.kv_bytes, one, instance.request.max_concurrency)
+    minimum, wanted = (-(-nbytes // _ALIGNMENT) * _ALIGNMENT * layers for nbytes in (minimum, wanted))
+    free = resources.arena.largest_free_bytes
+    kv = resources.device_cache.reserve_region(
+        kv_cache_bytes(min_bytes=minimum, wanted_bytes=wanted if queues else minimum, largest_free_bytes=free)
     )
-    maker = LayerMaker(instance, spec, resident.region, kv, made_with)
+    factory = LayerStageFactory(instance, spec, device_image.region, kv, context)
     try:
-        yield maker
+        yield factory
     finally:
-        maker.close()
-        gear.residents.free_region(kv)
+        factory.close()
+        resources.device_cache.free_region(kv)

@@ -1,14 +1,13 @@
-"""Layers of a model from the first one on, each a stage of its own: so any of them can be the next to run,
-and more can come."""
+"""Runs prompt chunks through single-layer stages, to which more layers can be added."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from invoker.engine.kv_slices import KvSlice
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import (
-    Opening,
+    OpenSequence,
     Stage,
     StageChunk,
     StageFacts,
@@ -16,16 +15,16 @@ from invoker.engine.stage_contract import (
     StageOutput,
     StageStep,
 )
-from registry.messages import Sampling
+from registry.messages.node import Sampling
 
-# Of a prompt that run at once. Between two parts the source's engine runs a step of what decodes, which reads
-# all weights anew: about 11 ms of a 13B model on an H800, where these take 50 in half of the layers.
+# Prompt tokens per step. Between two chunks the source's engine runs a decode step, which reads all weights
+# again: about 11 ms for a 13B model on an H800, where a chunk takes 50 ms in half of the layers.
 CHUNK_TOKENS = 2048
 _NO_SAMPLING = Sampling(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PromptChunk:
     """The tokens `[start, start + count)` of a prompt of `total` tokens."""
 
     name: str
@@ -35,11 +34,14 @@ class Part:
 
 
 class LayerChain:
-    """Runs parts of prompts, whose K and V stay until they are forgotten. Draws no tokens. One thread's."""
+    """A chain of single-layer stages; K and V of a prompt stay until `drop`.
+
+    Used by one thread; samples nothing.
+    """
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
         self._stages = list(stages)
-        self._open: dict[str, set[int]] = {}  # the layers that have something of a prompt
+        self._open: dict[str, set[int]] = {}  # by prompt, the layers that have K and V of it
 
     def __repr__(self) -> str:
         return f"<LayerChain {len(self._stages)} layers, {len(self._open)} prompts>"
@@ -52,27 +54,31 @@ class LayerChain:
         return self._stages[0].facts
 
     def append(self, stage: Stage) -> None:
-        """The next layer."""
+        """Add the next layer."""
         assert stage.layers == (len(self), len(self) + 1), stage
         self._stages.append(stage)
 
-    def run(self, layer: int, part: Part, rows: torch.Tensor) -> torch.Tensor:
-        """The part's rows behind the layer: what the next one takes; of the last layer nothing. Raises
-        EngineError."""
-        opened = self._open.setdefault(part.name, set())
-        opening = Opening(sequence=part.name, most=part.total, sampling=_NO_SAMPLING)
-        chunk = StageChunk(sequence=part.name, start=part.start, count=part.count, last=False)
-        step = StageStep(number=0, closed=(), opened=() if layer in opened else (opening,), chunks=(chunk,))
+    def run(self, layer: int, chunk: PromptChunk, rows: torch.Tensor) -> torch.Tensor:
+        """Run a chunk through a layer; return its output rows (of the last layer, the input).
+
+        Raises EngineError.
+        """
+        opened = self._open.setdefault(chunk.name, set())
+        opening = OpenSequence(sequence=chunk.name, max_tokens=chunk.total, sampling=_NO_SAMPLING)
+        stage_chunk = StageChunk(sequence=chunk.name, start=chunk.start, count=chunk.count, last=False)
+        step = StageStep(
+            number=0, closed=(), opened=() if layer in opened else (opening,), chunks=(stage_chunk,)
+        )
         opened.add(layer)
         output: StageOutput = self._stages[layer].run(StageInput(step=step, data=rows))
         return rows if output.hidden is None else output.hidden
 
     def slices(self, name: str, first: int, last: int) -> tuple[KvSlice, ...]:
-        """Copies of a prompt's K and V in these layers, one a layer."""
+        """Return copies of a prompt's K and V in layers `[first, last)`, one slice per layer."""
         return tuple(stage.export_kv(name) for stage in self._stages[first:last])
 
-    def forget(self, name: str) -> None:
-        """Free what the layers have of a prompt, if anything."""
+    def drop(self, name: str) -> None:
+        """Free a prompt's K and V in all layers."""
         for layer in self._open.pop(name, ()):
             stage = self._stages[layer]
             facts = stage.facts
@@ -85,8 +91,8 @@ class LayerChain:
             stage.run(StageInput(step=step, data=rows))
 
 
-def settle(rows: torch.Tensor) -> torch.Tensor:
-    """Return when they are computed: on an accelerator nothing else times a step that draws no tokens."""
+def synchronize(rows: torch.Tensor) -> torch.Tensor:
+    """Wait until `rows` are computed; without sampling nothing else synchronizes a step on an accelerator."""
     if rows.is_cuda:
         torch.cuda.synchronize(rows.device)
     return rows

@@ -1,10 +1,9 @@
-"""The source of a pair: an overloaded instance, whose prompts a node that is still loading helps to run.
+"""The source of a pair: an overloaded instance, whose prompts a loading node (the target) prefills in part.
 
-A prompt waits here, and is offered to the target, which runs its first layers as far as it has them, one
-layer at a time. Whenever the source has run a prompt it takes the first that waits, with what the target has
-made of it, runs the other layers, and gives the sequence with all its K and V to the instance's own engine.
-So all tokens are the engine's, whatever becomes of the pair: a prompt that nobody helped with is simply the
-engine's. Its last token is always left to the engine, which draws from it.
+Waiting prompts are offered to the target, which runs their first layers, one layer at a time, as far as it
+has loaded them. When the source is free it requests the oldest prompt with the target's hidden states and K
+and V, runs the other layers, and hands the sequence with all K and V to the instance's engine. The engine
+samples all tokens and always runs a prompt's last token, so a lost target costs only its work.
 """
 
 import asyncio
@@ -16,24 +15,35 @@ from functools import partial
 
 import torch
 
+from invoker.base.errors import NoSuchInstance, NoSuchPipeline
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
-from invoker.engine.kv_cache import pages_for
-from invoker.engine.kv_slices import KvSlice
-from invoker.engine.stage_contract import rows_of_bytes
-from invoker.errors import NoSuchInstance, NoSuchPipeline
-from invoker.instance import Instance
-from invoker.stages.driver import moved_output
-from invoker.stages.frames import LinkLost
-from invoker.stages.metered import StepCalls
-from invoker.stages.stage_thread import WireThread
-from invoker.stages.zigzag_frames import MAX_TOKENS, Drop, Given, Offer, PairFrame, PairReader, Take, pack
-from invoker.stages.zigzag_layers import CHUNK_TOKENS, LayerChain, Part, settle
+from invoker.engine.kv.cache import pages_for
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.stage_contract import rows_from_bytes
+from invoker.instances.instance import Instance
+from invoker.links.framing import LinkFrame, LinkLost
+from invoker.pipeline.driver import moved_output
+from invoker.pipeline.metered import StepCalls
+from invoker.pipeline.stage_thread import WireThread
+from invoker.prefill.frames import (
+    MAX_TOKENS,
+    PairMessage,
+    PromptDrop,
+    PromptHandover,
+    PromptOffer,
+    PromptRequest,
+    encode,
+    pair_reader,
+)
+from invoker.prefill.layers import CHUNK_TOKENS, LayerChain, PromptChunk, synchronize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """How a prompt comes to the engine: with `kv`, or to be run there, which it `occupies` meanwhile; or the
-    call is to go on elsewhere."""
+class PairPrompt:
+    """The outcome of a prefill by the pair: `kv` for the engine, or `moved`.
+
+    Without K and V the engine runs the whole prompt, and `occupies` the source meanwhile.
+    """
 
     kv: tuple[KvSlice, ...] = ()
     occupies: bool = False
@@ -41,13 +51,13 @@ class Prefill:
 
 
 @dataclass(eq=False, slots=True)
-class _Prompt:
-    """A sequence that has not begun to run, or is being run by the pair. `tokens` are all but the last."""
+class _OfferedPrompt:
+    """A sequence that waits or is prefilled by the pair; `tokens` are all but the last."""
 
     name: str
     sequence: NewSequence
     tokens: list[int]
-    result: "asyncio.Future[Prefill]"
+    result: "asyncio.Future[PairPrompt]"
     offered: bool = False
 
     @property
@@ -57,18 +67,20 @@ class _Prompt:
 
 @dataclass(slots=True)
 class _Job:
-    """A prompt of which the target has run `layers` layers, with what it made of them."""
+    """A prompt that the target has run through `layers` layers, with its hidden states and K and V."""
 
-    prompt: _Prompt
+    prompt: _OfferedPrompt
     layers: int
     hidden: torch.Tensor
     kv: memoryview
     done: int = 0  # tokens
 
 
-class PairDriver(WireThread[PairFrame]):
-    """At work from when it is made. As PipelineDriver it takes calls and moves them, but only those whose
-    prompts wait: what the engine has goes on there. `target_pages` are those of each of the target's layers.
+class PairDriver(WireThread[PairMessage]):
+    """The source's thread, running from its construction.
+
+    It has PipelineDriver's interface, but moves only requests whose prompts wait; those in the engine stay.
+    `target_pages` is the number of KV pages in each of the target's layers.
     """
 
     def __init__(
@@ -82,35 +94,38 @@ class PairDriver(WireThread[PairFrame]):
         target_pages: int,
         name: str,
     ) -> None:
-        super().__init__(before, behind, PairReader(), name=name)
+        super().__init__(before, behind, pair_reader(), name=name)
         self._instance = instance
         self._chain = chain
         self._facts = chain.facts
         self._calls = calls
         self._free_pages = target_pages
-        self._prompts: set[_Prompt] = set()  # the loop's: those that wait for their Prefill
+        self._prompts: set[_OfferedPrompt] = set()  # the loop's: those that wait for their Prefill
         self._running = 0  # the loop's: streams
-        self._refusal: Exception | None = None  # the loop's: why nothing new is taken
+        self._refusal: Exception | None = None  # the loop's: why new requests are refused
         self._names = 0
-        self._waiting: dict[str, _Prompt] = {}  # the thread's from here on, the earliest first
-        self._asked = False  # the target is to give a prompt
-        self._occupied: set[str] = set()  # prompts that the engine runs
+        self._waiting: dict[str, _OfferedPrompt] = {}  # the thread's from here on, oldest first
+        self._requested = False  # a prompt has been requested from the target
+        self._occupied: set[str] = set()  # prompts run by the engine
         self._job: _Job | None = None
-        self.helped = 0  # prompts of which the target has run layers
-        self.layers_saved = 0  # and how many layers in all
+        self.prefilled_prompts = 0  # in part, by the target
+        self.prefilled_layers = 0  # of all prompts, by the target
         self.start()
 
     def __repr__(self) -> str:
-        state = "ended" if self._closed.is_set() else "at work"
-        return f"<PairDriver {state}, {self._running} streams, {self.helped} helped with>"
+        state = "ended" if self._closed.is_set() else "running"
+        return f"<PairDriver {state}, {self._running} streams, {self.prefilled_prompts} prompts prefilled>"
 
     @property
     def streams(self) -> int:
-        """How many are under way."""
+        """Return the number of running streams."""
         return self._running
 
     async def generate(self, sequence: NewSequence, call: EngineCall) -> AsyncGenerator[TokenOutput, None]:
-        """As EngineRunner.generate; one that is moved ends with the finish reason MOVED, and no token."""
+        """Run a request as EngineRunner.generate does.
+
+        A moved one ends with finish reason MOVED, no token.
+        """
         if self._refusal is not None:
             raise self._refusal
         self._running += 1
@@ -126,53 +141,55 @@ class PairDriver(WireThread[PairFrame]):
         finally:
             self._running -= 1
 
-    def leave(self, request_ids: Iterable[str] = ()) -> None:
-        """Move these calls, if their prompts wait; if none are named, all such, and nothing new is taken."""
+    def move(self, request_ids: Iterable[str] = ()) -> None:
+        """Move these requests if their prompts wait; if none are named, move all waiting, refuse new ones."""
         wanted = frozenset(request_ids)
         if not wanted:
             self._refusal = self._refusal or NoSuchPipeline("the pair ends")
         for prompt in [one for one in self._prompts if not wanted or one.sequence.request_id in wanted]:
-            self._tell(prompt, Prefill(moved=True))
+            self._resolve(prompt, PairPrompt(moved=True))
 
     async def aclose(self) -> None:
-        """Move what waits, and end the pair after the step under way; what the engine has it goes on with.
-        Idempotent."""
-        self.leave()
+        """Move waiting requests and end the pair after the current step; the engine keeps its own.
+
+        Idempotent.
+        """
+        self.move()
         await super().aclose()
 
-    def end(self, reason: Exception) -> None:
-        """It has ended by itself: nothing new comes here, and what waits is the engine's."""
+    def fail(self, reason: Exception) -> None:
+        """Refuse new requests with `reason`, after the pair has failed; the engine runs the waiting ones."""
         self._refusal = reason
         for prompt in tuple(self._prompts):
-            self._tell(prompt, Prefill())
+            self._resolve(prompt, PairPrompt())
 
-    # The loop's side.
+    # On the event loop.
 
-    def _prompt(self, sequence: NewSequence) -> _Prompt:
+    def _prompt(self, sequence: NewSequence) -> _OfferedPrompt:
         self._names += 1
         tokens = [*sequence.prompt_ids, *sequence.generated_ids][:-1]
-        future: asyncio.Future[Prefill] = asyncio.get_running_loop().create_future()
-        return _Prompt(str(self._names), sequence, tokens, future)
+        future: asyncio.Future[PairPrompt] = asyncio.get_running_loop().create_future()
+        return _OfferedPrompt(str(self._names), sequence, tokens, future)
 
-    async def _prefilled(self, prompt: _Prompt) -> Prefill:
+    async def _prefilled(self, prompt: _OfferedPrompt) -> PairPrompt:
         if not prompt.tokens or len(prompt.tokens) > MAX_TOKENS:
-            return Prefill()
+            return PairPrompt()
         self._prompts.add(prompt)
         self._submit(partial(self._add, prompt))
-        found: Prefill | None = None
+        found: PairPrompt | None = None
         try:
             found = await prompt.result
             return found
         finally:
             self._prompts.discard(prompt)
             self._submit(partial(self._drop, prompt.name))
-            if found is None or not found.occupies:  # the thread may not know that yet
+            if found is None or not found.occupies:  # the thread may have marked it as occupied meanwhile
                 self._submit(partial(self._vacate, prompt.name))
 
     async def _run(
-        self, prompt: _Prompt, found: Prefill, call: EngineCall
+        self, prompt: _OfferedPrompt, found: PairPrompt, call: EngineCall
     ) -> AsyncGenerator[TokenOutput, None]:
-        """By the instance's own engine. Raises Draining, NoSuchInstance, EngineError."""
+        """Run a request on the instance's engine. Raises NodeDraining, NoSuchInstance, EngineError."""
         occupies = found.occupies
         try:
             runner = self._instance.runner
@@ -189,45 +206,50 @@ class PairDriver(WireThread[PairFrame]):
             if occupies:
                 self._submit(partial(self._vacate, prompt.name))
 
-    def _tell(self, prompt: _Prompt, found: Prefill) -> None:
+    def _resolve(self, prompt: _OfferedPrompt, found: PairPrompt) -> None:
         if not prompt.result.done():
             prompt.result.set_result(found)
 
-    # The thread's side.
+    # On the thread.
 
-    def _post(self, prompt: _Prompt, found: Prefill) -> None:
-        self._call_loop(self._tell, prompt, found)
+    def _post(self, prompt: _OfferedPrompt, found: PairPrompt) -> None:
+        self._call_loop(self._resolve, prompt, found)
 
     def _on_idle(self) -> bool:
         self._on_wake()
         if self._job is None:
-            self._take()
+            self._take_next()
         self._offer()
         if self._job is not None:
-            self._run_part(self._job)
+            self._run_chunk(self._job)
         return self._job is not None
 
-    def _on_frame(self, frame: PairFrame) -> None:
-        said = frame.said
-        if not isinstance(said, Given) or not self._asked:
-            raise LinkLost("the target says what it was not asked")
-        self._asked = False
-        if not said.name:
-            return  # what it had was dropped meanwhile
-        prompt = self._waiting.pop(said.name, None)
+    def _on_frame(self, frame: LinkFrame[PairMessage]) -> None:
+        message = frame.message
+        if not isinstance(message, PromptHandover) or not self._requested:
+            raise LinkLost(f"unexpected message from the target: {type(message).__name__}")
+        self._requested = False
+        if not message.name:
+            return  # dropped meanwhile
+        prompt = self._waiting.pop(message.name, None)
         if prompt is None:
             return
         self._free_pages += prompt.pages
-        if not said.layers:
-            self._engine_runs(prompt)
+        if not message.layers:
+            self._run_in_engine(prompt)
             return
-        if said.layers >= len(self._chain) or said.hidden_bytes != len(prompt.tokens) * self._facts.row_bytes:
-            raise LinkLost(f"the target gives {said} of {len(prompt.tokens)} tokens")
-        hidden = rows_of_bytes(frame.data[: said.hidden_bytes], self._facts.row_dtype, self._facts.row_items)
+        if (
+            message.layers >= len(self._chain)
+            or message.hidden_bytes != len(prompt.tokens) * self._facts.row_bytes
+        ):
+            raise LinkLost(f"invalid handover from the target: {message} of {len(prompt.tokens)} tokens")
+        hidden = rows_from_bytes(
+            frame.payload[: message.hidden_bytes], self._facts.row_dtype, self._facts.row_items
+        )
         self._calls.enter(prompt.name, prompt.sequence.request_id)
-        self._job = _Job(prompt, said.layers, hidden, frame.data[said.hidden_bytes :])
-        self.helped += 1
-        self.layers_saved += said.layers
+        self._job = _Job(prompt, message.layers, hidden, frame.payload[message.hidden_bytes :])
+        self.prefilled_prompts += 1
+        self.prefilled_layers += message.layers
 
     def _on_end(self) -> None:
         self._calls.release_all()
@@ -235,42 +257,42 @@ class PairDriver(WireThread[PairFrame]):
         self._waiting.clear()
         self._job = None
         for prompt in waiting:
-            self._post(prompt, Prefill())
+            self._post(prompt, PairPrompt())
 
-    def _add(self, prompt: _Prompt) -> None:
+    def _add(self, prompt: _OfferedPrompt) -> None:
         if not prompt.result.done():
             self._waiting[prompt.name] = prompt
 
     def _drop(self, name: str) -> None:
-        """Nobody waits for it any more; it may be done."""
+        """Forget a prompt that has its result or was cancelled."""
         prompt = self._waiting.pop(name, None)
         if prompt is not None and prompt.offered:
             self._free_pages += prompt.pages
-            self._wire.push(pack(Drop(name)))
+            self._wire.send(encode(PromptDrop(name)))
         if self._job is not None and self._job.prompt.name == name:
             self._finish_job()
 
     def _vacate(self, name: str) -> None:
         self._occupied.discard(name)
 
-    def _take(self) -> None:
-        """The first prompt, if the source is free: of the target, or as it is where that never had it."""
-        if self._asked or self._occupied or not self._waiting:
+    def _take_next(self) -> None:
+        """Start the oldest prompt if the source is free: request it from the target if it was offered."""
+        if self._requested or self._occupied or not self._waiting:
             return
         first = next(iter(self._waiting.values()))
         if first.offered:
-            self._asked = True
-            self._wire.push(pack(Take()))
+            self._requested = True
+            self._wire.send(encode(PromptRequest()))
         else:
             del self._waiting[first.name]
-            self._engine_runs(first)
+            self._run_in_engine(first)
 
-    def _engine_runs(self, prompt: _Prompt) -> None:
+    def _run_in_engine(self, prompt: _OfferedPrompt) -> None:
         self._occupied.add(prompt.name)
-        self._post(prompt, Prefill(occupies=True))
+        self._post(prompt, PairPrompt(occupies=True))
 
     def _offer(self) -> None:
-        """Let the target have prompts, in order, as long as its pages last."""
+        """Offer prompts to the target, in order, while it has free pages."""
         for prompt in self._waiting.values():
             if prompt.offered:
                 continue
@@ -279,45 +301,47 @@ class PairDriver(WireThread[PairFrame]):
             prompt.offered = True
             self._free_pages -= prompt.pages
             ids = torch.tensor(prompt.tokens, dtype=torch.int64)
-            offer = Offer(prompt.name, prompt.sequence.request_id, len(prompt.tokens))
-            self._wire.push(pack(offer), ids.view(torch.uint8).numpy().data)
+            offer = PromptOffer(prompt.name, prompt.sequence.request_id, len(prompt.tokens))
+            self._wire.send(encode(offer), ids.view(torch.uint8).numpy().data)
 
-    def _run_part(self, job: _Job) -> None:
-        """Run the next tokens of a prompt through the layers that are left."""
+    def _run_chunk(self, job: _Job) -> None:
+        """Run the next tokens of a prompt through the other layers."""
         prompt, chain = job.prompt, self._chain
         total = len(prompt.tokens)
-        part = Part(name=prompt.name, start=job.done, count=min(CHUNK_TOKENS, total - job.done), total=total)
+        chunk = PromptChunk(
+            name=prompt.name, start=job.done, count=min(CHUNK_TOKENS, total - job.done), total=total
+        )
 
         def run() -> None:
-            rows = job.hidden[part.start : part.start + part.count]
+            rows = job.hidden[chunk.start : chunk.start + chunk.count]
             for layer in range(job.layers, len(chain)):
-                rows = chain.run(layer, part, rows)
-            settle(rows)
+                rows = chain.run(layer, chunk, rows)
+            synchronize(rows)
 
         try:
-            self._calls.metered(run, [(prompt.name, part.count)])
-        except EngineError:  # the engine may yet have room for it
+            self._calls.metered(run, [(prompt.name, chunk.count)])
+        except EngineError:  # the engine may have room for it
             self._finish_job()
-            self._engine_runs(prompt)
+            self._run_in_engine(prompt)
             return
-        job.done += part.count
+        job.done += chunk.count
         if job.done == total:
             own = chain.slices(prompt.name, job.layers, len(chain))
             self._finish_job()
-            self._post(prompt, Prefill(kv=(_slice_of(job, own), *own)))
+            self._post(prompt, PairPrompt(kv=(_slice_of(job, own), *own)))
 
     def _finish_job(self) -> None:
         assert self._job is not None
         name = self._job.prompt.name
         self._job = None
-        self._chain.forget(name)
+        self._chain.drop(name)
         self._calls.release(name)
 
 
 def _slice_of(job: _Job, own: Sequence[KvSlice]) -> KvSlice:
-    """What the target gave; each layer's K and V are as large as those of a layer here. Raises LinkLost."""
+    """Return the target's K and V as a slice; layers are as large as those here. Raises LinkLost."""
     shape, dtype = own[0].data.shape, own[0].data.dtype
     if len(job.kv) != job.layers * own[0].nbytes:
-        raise LinkLost(f"{len(job.kv)} bytes of K and V came for {job.layers} layers")
+        raise LinkLost(f"received {len(job.kv)} bytes of K and V for {job.layers} layers")
     data = torch.frombuffer(job.kv, dtype=dtype).view(job.layers, *shape[1:])
     return KvSlice(first=0, last=job.layers, data=data)

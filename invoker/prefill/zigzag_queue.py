@@ -1,45 +1,45 @@
-"""An overloaded instance and one that is still loading share their requests (pure; BlitzScale's ZigZag).
+"""The ZigZag schedule of BlitzScale: an overloaded and a loading instance share requests (pure).
 
-The target, which holds the layers `[0, t)`, runs one layer at a time: of the earliest request that has a
-loaded layer left. The source, whenever it is free, takes the earliest request with what the target has made
-of it, and runs all that is left. So the target comes back to a request as more layers land, until the source
-takes it; nobody solves anything. A layer's time is proportional to a request's tokens.
+The target, which has loaded layers `[0, t)`, runs one layer at a time, of the oldest request with a loaded
+layer left. The source, when it is free, takes the oldest request with the target's results and runs the
+other layers. The target returns to a request as more layers land, until the source takes it; no optimisation
+problem is solved. A layer's time is proportional to a request's tokens.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A request, or several that run together, of so many tokens."""
+class PromptBatch:
+    """One or more requests that run together, with their number of tokens."""
 
     name: str
     tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Run the layers `[first, last)` of a batch. What comes before is done."""
+class LayerWork:
+    """Layers `[first, last)` to run for a batch; those before are done."""
 
-    batch: Batch
+    batch: PromptBatch
     first: int
     last: int
 
 
 @dataclass(slots=True)
-class _Entry:
-    batch: Batch
-    done: int = 0  # layers that the target has run
+class _QueuedBatch:
+    batch: PromptBatch
+    done: int = 0  # layers run by the target
     running: bool = False  # on the target
 
 
 class ZigZagQueue:
-    """The requests that neither instance has taken for good, the earliest first."""
+    """The requests that the source has not taken and the target has not finished, oldest first."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
         self._loaded = 0
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _QueuedBatch] = {}
 
     def __repr__(self) -> str:
         rows = ", ".join(
@@ -50,30 +50,30 @@ class ZigZagQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, batch: Batch) -> None:
-        """Behind all others. Raises ValueError for one that is there."""
+    def add(self, batch: PromptBatch) -> None:
+        """Append a batch. Raises ValueError if its name is queued already."""
         if batch.name in self._entries:
-            raise ValueError(f"{batch.name} is in the queue already")
-        self._entries[batch.name] = _Entry(batch)
+            raise ValueError(f"{batch.name} is queued already")
+        self._entries[batch.name] = _QueuedBatch(batch)
 
     def drop(self, name: str) -> None:
-        """Nobody wants it any more, or its work was lost."""
+        """Remove a batch that was cancelled or failed, if it is queued."""
         self._entries.pop(name, None)
 
-    def loaded(self, layers: int) -> None:
-        """The target can run the layers `[0, layers)` now."""
+    def set_loaded_layers(self, layers: int) -> None:
+        """Record that the target has loaded layers `[0, layers)`."""
         self._loaded = max(self._loaded, min(layers, self._layers))
 
-    def for_target(self) -> Work | None:
-        """The next layer for the target, which then tells `ran`."""
+    def next_for_target(self) -> LayerWork | None:
+        """Return the next layer for the target, which calls `complete` afterwards; None if there is none."""
         for entry in self._entries.values():
             if entry.done < self._loaded and not entry.running:
                 entry.running = True
-                return Work(batch=entry.batch, first=entry.done, last=entry.done + 1)
+                return LayerWork(batch=entry.batch, first=entry.done, last=entry.done + 1)
         return None
 
-    def ran(self, work: Work) -> bool:
-        """The target ran the layer. True if it was the last: the batch is done then, and gone from here."""
+    def complete(self, work: LayerWork) -> bool:
+        """Record that the target ran the layer; return True if it was the last and the batch was removed."""
         entry = self._entries.get(work.batch.name)
         if entry is None or not entry.running:
             return False
@@ -84,12 +84,14 @@ class ZigZagQueue:
             return True
         return False
 
-    def for_source(self) -> Work | None:
-        """All that is left of the earliest batch, which is the source's then. None while the target runs a
-        layer of it: to wait for one layer costs less than to let others overtake it by all of theirs."""
+    def pop_for_source(self) -> LayerWork | None:
+        """Remove the oldest batch and return its other layers; None while the target runs a layer of it.
+
+        Waiting for one layer costs less than letting other batches overtake it.
+        """
         for name, entry in self._entries.items():
             if entry.running:
                 return None
             del self._entries[name]
-            return Work(batch=entry.batch, first=entry.done, last=self._layers)
+            return LayerWork(batch=entry.batch, first=entry.done, last=self._layers)
         return None

@@ -1,16 +1,15 @@
-"""Coroutines that are run up to their first wait at once: a time limit costs nothing where there is nothing
-to wait for."""
+"""Coroutines that run up to their first wait at once: a time limit is free where nothing waits."""
 
 from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
-from registry.time_limit import TimeLimit
+from rdmacast.aio.time_limit import TimeLimit
 
 T = TypeVar("T")
 
 
-class Begun(Generic[T]):
-    """The rest of a coroutine that has been run up to its first wait; to be awaited, once."""
+class StartedCoroutine(Generic[T]):
+    """The rest of a coroutine that has run up to its first wait; to be awaited once."""
 
     __slots__ = ("_waited_for", "_work")
 
@@ -32,20 +31,20 @@ class Begun(Generic[T]):
                 return cast(T, done.value)
 
 
-def begin(work: Awaitable[T]) -> T | Begun[T]:
-    """Run a coroutine up to its first wait: its outcome if there was none, else the rest of it."""
+def start_eagerly(work: Awaitable[T]) -> T | StartedCoroutine[T]:
+    """Run a coroutine up to its first wait; return its result if there was none, else the rest of it."""
     coroutine = cast(Coroutine[Any, Any, T], work)
     try:
         waited_for = coroutine.send(None)
     except StopIteration as done:
         return cast(T, done.value)
-    return Begun(coroutine, waited_for)
+    return StartedCoroutine(coroutine, waited_for)
 
 
-async def within(seconds: float, work: Awaitable[T]) -> T:
-    """The outcome of a coroutine, or TimeoutError. A timer is set only if it has to wait at all."""
-    begun = begin(work)
-    if not isinstance(begun, Begun):
-        return begun
+async def run_within(seconds: float, work: Awaitable[T]) -> T:
+    """Return the result of a coroutine, or raise TimeoutError. A timer is set only if it waits at all."""
+    started = start_eagerly(work)
+    if not isinstance(started, StartedCoroutine):
+        return started
     with TimeLimit(seconds):
-        return await begun
+        return await started

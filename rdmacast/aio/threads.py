@@ -1,40 +1,42 @@
-"""Blocking work off the event loop, with honest cancellation."""
+"""Blocking work in threads, with defined behaviour on cancellation."""
 
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import TypeVar
+
+from rdmacast.aio.shielded import wait_shielded
 
 T = TypeVar("T")
 
 
-async def in_thread(
-    function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
+async def run_in_thread(
+    function: Callable[..., T],
+    *args: object,
+    executor: Executor | None = None,
+    undo: Callable[[T], object] | None = None,
 ) -> T:
-    """Run `function(*args)` in a worker thread; a cancelled caller still waits for its end.
+    """Run `function(*args)` in a worker thread; a cancelled caller still waits until it returns.
 
-    So a buffer or a file that the function works on is the caller's again once this returns or
-    raises, whatever happens; what it acquired for a caller that is gone, `undo` gives back. For work
-    of bounded length only.
+    When this returns or raises, buffers and files passed to the function belong to the caller again; the
+    result of a cancelled call is passed to `undo`. Only for work of bounded duration. `executor` is that of
+    the loop by default.
     """
-    future = asyncio.get_running_loop().run_in_executor(None, lambda: function(*args))
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue
+    loop = asyncio.get_running_loop()
+    future = loop.run_in_executor(executor, lambda: function(*args))
+    cancelled = await wait_shielded(future)
+    if cancelled is not None:
         if not future.cancelled() and future.exception() is None and undo is not None:
             undo(future.result())
-        raise
+        raise cancelled
+    return future.result()
 
 
-async def in_own_thread(function: Callable[..., None], *args: object) -> None:
-    """Run a function that may block without bound; a cancelled caller leaves it behind.
+async def run_in_daemon_thread(function: Callable[..., None], *args: object) -> None:
+    """Run a function that may block without bound; a cancelled caller leaves its thread behind.
 
-    The thread is a daemon, so it holds up no exit, and the function must own all that it works on.
+    The thread does not delay exit. The function must own all that it uses.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -51,10 +53,10 @@ async def in_own_thread(function: Callable[..., None], *args: object) -> None:
         error: BaseException | None = None
         try:
             function(*args)
-        except BaseException as raised:  # handed to who waits
+        except BaseException as raised:  # re-raised in the caller
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, error)
 
-    threading.Thread(target=run, name=f"own-{function.__name__}", daemon=True).start()
+    threading.Thread(target=run, name=f"daemon-{function.__name__}", daemon=True).start()
     await done

@@ -1,57 +1,49 @@
-"""Reads blocks of a region from peers into a buffer, and checks them, by whatever link each peer has."""
+"""Reads blocks of a region from peers into a buffer, over the best link to each peer, and checks them."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Self, TypeGuard
 
-from rdmacast.cast_spec import CastSpec
-from rdmacast.connector import Connector, PeerLinks
-from rdmacast.due import Due
+from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.spec import CastSpec
 from rdmacast.errors import CastError, NotShared
-from rdmacast.transport import Began, Check, CheckingLink, Choice, Link, TurnLink
-from rdmacast.waiting import run_in_thread
+from rdmacast.plan_slot import PlanSlot
+from rdmacast.transport import CheckingLink, Link, OnStart, SlottedLink, TransportChoice
+from rdmacast.transports.connector import Connector, PeerLinks
 
 logger = logging.getLogger(__name__)
 
-Prepare = Callable[[int, int], object]
-
-_CHECKED_HERE_BYTES = 1 << 20  # checked faster than a thread takes its turn
+_CHECKED_INLINE_BYTES = 1 << 20  # checked faster than a thread is scheduled
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """A block as it came; `units` are damaged ones."""
+class ReceivedBlock:
+    """A block that was received; `units` are the damaged ones."""
 
     transport: str
     units: Sequence[int]
 
 
 class BlockReads:
-    """Of one cast; `check`, `check_bytes` and `prepare` are those of `Cast`. Leaving it closes its links."""
+    """The reads of one cast; leaving it closes their links."""
 
     def __init__(
         self,
         spec: CastSpec,
         buffer: memoryview,
-        *,
         connector: Connector,
-        check: Check,
-        check_bytes: int | None,
-        prepare: Prepare | None,
-        executor: Executor | None,
+        hooks: BlockHooks,
     ) -> None:
         self._spec = spec
         self._buffer = buffer
         self._stack = AsyncExitStack()
         self._links = PeerLinks(connector, [member.address for member in spec.members], self._stack)
-        self._check = check
-        self._check_bytes = check_bytes or spec.block_bytes
-        self._prepare = prepare
-        self._executor = executor
+        self._hooks = hooks
+        self._check_bytes = hooks.check_bytes or spec.block_bytes
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,24 +52,28 @@ class BlockReads:
         await self._stack.aclose()
 
     @property
-    def choices(self) -> Mapping[str, Choice]:
-        """By a peer's address: the transport that served it last, and why."""
+    def choices(self) -> Mapping[str, TransportChoice]:
+        """The transport that served each peer last, and why, by the peer's address."""
         return self._links.choices
 
-    async def read(self, block: int, source: int, began: Began, due: Due | None = None) -> Came:
-        """Fill the block's place in the buffer, in its turn where it is due.
+    async def read(
+        self, block: int, source: int, on_start: OnStart, slot: PlanSlot | None = None
+    ) -> ReceivedBlock:
+        """Fill the block's place in the buffer, in its slot if it has one.
 
-        Raises CastError, and what `check` and `prepare` raise.
+        Raises CastError, and what the hooks raise.
         """
         offset, nbytes = self._spec.extent(block)
-        into, prepare = self._buffer[offset : offset + nbytes], self._prepare
+        into, prepare = self._buffer[offset : offset + nbytes], self._hooks.prepare
         if prepare is not None:
-            await run_in_thread(self._executor, lambda: prepare(offset, nbytes))
+            await run_in_thread(prepare, offset, nbytes, executor=self._hooks.executor)
         while True:
             link = None
             try:
                 link = await self._links.get(source)
-                return Came(link.transport, await self._read_over(link, offset, into, began, due))
+                return ReceivedBlock(
+                    link.transport, await self._read_over(link, offset, into, on_start, slot)
+                )
             except NotShared as error:
                 if link is None:
                     raise
@@ -88,30 +84,30 @@ class BlockReads:
                 raise
 
     async def _read_over(
-        self, link: Link, offset: int, into: memoryview, began: Began, due: Due | None
+        self, link: Link, offset: int, into: memoryview, on_start: OnStart, slot: PlanSlot | None
     ) -> Sequence[int]:
-        """The damaged units of what came."""
-        region, check = self._spec.region, self._check
+        """Return the damaged units of the block."""
+        region, check = self._spec.region, self._hooks.check
         if _checks(link):
-            return await link.read_checked(region, offset, into, check, self._check_bytes, began)
-        if due is not None and _keeps_turns(link):
-            await link.read_in_turn(region, offset, into, due, began)
+            return await link.read_checked(region, offset, into, check, self._check_bytes, on_start)
+        if slot is not None and _keeps_turns(link):
+            await link.read_in_slot(region, offset, into, slot, on_start)
         else:
-            await link.read_into(region, offset, into, began)
-        if len(into) <= _CHECKED_HERE_BYTES:
+            await link.read_into(region, offset, into, on_start)
+        if len(into) <= _CHECKED_INLINE_BYTES:
             return check(offset, into)
-        return await run_in_thread(self._executor, lambda: check(offset, into))
+        return await run_in_thread(check, offset, into, executor=self._hooks.executor)
 
 
 def _checks(link: Link) -> TypeGuard[CheckingLink]:
     return _is_a(type(link), CheckingLink)
 
 
-def _keeps_turns(link: Link) -> TypeGuard[TurnLink]:
-    return _is_a(type(link), TurnLink)
+def _keeps_turns(link: Link) -> TypeGuard[SlottedLink]:
+    return _is_a(type(link), SlottedLink)
 
 
 @cache
 def _is_a(kind: type, protocol: type) -> bool:
-    """To ask a protocol takes long, for a question of every block."""
+    """Cache the check, which is slow for protocols and is needed for every block."""
     return issubclass(kind, protocol)

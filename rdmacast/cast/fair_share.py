@@ -1,8 +1,8 @@
-"""What each of several things under way at once had of something that they share equally (pure)."""
+"""The time that each of several users had of a resource which they share equally (pure)."""
 
 
-class Shares:
-    """A clock that runs the slower the more there are: while n share a port, each has a nth of its time."""
+class FairShareClock:
+    """A clock that runs 1/n as fast while n users share the resource."""
 
     def __init__(self) -> None:
         self._sharing = 0
@@ -10,22 +10,22 @@ class Shares:
         self._at_s = 0.0
 
     def __repr__(self) -> str:
-        return f"Shares({self._sharing} sharing, {self._share_s:.3g} s each)"
+        return f"FairShareClock({self._sharing} sharing, {self._share_s:.3g} s each)"
 
-    def entered(self, now_s: float) -> float:
-        """One more shares. What each had until now, in seconds: what it has had then is above that."""
+    def join(self, now_s: float) -> float:
+        """Add a user; returns the clock in seconds, from which the user's share is counted."""
         self._advance(now_s)
         self._sharing += 1
         return self._share_s
 
-    def left(self, now_s: float) -> float:
-        """One shares no more."""
+    def leave(self, now_s: float) -> float:
+        """Remove a user; returns the clock in seconds."""
         self._advance(now_s)
         self._sharing -= 1
         return self._share_s
 
-    def reached_s(self, share_s: float) -> float:
-        """When each will have had `share_s`, if nothing changes."""
+    def when_reached_s(self, share_s: float) -> float:
+        """Return when the clock will read `share_s` if no user joins or leaves."""
         return self._at_s + (share_s - self._share_s) * max(1, self._sharing)
 
     def _advance(self, now_s: float) -> None:

@@ -1,8 +1,8 @@
-"""The bookkeeping of a pull: which blocks are missing, on their way or here, and whom to ask next (pure).
+"""The bookkeeping of a pull: missing, pending and finished blocks, and the next source (pure).
 
-A block is `missing` until it is assigned, `in flight` until its fetch ends, and `done` once its
-bytes were checked. It goes back to `missing` when its source is lost (no try is counted) or its
-bytes were damaged (one try is counted, and another source is preferred).
+A block is `missing` until it is assigned, `in flight` until its fetch ends, and `done` once its bytes were
+checked. It returns to `missing` when its source is lost (no attempt is counted) or its bytes were damaged
+(one attempt is counted, and another source is preferred).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rdmacast.intervals import IntervalSet
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class BlockFetch:
     """Read block `block`, bytes `[offset, offset + nbytes)`, from source `source` (an index)."""
 
     block: int
@@ -23,7 +23,7 @@ class Fetch:
     source: int
 
 
-class Progress:
+class PullProgress:
     """A pull of `nbytes` in blocks of `block_bytes` from `sources` sources, the first preferred."""
 
     def __init__(self, nbytes: int, block_bytes: int, sources: int, max_tries: int) -> None:
@@ -43,7 +43,7 @@ class Progress:
 
     def __repr__(self) -> str:
         return (
-            f"Progress({len(self._missing)} missing, {len(self._in_flight)} in flight, "
+            f"PullProgress({len(self._missing)} missing, {len(self._in_flight)} in flight, "
             f"{self._sources - len(self._lost)} of {self._sources} sources)"
         )
 
@@ -59,8 +59,8 @@ class Progress:
     def is_lost(self, source: int) -> bool:
         return source in self._lost
 
-    def assign(self) -> Fetch | None:
-        """The next fetch to start; None if there is none until one in flight ends. Raises NoHolder."""
+    def assign(self) -> BlockFetch | None:
+        """Return the next fetch; None until one in flight ends. Raises NoHolder."""
         if not self._missing:
             return None
         alive = [source for source in range(self._sources) if source not in self._lost]
@@ -70,19 +70,19 @@ class Progress:
             raise NoHolder(self._describe_loss(), self.missing)
         block = heappop(self._missing)
         damaged_by = self._damaged_by.get(block, set())
-        # Where every source sent damage, the fault may lie on the way: ask the first again.
+        # Where every source sent damage, the fault may be on the path: try the first one again.
         source = next((source for source in alive if source not in damaged_by), alive[0])
         self._in_flight[block] = source
         offset = block * self._block_bytes
-        return Fetch(block, offset, min(self._block_bytes, self._nbytes - offset), source)
+        return BlockFetch(block, offset, min(self._block_bytes, self._nbytes - offset), source)
 
-    def arrived(self, fetch: Fetch) -> None:
-        """The block is here and was checked."""
+    def arrived(self, fetch: BlockFetch) -> None:
+        """Record a block that arrived and was checked."""
         del self._in_flight[fetch.block]
         self._done.add(fetch.offset, fetch.offset + fetch.nbytes)
 
-    def damaged(self, fetch: Fetch, units: Sequence[int]) -> None:
-        """The block came with damaged `units`. Raises ChecksumError when it has had its tries."""
+    def damaged(self, fetch: BlockFetch, units: Sequence[int]) -> None:
+        """Record a block with damaged `units`. Raises ChecksumError after its last attempt."""
         del self._in_flight[fetch.block]
         tries = self._tries[fetch.block] = self._tries.get(fetch.block, 0) + 1
         if tries >= self._max_tries:
@@ -94,15 +94,15 @@ class Progress:
         self.retries += 1
         heappush(self._missing, fetch.block)
 
-    def lost(self, fetch: Fetch, reason: str) -> None:
-        """The fetch failed since its source is gone; nothing is asked of that source any more."""
+    def lost(self, fetch: BlockFetch, reason: str) -> None:
+        """Record that the fetch's source is lost; no more blocks are assigned to it."""
         self._lost.setdefault(fetch.source, reason)
         del self._in_flight[fetch.block]
         self.retries += 1
         heappush(self._missing, fetch.block)
 
     def check_integrity(self) -> None:
-        """Every block is in exactly one state."""
+        """Assert that every block is in exactly one state."""
         blocks = -(-self._nbytes // self._block_bytes)
         missing = set(self._missing)
         assert len(missing) == len(self._missing) and not missing & set(self._in_flight)

@@ -1,4 +1,4 @@
-"""Pulls a whole region from the first of several holders that can give it, checking each block on arrival."""
+"""Pulls a whole region from the first of several holders that serves it, and checks each block."""
 
 import asyncio
 import logging
@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rdmacast.connector import Connector, PeerLinks
+from rdmacast.aio.shielded import join_shielded
+from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.progress import BlockFetch, PullProgress
 from rdmacast.errors import CastError, NotShared
-from rdmacast.progress import Fetch, Progress
-from rdmacast.transport import Choice, PeerAddress
-from rdmacast.waiting import run_in_thread, wait_to_end
+from rdmacast.transport import PeerAddress, TransportChoice
+from rdmacast.transports.connector import Connector, PeerLinks
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,12 @@ Prepare = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullPlan:
-    """What to pull and from whom, best source first. `block_bytes` is a multiple of what is checked.
+    """A region to pull and its sources, best first. `block_bytes` is a multiple of the checked unit.
 
-    `window` blocks are read or checked at once. With `stall_timeout_s` the sources being asked are
-    given up when no byte of the pull has come for so long, whatever the cause: a dead dial, a silent
-    link, a source that waits for the bytes itself (two that wait for each other end so). A link that
-    is slow but moves is kept. With None a pull waits for as long as its links live.
+    `window` blocks are read or checked at once. With `stall_timeout_s` the sources in use are dropped when
+    no byte of the pull has arrived for that long, whatever the cause: a dead dial, a silent link, a source
+    that itself waits for the bytes (two that wait for each other end so). A slow link that makes progress
+    is kept. With None a pull waits as long as its links live.
     """
 
     region: str
@@ -48,29 +49,29 @@ class PullPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PullReport:
-    """What a pull did. Bytes of damaged blocks count too: they crossed the link."""
+class PullResult:
+    """The result of a pull. Bytes of damaged blocks are included: they crossed the link."""
 
     nbytes: int
     seconds: float
     retries: int
     bytes_by_transport: Mapping[str, int]
     bytes_by_source: Mapping[str, int]
-    choices: Mapping[str, Choice]  # by source: the transport that served it last, and why
+    choices: Mapping[str, TransportChoice]  # by source: the transport that served it last, and why
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a fetch ended: `units` are damaged ones; with `error` nothing came."""
+    """The end of a fetch: `units` are damaged ones; with `error` no bytes arrived."""
 
-    fetch: Fetch
+    fetch: BlockFetch
     transport: str = ""
     units: Sequence[int] = ()
     error: CastError | None = None
 
 
 class _StallWatch:
-    """Cuts the reads under way when no byte has come for `timeout_s`; None never cuts."""
+    """A watchdog that cancels reads when no byte has arrived for `timeout_s`; None never does."""
 
     def __init__(self, timeout_s: float | None, links: PeerLinks) -> None:
         self._timeout_s = timeout_s
@@ -85,7 +86,7 @@ class _StallWatch:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """A read. Raises CastError where it is cut."""
+        """Watch a read inside. Raises CastError if it is cancelled."""
         if not self._reads:
             self._moved_s = asyncio.get_running_loop().time()
         try:
@@ -96,7 +97,7 @@ class _StallWatch:
                 finally:
                     self._reads.discard(limit)
         except TimeoutError as error:
-            raise CastError(f"no byte came for {self._timeout_s:g} s") from error
+            raise CastError(f"no byte arrived for {self._timeout_s:g} s") from error
 
     def check(self) -> None:
         if self._timeout_s is None:
@@ -111,7 +112,7 @@ class _StallWatch:
 
 
 class _Pull:
-    """One pull under way."""
+    """The state of one pull."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class _Pull:
         self._prepare = prepare
         self._executor = executor
         self._watch = _StallWatch(plan.stall_timeout_s, links)
-        self.progress = Progress(plan.nbytes, plan.block_bytes, len(plan.sources), plan.max_tries)
+        self.progress = PullProgress(plan.nbytes, plan.block_bytes, len(plan.sources), plan.max_tries)
         self.by_transport: dict[str, int] = {}
         self.by_source: dict[str, int] = {}
 
@@ -146,26 +147,26 @@ class _Pull:
                     self._settle(task.result(), on_block)
                 self._watch.check()
         finally:
-            # The destination is the caller's again when this returns: nothing may write to it then.
+            # The caller owns the destination again when this returns: nothing may write to it then.
             for task in in_flight:
                 task.cancel()
-            await wait_to_end(in_flight)
+            await join_shielded(in_flight)
 
-    async def _fetch(self, fetch: Fetch) -> _Outcome:
+    async def _fetch(self, fetch: BlockFetch) -> _Outcome:
         block = self._into[fetch.offset : fetch.offset + fetch.nbytes]
         prepare = self._prepare
         if prepare is not None:
-            await run_in_thread(self._executor, lambda: prepare(fetch.offset, fetch.nbytes))
+            await run_in_thread(prepare, fetch.offset, fetch.nbytes, executor=self._executor)
         try:
             async with self._watch.reading():
                 transport = await self._read(fetch, block)
         except CastError as error:
             return _Outcome(fetch, error=error)
-        units = await run_in_thread(self._executor, lambda: self._check(fetch.offset, block))
+        units = await run_in_thread(self._check, fetch.offset, block, executor=self._executor)
         return _Outcome(fetch, transport, units)
 
-    async def _read(self, fetch: Fetch, block: memoryview) -> str:
-        """The transport that it came over: the best that can serve the region."""
+    async def _read(self, fetch: BlockFetch, block: memoryview) -> str:
+        """Read a block; returns the transport, the best that can serve the region."""
         while True:
             link = await self._links.get(fetch.source)
             try:
@@ -179,7 +180,7 @@ class _Pull:
         fetch, source = outcome.fetch, self._plan.sources[outcome.fetch.source].url
         if outcome.error is not None:
             if not self.progress.is_lost(fetch.source):
-                logger.warning("region %s: giving up %s: %s", self._plan.region, source, outcome.error)
+                logger.warning("region %s: dropping source %s: %s", self._plan.region, source, outcome.error)
             self.progress.lost(fetch, str(outcome.error) or type(outcome.error).__name__)
             return
         self.by_transport[outcome.transport] = self.by_transport.get(outcome.transport, 0) + fetch.nbytes
@@ -201,15 +202,15 @@ async def pull(
     on_block: OnBlock,
     prepare: Prepare | None = None,
     executor: Executor | None = None,
-) -> PullReport:
+) -> PullResult:
     """Fill `into` with the region.
 
-    `check(offset, view)` runs in a thread on each block that came and returns the indexes of its
-    damaged units; `on_block(offset, nbytes)` then runs on the event loop, in the order in which good
-    blocks come. `prepare(offset, nbytes)` runs in a thread before the destination of a block is
-    written to, while blocks before it arrive; what it raises ends the pull. Raises ChecksumError or
-    NoHolder; what `on_block` heard of stays valid. When this returns or raises, also by cancellation,
-    nothing writes into `into` any more.
+    `check(offset, view)` runs in a thread on each block that arrived and returns the indexes of its damaged
+    units; `on_block(offset, nbytes)` then runs on the event loop, in the order in which good blocks arrive.
+    `prepare(offset, nbytes)` runs in a thread before the destination of a block is written to, while blocks
+    before it arrive; what it raises ends the pull. Raises ChecksumError or NoHolder; blocks reported by
+    `on_block` stay valid. When this returns or raises, also by cancellation, nothing writes into `into` any
+    more.
     """
     if into.readonly or into.nbytes != plan.nbytes:
         raise ValueError(f"the destination must be {plan.nbytes} writable bytes, not {into.nbytes}")
@@ -218,7 +219,7 @@ async def pull(
         links = PeerLinks(connector, plan.sources, stack)
         running = _Pull(plan, into.cast("B"), links, check, prepare, executor)
         await running.run(on_block)
-        return PullReport(
+        return PullResult(
             nbytes=plan.nbytes,
             seconds=time.monotonic() - started_s,
             retries=running.progress.retries,

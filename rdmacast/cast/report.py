@@ -1,23 +1,23 @@
-"""What a node did in a cast, and what went wrong meanwhile."""
+"""The report of a node's part in a cast, and of its faults."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rdmacast.cast_spec import CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.errors import BlocksLost
-from rdmacast.transport import Choice
+from rdmacast.transport import TransportChoice
 
 _NAMED = 8  # blocks in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastFaults:
-    """What went wrong, as counts of pulls; `lost` are names of nodes, and why each was lost.
+    """Faults as counts of pulls; `lost` has nodes by name, and why each was lost.
 
-    `damaged` blocks came but were not as they should be, `late` ones did not come in time, `failed` ones
-    broke off; `replanned` ones came from another than the planned source.
+    `damaged` blocks failed their checks, `late` ones timed out, `failed` ones were aborted; `replanned`
+    ones came from another than the planned source.
     """
 
     damaged: int
@@ -31,9 +31,9 @@ class CastFaults:
 class CastReport:
     """One node's part, up to now or at its end.
 
-    Times are seconds since its begin; `nbytes` are those of good blocks that were pulled, `choices` the
-    transport of each peer that was pulled from, and why that one, by the peer's name; `slow` are nodes that
-    the plan goes around.
+    Times are seconds since its start; `nbytes` are those of good blocks that were pulled, `choices` the
+    transport of each peer that was pulled from, and why, by the peer's name; `slow` are nodes that the plan
+    avoids.
     """
 
     cast: str
@@ -47,13 +47,13 @@ class CastReport:
     last_block_s: float | None
     bytes_by_peer: Mapping[str, int]
     bytes_by_transport: Mapping[str, int]
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, TransportChoice]
     faults: CastFaults
     slow: tuple[str, ...] = ()
 
 
 class CastTally:
-    """Adds up what a report tells."""
+    """The counters of a report."""
 
     def __init__(self) -> None:
         self.damaged = 0
@@ -78,8 +78,8 @@ class CastTally:
             lost=MappingProxyType(dict(lost)),
         )
 
-    def came(self, peer: str, transport: str, nbytes: int, at_s: float, *, planned: bool) -> None:
-        """A good block; `at_s` counts from the cast's begin."""
+    def add_block(self, peer: str, transport: str, nbytes: int, at_s: float, *, planned: bool) -> None:
+        """Count a good block; `at_s` is measured from the start of the cast."""
         self.by_peer[peer] += nbytes
         self.by_transport[transport] += nbytes
         self.replanned += not planned
@@ -89,12 +89,12 @@ class CastTally:
 
 
 def lost_blocks(spec: CastSpec, blocks: Sequence[int], lost: Mapping[str, str]) -> BlocksLost:
-    """That nobody gives these blocks any more; `lost` tells by name why nodes are gone."""
+    """Return the error for blocks that no node can serve; `lost` has reasons by the names of lost nodes."""
     named = ", ".join(map(str, blocks[:_NAMED])) + (", …" if len(blocks) > _NAMED else "")
     reasons = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
     extents = [spec.extent(block) for block in blocks]
     return BlocksLost(
-        f"nobody is left to give blocks {named} of {spec.region} ({reasons or 'no node was lost'})",
+        f"no node is left to serve blocks {named} of {spec.region} ({reasons or 'no node was lost'})",
         tuple(blocks),
         tuple((offset, offset + nbytes) for offset, nbytes in extents),
     )

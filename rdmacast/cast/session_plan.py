@@ -1,12 +1,12 @@
-"""From whom a node is to pull each block that it misses, and which of them it may wait for (pure)."""
+"""The planned source of each missing block, and which of them are worth waiting for (pure)."""
 
 from collections.abc import Callable, ItemsView, Sequence
 
-from rdmacast.session_peers import Peers
+from rdmacast.cast.session_peers import Peers
 
 
 class SessionPlan:
-    """What is missing, in the order to pull. Sets of blocks are bits."""
+    """The missing blocks in the order to pull; sets of blocks are bits."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
@@ -21,8 +21,8 @@ class SessionPlan:
         """(block, its planned source) in order; those without a source come last."""
         return self._sources.items()
 
-    def take(self, order: Sequence[tuple[int, int]], held: int) -> None:
-        """Go by this order of (source, block) from now on."""
+    def load(self, order: Sequence[tuple[int, int]], held: int) -> None:
+        """Follow this order of (source, block) from now on."""
         planned: dict[int, int | None] = {
             block: source for source, block in order if 0 <= block < self._blocks
         }
@@ -36,21 +36,21 @@ class SessionPlan:
     def source(self, block: int) -> int | None:
         return self._sources.get(block)
 
-    def came(self, block: int) -> None:
+    def remove(self, block: int) -> None:
         self._sources.pop(block, None)
 
     def expected(self, blocks: int, peers: Peers) -> int:
-        """Those of the blocks for which their planned source is to be waited for."""
+        """Return those of the blocks whose planned source is worth waiting for."""
         return self._of_each(blocks, peers.expected)
 
-    def there(self, blocks: int, peers: Peers) -> int:
-        """Those of the blocks that their planned source holds and may be asked for."""
-        return self._of_each(blocks, lambda source, planned: planned & peers.gift(source))
+    def available(self, blocks: int, peers: Peers) -> int:
+        """Return those of the blocks that their planned source holds and can serve."""
+        return self._of_each(blocks, lambda source, planned: planned & peers.servable(source))
 
-    def unheard(self, blocks: int, peers: Peers) -> list[int]:
-        """Planned sources of these blocks that have not told what they hold."""
+    def unreported(self, blocks: int, peers: Peers) -> list[int]:
+        """Return planned sources of the blocks that have not reported a bitfield."""
         sources = [source for source, planned in self._planned_of.items() if planned & blocks]
-        return sorted(source for source in sources if peers.is_unheard(source))
+        return sorted(source for source in sources if peers.is_unreported(source))
 
     def _of_each(self, blocks: int, choose: Callable[[int, int], int]) -> int:
         bits = 0

@@ -1,4 +1,4 @@
-"""Hears what a peer holds of a region: on a connection of its own, so that no payload delays the news."""
+"""Watches a peer's bitfield of a region, on a connection of its own that no payload delays."""
 
 import asyncio
 import ssl
@@ -6,54 +6,53 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
-from rdmacast.client_link import translate
-from rdmacast.connection import dial
+from rdmacast.bitfield import Bitfield
 from rdmacast.errors import CastError, ProtocolError
-from rdmacast.frames import Ask, Error, Frame, Have, Hello, Steer, Tell
-from rdmacast.frames import Watch as WatchRequest
-from rdmacast.framing import CastProtocol
-from rdmacast.have_map import HaveMap
-from rdmacast.pull_report import PullReport, Verdict
+from rdmacast.protocol.client_link import translate
+from rdmacast.protocol.connection import dial
+from rdmacast.protocol.frames import Error, Frame, Greeting, Have, HaveRequest, Replan, Report, Watch
+from rdmacast.protocol.framing import CastProtocol
+from rdmacast.protocol.pull_report import PullReport, StragglerVerdict
+from rdmacast.protocol.wire import SERVICE
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
-from rdmacast.wire import SERVICE
 
-Heard = Callable[[HaveMap, int], None]  # the map, and the latest question that it answers, or 0
-Steered = Callable[[Verdict], None]
+OnBitfield = Callable[[Bitfield, int], None]  # the map, and the latest question that it answers, or 0
+OnVerdict = Callable[[StragglerVerdict], None]
 
 _ID = 1
 
 
-class Watch(Protocol):
-    """One peer's region under watch."""
+class RegionWatch(Protocol):
+    """A watch of one peer's region."""
 
-    def ask(self, number: int) -> None:
-        """Have the map told, even if nothing changes. Of several questions only the latest is answered."""
+    def request_have(self, number: int) -> None:
+        """Request the bitfield even if nothing changes; of several requests only the latest is answered."""
         ...
 
-    def tell(self, report: PullReport) -> None:
-        """Have a cast observed by what its pulls take: `steered` is called with each verdict."""
+    def send_report(self, report: PullReport) -> None:
+        """Report pulls to the peer's straggler detector: `on_verdict` is called with each verdict."""
         ...
 
-    async def ended(self) -> CastError:
-        """Wait until nothing is heard any more; why. RegionGone where the peer itself withdrew."""
+    async def wait_ended(self) -> CastError:
+        """Wait for the end of the watch; returns why: RegionGone if the peer itself withdrew the region."""
         ...
 
 
 class Watcher(Protocol):
-    """Opens watches."""
+    """A factory of watches."""
 
     def watch(
         self,
         peer: PeerAddress,
         region: str,
         block_bytes: int,
-        heard: Heard,
-        steered: Steered | None = None,
-    ) -> AbstractAsyncContextManager[Watch]:
-        """Inside, `heard` is called as the map changes; a region that is not there yet is waited for.
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None = None,
+    ) -> AbstractAsyncContextManager[RegionWatch]:
+        """Call `on_bitfield` inside as the bitfield changes; a region that is not there yet is waited for.
 
-        Raises AuthError, LinkClosed, ProtocolError.
+        Raises PeerAuthError, LinkClosed, ProtocolError.
         """
         ...
 
@@ -66,23 +65,23 @@ class WatchLink(CastProtocol):
         settings: LinkSettings,
         region: str,
         block_bytes: int,
-        heard: Heard,
-        steered: Steered | None = None,
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None = None,
     ) -> None:
         super().__init__(settings, reads_ahead=True)
-        self._request = WatchRequest(_ID, region, block_bytes)
-        self._heard = heard
-        self._steered = steered
+        self._request = Watch(_ID, region, block_bytes)
+        self._on_bitfield = on_bitfield
+        self._on_verdict = on_verdict
         self._greeted = False
         self._end: asyncio.Future[CastError] = self._loop.create_future()
 
-    def ask(self, number: int) -> None:
-        self.send(Ask(_ID, number))
+    def request_have(self, number: int) -> None:
+        self.send(HaveRequest(_ID, number))
 
-    def tell(self, report: PullReport) -> None:
-        self.send(Tell(_ID, report))
+    def send_report(self, report: PullReport) -> None:
+        self.send(Report(_ID, report))
 
-    async def ended(self) -> CastError:
+    async def wait_ended(self) -> CastError:
         return await asyncio.shield(self._end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,16 +90,16 @@ class WatchLink(CastProtocol):
 
     def frame_received(self, frame: Frame) -> None:
         match frame:
-            case Hello() if not self._greeted:
+            case Greeting() if not self._greeted:
                 self._greeted = True
             case Have() if frame.id == _ID:
-                self._heard(frame.told, frame.answers)
-            case Steer() if frame.id == _ID and self._steered is not None:
-                self._steered(frame.verdict)
+                self._on_bitfield(frame.bitfield, frame.answers)
+            case Replan() if frame.id == _ID and self._on_verdict is not None:
+                self._on_verdict(frame.verdict)
             case Error() if frame.id == _ID:
                 self.abort(translate(frame))
             case _:
-                raise ProtocolError(f"{type(frame).__name__} came to one who only watches")
+                raise ProtocolError(f"{type(frame).__name__} was received on a watch")
 
     def link_closed(self, reason: CastError) -> None:
         if not self._end.done():
@@ -108,7 +107,7 @@ class WatchLink(CastProtocol):
 
 
 class RegionWatcher:
-    """Watches regions of region servers."""
+    """A Watcher of region servers."""
 
     def __init__(
         self, secret: bytes, *, tls: ssl.SSLContext | None = None, settings: LinkSettings | None = None
@@ -126,14 +125,14 @@ class RegionWatcher:
         peer: PeerAddress,
         region: str,
         block_bytes: int,
-        heard: Heard,
-        steered: Steered | None = None,
-    ) -> AsyncIterator[Watch]:
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None = None,
+    ) -> AsyncIterator[RegionWatch]:
         link = await dial(
             peer.url,
             secret=self._secret,
             service=SERVICE,
-            make_protocol=lambda: WatchLink(self._settings, region, block_bytes, heard, steered),
+            make_protocol=lambda: WatchLink(self._settings, region, block_bytes, on_bitfield, on_verdict),
             timeout_s=self._settings.handshake_timeout_s,
             tls=self._tls,
         )

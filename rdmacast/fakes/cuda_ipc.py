@@ -6,12 +6,12 @@ import mmap
 import os
 import secrets
 
-from rdmacast.cuda_ipc_memory import HANDLE_BYTES
 from rdmacast.errors import DeviceError
-from rdmacast.verbs_memory import address_of
+from rdmacast.transports.cuda_ipc.memory import HANDLE_BYTES
+from rdmacast.transports.verbs.memory import address_of
 
 
-class _Allocation:
+class _FakeAllocation:
     def __init__(self, owner: "MemoryIpcDriver", nbytes: int) -> None:
         self.owner = owner
         self.nbytes = nbytes
@@ -26,10 +26,10 @@ class _Allocation:
 
 
 class MemoryMachine:
-    """What the "processes" of one machine share. `faults` are broken rules that no call could refuse."""
+    """The state that the "processes" of one machine share; `faults` are broken rules that no call refused."""
 
     def __init__(self) -> None:
-        self.allocations: dict[bytes, _Allocation] = {}  # by handle
+        self.allocations: dict[bytes, _FakeAllocation] = {}  # by handle
         self.faults: list[str] = []
         self.openers: list[tuple[bytes, int]] = []  # what is open now: its handle, and where
         self.opens = 0  # how often anything was opened
@@ -55,7 +55,7 @@ class MemoryIpcDriver:
         return len(self._opened)
 
     def allocate(self, content: bytes) -> int:
-        made = _Allocation(self, len(content))
+        made = _FakeAllocation(self, len(content))
         made.mapping[:] = content
         self._machine.allocations[made.handle] = made
         return made.base
@@ -101,7 +101,7 @@ class MemoryIpcDriver:
             raise DeviceError("the source is not open")
         ctypes.memmove(target, source, nbytes)
 
-    def _find(self, base: int) -> _Allocation:
+    def _find(self, base: int) -> _FakeAllocation:
         for made in self._machine.allocations.values():
             if made.owner is self and made.base == base:
                 return made

@@ -8,7 +8,7 @@ from rdmacast.errors import DeviceError
 
 
 class MemoryNixl:
-    """A NixlDriver, and what connects its agents. `held`: no read ends; `cut`: every read fails."""
+    """A NixlDriver and the network of its agents. `held`: no read ends; `cut`: every read fails."""
 
     def __init__(self) -> None:
         self.agents: dict[str, MemoryAgent] = {}
@@ -26,13 +26,13 @@ class MemoryNixl:
 
 
 class MemoryAgent:
-    """A NixlAgent. As over TCP, a read moves on only while the other agent makes progress, too."""
+    """A NixlAgent whose reads progress, as over TCP, only while the other agent makes progress, too."""
 
     def __init__(self, network: MemoryNixl, name: str) -> None:
         self.network = network
         self.name = name
         self.memory: set[tuple[int, int]] = set()
-        self.known: dict[str, set[tuple[int, int]]] = {}  # by peer: its memory that was told of
+        self.known: dict[str, set[tuple[int, int]]] = {}  # by peer: its memory in loaded metadata
         self.answered = 0
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class MemoryTransfer:
         if network.held or self._peer.answered == self._began:
             return False
         if not covers(self._peer.memory, source, nbytes):
-            raise DeviceError("the peer does not give that memory")
+            raise DeviceError("the peer refuses access to that memory")
         if not covers(self._agent.memory, target, nbytes):
             raise DeviceError("our own memory is not registered")
         ctypes.memmove(target, source, nbytes)

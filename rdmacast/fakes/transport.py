@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from rdmacast.cast.watch_link import OnBitfield, OnVerdict, RegionWatch
 from rdmacast.destination import writable_bytes
 from rdmacast.errors import CastError, LinkClosed, ProtocolError, RegionGone
-from rdmacast.have_source import HaveSource, WholeSource
-from rdmacast.observer import Observers
-from rdmacast.pull_report import PullReport
-from rdmacast.transport import Began, Link, PeerAddress, RegionSource
-from rdmacast.watching import Heard, Steered, Watch
+from rdmacast.protocol.pull_report import PullReport
+from rdmacast.server.bitfield_source import BitfieldSource, WholeSource
+from rdmacast.stragglers.detector import StragglerDetectors
+from rdmacast.transport import Link, OnStart, PeerAddress, RegionSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong with one peer. Counts are over all its links together.
+    """The faults of one peer. Counts are over all its links together.
 
-    `corrupt` are offsets whose byte arrives inverted, the first `corrupt_times` reads that cover them.
+    `corrupt` are offsets whose byte arrives inverted, in the first `corrupt_times` reads of them.
     """
 
     refuse: bool = False
@@ -41,7 +41,7 @@ class MemoryNetwork:
         self._ends: dict[
             object, tuple[str, Callable[[], None]]
         ] = {}  # of links and watches: peer, how to end
-        self._observers: defaultdict[str, Observers] = defaultdict(Observers)
+        self._detectors: defaultdict[str, StragglerDetectors] = defaultdict(StragglerDetectors)
         self.stalled = asyncio.Event()  # set when some read first stalls
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class MemoryNetwork:
         return peer
 
     def kill(self, peer: PeerAddress) -> None:
-        """Its links and watches end, and it is not reached any more, until it is added again."""
+        """End the peer's links and watches; it cannot be reached until it is added again."""
         self._dead.add(peer.url)
         for url, end in tuple(self._ends.values()):
             if url == peer.url:
@@ -65,7 +65,7 @@ class MemoryNetwork:
 
     @contextmanager
     def connected(self, url: str, end: Callable[[], None]) -> Iterator[None]:
-        """Inside, `end` is called when the peer is killed. Raises LinkClosed if it is dead already."""
+        """Call `end` if the peer is killed inside. Raises LinkClosed if it is dead already."""
         self.check_alive(url)
         key = object()
         self._ends[key] = (url, end)
@@ -75,16 +75,16 @@ class MemoryNetwork:
             del self._ends[key]
 
     def check_alive(self, url: str) -> None:
-        """Raises LinkClosed if there is no such peer, or not any more."""
+        """Check that the peer is alive. Raises LinkClosed."""
         faults = self._faults.get(url)
         if faults is None or faults.refuse or url in self._dead:
             raise LinkClosed(f"cannot connect to {url}")
         if faults.die_after_bytes is not None and self._sent[url] >= faults.die_after_bytes:
             raise LinkClosed(f"{url} died")
 
-    def observers(self, url: str) -> Observers:
-        """The casts that a peer observes."""
-        return self._observers[url]
+    def detectors(self, url: str) -> StragglerDetectors:
+        """Return the straggler detectors of a peer."""
+        return self._detectors[url]
 
     def region(self, url: str, name: str) -> RegionSource:
         try:
@@ -128,11 +128,13 @@ class MemoryLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
         into = writable_bytes(into)
         if self._closed:
             raise LinkClosed("the link was closed")
-        reading = asyncio.create_task(self._read(region, offset, into, began))
+        reading = asyncio.create_task(self._read(region, offset, into, on_start))
         self._reads.add(reading)
         try:
             await asyncio.wait({reading})
@@ -152,19 +154,19 @@ class MemoryLink:
         for reading in self._reads:
             reading.cancel()
 
-    async def _read(self, region: str, offset: int, into: memoryview, began: Began | None) -> None:
+    async def _read(self, region: str, offset: int, into: memoryview, on_start: OnStart | None) -> None:
         self._network.check_alive(self._url)
         source = self._network.region(self._url, region)
         if offset < 0 or offset + len(into) > source.nbytes:
             raise ProtocolError(f"[{offset}, {offset + len(into)}) is outside region {region}")
         await source.wait_for(offset, len(into))
-        if began is not None:
-            began()
+        if on_start is not None:
+            on_start()
         await self._network.deliver(self._url, source, offset, into)
 
 
 class MemoryTransport:
-    """Makes MemoryLinks; `name` lets it stand in for a transport that `choose` knows."""
+    """A Transport of MemoryLinks; `name` makes it one that `choose` knows."""
 
     def __init__(self, network: MemoryNetwork, name: str = "memory") -> None:
         self._network = network
@@ -188,60 +190,60 @@ class MemoryTransport:
 
 
 class MemoryWatch:
-    """A watch in a MemoryNetwork: news of one turn of the event loop come as one."""
+    """A watch in a MemoryNetwork: changes in one iteration of the event loop are reported as one."""
 
     def __init__(
         self,
-        source: HaveSource,
+        source: BitfieldSource,
         block_bytes: int,
-        heard: Heard,
-        steered: Steered | None,
-        observers: Observers,
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None,
+        detectors: StragglerDetectors,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._source = source
         self._block_bytes = block_bytes
-        self._heard = heard
-        self._steered = steered
-        self._observers = observers
-        self._asked = 0
-        self._due: asyncio.Handle | None = None
+        self._on_bitfield = on_bitfield
+        self._on_verdict = on_verdict
+        self._detectors = detectors
+        self._requested = 0
+        self._scheduled: asyncio.Handle | None = None
         self._end: asyncio.Future[CastError] = self._loop.create_future()
 
     def __repr__(self) -> str:
-        return f"MemoryWatch({'ended' if self._end.done() else 'open'})"
+        return f"MemoryWatch({'wait_ended' if self._end.done() else 'open'})"
 
-    def ask(self, number: int) -> None:
-        self._asked = number
-        self.news()
+    def request_have(self, number: int) -> None:
+        self._requested = number
+        self.on_change()
 
-    def tell(self, report: PullReport) -> None:
-        if self._steered is not None and not self._end.done():
-            told = PullReport.decode(report.encode())
-            self._observers.heard(self, told, self._steered, self._loop.time())
+    def send_report(self, report: PullReport) -> None:
+        if self._on_verdict is not None and not self._end.done():
+            reported = PullReport.decode(report.encode())
+            self._detectors.on_report(self, reported, self._on_verdict, self._loop.time())
 
-    async def ended(self) -> CastError:
+    async def wait_ended(self) -> CastError:
         return await asyncio.shield(self._end)
 
-    def news(self) -> None:
-        if self._due is None and not self._end.done():
-            self._due = self._loop.call_soon(self._tell)
+    def on_change(self) -> None:
+        if self._scheduled is None and not self._end.done():
+            self._scheduled = self._loop.call_soon(self._notify)
 
     def close(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-        self._observers.forget(self)
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self._detectors.forget(self)
         if not self._end.done():
             self._end.set_result(LinkClosed("the watch was closed"))
 
-    def _tell(self) -> None:
-        self._due = None
-        asked, self._asked = self._asked, 0
-        self._heard(self._source.have_map(self._block_bytes), asked)
+    def _notify(self) -> None:
+        self._scheduled = None
+        requested, self._requested = self._requested, 0
+        self._on_bitfield(self._source.bitfield(self._block_bytes), requested)
 
 
 class MemoryWatcher:
-    """Watches regions of a MemoryNetwork."""
+    """A Watcher of regions in a MemoryNetwork."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
@@ -255,15 +257,17 @@ class MemoryWatcher:
         peer: PeerAddress,
         region: str,
         block_bytes: int,
-        heard: Heard,
-        steered: Steered | None = None,
-    ) -> AsyncIterator[Watch]:
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None = None,
+    ) -> AsyncIterator[RegionWatch]:
         self._network.check_alive(peer.url)
         source = self._network.region(peer.url, region)
-        teller = source if isinstance(source, HaveSource) else WholeSource(source)
-        watch = MemoryWatch(teller, block_bytes, heard, steered, self._network.observers(peer.url))
-        with self._network.connected(peer.url, watch.close), teller.watch(watch.news):
-            watch.news()
+        bitfields = source if isinstance(source, BitfieldSource) else WholeSource(source)
+        watch = MemoryWatch(
+            bitfields, block_bytes, on_bitfield, on_verdict, self._network.detectors(peer.url)
+        )
+        with self._network.connected(peer.url, watch.close), bitfields.watch(watch.on_change):
+            watch.on_change()
             try:
                 yield watch
             finally:

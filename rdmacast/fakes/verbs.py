@@ -5,12 +5,12 @@ import itertools
 from collections.abc import Sequence
 
 from rdmacast.errors import DeviceError
-from rdmacast.verbs_address import QueuePairAddress, RemoteMemory
-from rdmacast.verbs_device import Completion, LocalMemory
+from rdmacast.transports.verbs.address import QueuePairAddress, RemoteMemory
+from rdmacast.transports.verbs.device import LocalMemory, ReadCompletion
 
 
 class MemoryFabric:
-    """What connects MemoryDevices. `unreachable` are numbers of queue pairs that do not answer (any more)."""
+    """The network of MemoryDevices; queue pairs whose numbers are `unreachable` do not answer."""
 
     def __init__(self, first_number: int = 17) -> None:
         self.numbers = itertools.count(first_number)
@@ -24,13 +24,15 @@ class MemoryFabric:
         return f"MemoryFabric({len(self.pairs)} queue pairs, {len(self.memory)} registrations)"
 
     def cut(self) -> None:
-        """No queue pair of now answers any more."""
+        """Make all current queue pairs unreachable."""
         self.unreachable |= set(self.pairs)
 
 
 class MemoryDevice:
-    """A Device whose READs end a few at each poll, in order. Registers at most `limit_bytes`; `with_gpu`
-    takes memory of the processor for a GPU's."""
+    """A Device whose READs end a few at each poll, in order.
+
+    It registers at most `limit_bytes`; `with_gpu` accepts host memory as a GPU's.
+    """
 
     def __init__(
         self, fabric: MemoryFabric, *, limit_bytes: int | None = None, with_gpu: bool = False
@@ -71,7 +73,7 @@ class MemoryDevice:
 
 
 class MemoryRegistration:
-    """A Registration; the device counts from another address than the processor, as with a dma-buf."""
+    """A Registration whose device addresses differ from the processor's, as with a dma-buf."""
 
     def __init__(self, fabric: MemoryFabric, address: int, nbytes: int, writable: bool) -> None:
         self._fabric = fabric
@@ -86,7 +88,7 @@ class MemoryRegistration:
         return f"MemoryRegistration({self.rkey}, {self.nbytes} bytes)"
 
     def at(self, iova: int, nbytes: int) -> int | None:
-        """Where the processor finds the device's range; None outside the registration."""
+        """Return the processor's address of a device range; None outside the registration."""
         inside = self.iova <= iova and iova + nbytes <= self.iova + self.nbytes
         return self.address + iova - self.iova if inside else None
 
@@ -118,11 +120,11 @@ class MemoryPair:
             raise DeviceError("too many READs are under way")
         self._posted.append((id, local, remote, nbytes))
 
-    def poll(self) -> Sequence[Completion]:
+    def poll(self) -> Sequence[ReadCompletion]:
         if self._fabric.held:
             return ()
         now, self._posted = self._posted[:2], self._posted[2:]
-        return [Completion(id, self._copy(local, remote, nbytes)) for id, local, remote, nbytes in now]
+        return [ReadCompletion(id, self._copy(local, remote, nbytes)) for id, local, remote, nbytes in now]
 
     def close(self) -> None:
         self._posted.clear()
@@ -136,7 +138,7 @@ class MemoryPair:
         into, source = fabric.memory.get(local.lkey), fabric.memory.get(remote.rkey)
         start = source.at(remote.address, nbytes) if source is not None else None
         if start is None:
-            return "the peer does not give that memory"
+            return "the peer refuses access to that memory"
         target = into.at(local.address, nbytes) if into is not None and into.writable else None
         if target is None:
             return "our own memory is not registered"

@@ -1,6 +1,6 @@
-"""Which targets can serve together while the model is still arriving, and from which step on (pure).
+"""Execution pipelines over nodes that still receive the model, and the steps at which they are ready (pure).
 
-After FaaScale's Algorithm 2: a pipeline takes one target of each sub-group while several sub-groups have
+After FaaScale's Algorithm 2: a pipeline has one target of each sub-group while several sub-groups have
 targets left, else targets of the last one. Each of its nodes executes one range of blocks.
 """
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.plan import TransferPlan
-from rdmacast.planners.subgroups import chunks
-from rdmacast.transfers import Ints
+from rdmacast.plan.plan import TransferPlan
+from rdmacast.plan.planners.subgroups import chunks
+from rdmacast.plan.transfers import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPipeline:
-    """`nodes[i]` executes the blocks `[first, last)` of `chunks[i]`, in this order.
+    """A pipeline in which `nodes[i]` executes the blocks `[first, last)` of `chunks[i]`, in this order.
 
-    When step `ready_step` (counted from 0) begins, all of them have arrived.
+    All of them have arrived when step `ready_step` (counted from 0) begins.
     """
 
     nodes: tuple[int, ...]
@@ -28,14 +28,14 @@ class ExecutionPipeline:
 
 
 def pipelines(plan: TransferPlan) -> tuple[ExecutionPipeline, ...]:
-    """Pipelines that together hold each target once, the earliest first."""
+    """Return pipelines that together hold each target once, the earliest first."""
     arrived = plan.arrivals()
     formed = (_assigned(nodes, arrived, plan.shape.borders) for nodes in _memberships(plan, arrived))
     return tuple(sorted(formed, key=lambda pipeline: pipeline.ready_step))
 
 
 def _memberships(plan: TransferPlan, arrived: Ints) -> Iterator[tuple[int, ...]]:
-    """Who serves together."""
+    """Yield the nodes of each pipeline."""
     held = set(plan.shape.sources)
     queues = [[node for node in group if node not in held] for group in plan.groups]
     queues = [queue for queue in queues if queue]
@@ -54,7 +54,7 @@ def _memberships(plan: TransferPlan, arrived: Ints) -> Iterator[tuple[int, ...]]
 
 
 def _parted(nodes: Sequence[int], arrived: Ints) -> Iterator[tuple[int, ...]]:
-    """Parts of at most as many nodes as there are blocks, each with nodes that begin with different blocks.
+    """Yield parts of at most as many nodes as there are blocks, whose nodes begin with different blocks.
 
     A node without a block would have nothing to execute.
     """
@@ -66,7 +66,7 @@ def _parted(nodes: Sequence[int], arrived: Ints) -> Iterator[tuple[int, ...]]:
 
 
 def _assigned(nodes: Sequence[int], arrived: Ints, borders: Sequence[int]) -> ExecutionPipeline:
-    """Ranges as sub-groups would begin with: in the nodes' order, as theirs do, or a better way around."""
+    """Assign ranges as sub-groups would begin with them: in the nodes' order, or in a better one."""
     ranges = chunks(len(nodes), arrived.shape[1], borders)
     first = np.array([start for start, _ in ranges])
     ready = np.maximum.reduceat(arrived[list(nodes)], first, axis=1)  # [node, range]
@@ -80,7 +80,7 @@ def _assigned(nodes: Sequence[int], arrived: Ints, borders: Sequence[int]) -> Ex
 
 
 def _latest_first(ready: Ints) -> NDArray[np.int64]:
-    """The node for each range: the range that comes latest chooses first, and takes who has it earliest."""
+    """Return the node for each range: the latest range chooses first, and takes the earliest node."""
     chosen = np.zeros(len(ready), dtype=np.int64)
     left = ready.copy()
     for part in np.argsort(-ready.min(axis=0), kind="stable"):

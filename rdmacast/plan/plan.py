@@ -1,7 +1,7 @@
-"""A transfer plan: who sends which block to whom, in which order (pure).
+"""A transfer plan: which node sends which block to which node, and in which order (pure).
 
-Time is counted in steps from 0; in one step a node sends at most one block and receives at most one.
-A step is an order, not a barrier: who carries a plan out pulls each block as soon as its source has it.
+Time is counted in steps from 0; in one step a node sends at most one block and receives at most one. A step
+is an order, not a barrier: a node pulls each block as soon as its source has it.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdmacast.errors import PlanError
-from rdmacast.transfers import Ints, Transfers
+from rdmacast.plan.transfers import Ints, Transfers
 
 MAX_NODES = 1 << 16
 MAX_BLOCKS = 1 << 16
@@ -20,10 +20,10 @@ MAX_TRANSFERS = 1 << 25  # half a GiB of arrays: a plan above this is a mistake
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastShape:
-    """What is to be planned: `nodes` nodes numbered from 0, those that hold the model, and its blocks.
+    """The input of a planner: `nodes` nodes numbered from 0, those that hold the model, and its blocks.
 
     Where several sources make several block orders, these begin at some of the `borders`, if any are given:
-    ascending blocks in each of which something begins that is of use only as a whole, such as a layer.
+    ascending blocks in each of which a unit begins that is useful only as a whole, such as a layer.
     """
 
     nodes: int
@@ -57,7 +57,7 @@ class CastShape:
 
     @property
     def transfers(self) -> int:
-        """How many transfers every plan of this shape has."""
+        """The number of transfers in every plan of this shape."""
         return (self.nodes - len(self.sources)) * self.blocks
 
 
@@ -65,10 +65,10 @@ class CastShape:
 class TransferPlan:
     """The transfers of one cast, sorted by step.
 
-    `groups` are the sub-groups (chains, for chain planners): the source of each first, then its targets
-    as the planner lined them up. `domains` numbers each node's scale-up domain (nodes joined by NVLink
-    or the like): a transfer inside one uses no port of the network. With `whole` a target passes nothing
-    on before it holds everything.
+    `groups` are the sub-groups (chains, for chain planners): the source of each first, then its targets in
+    the planner's order. `domains` numbers each node's scale-up domain (nodes joined by NVLink, for
+    example): a transfer inside one uses no port of the network. With `whole` a target sends nothing before
+    it holds everything.
     """
 
     planner: str
@@ -92,25 +92,25 @@ class TransferPlan:
         )
 
     def arrivals(self) -> Ints:
-        """For each node and block the first step, counted from 0, at which the node holds it.
+        """Return the first step, counted from 0, at which each node holds each block: int32 [node, block].
 
-        Sources hold all at 0; what never comes is -1.
+        Sources hold all at 0; -1 where a block never arrives.
         """
         arrived = np.full((self.shape.nodes, self.shape.blocks), -1, dtype=np.int32)
         moved = self.transfers
-        # Backwards, so that of a block that comes twice the first arrival counts.
+        # Backwards, so that the first arrival of a block counts.
         arrived[moved.target[::-1], moved.block[::-1]] = moved.step[::-1] + 1
         arrived[list(self.shape.sources)] = 0
         return arrived
 
     def is_local(self) -> NDArray[np.bool_]:
-        """Which transfers stay inside a scale-up domain."""
+        """Return a mask of the transfers that stay inside a scale-up domain."""
         if self.domains is None:
             return np.zeros(len(self.transfers), dtype=np.bool_)
         return np.asarray(self.domains[self.transfers.source] == self.domains[self.transfers.target])
 
     def receives(self, node: int) -> Transfers:
-        """What a node is to pull, in order: all that it must know of the plan."""
+        """Return what a node pulls, in order: all that it needs of the plan."""
         return self.transfers.chosen(self.transfers.target == node)
 
     def sends(self, node: int) -> Transfers:
@@ -119,9 +119,9 @@ class TransferPlan:
     def validate(self) -> None:
         """Raise PlanError, with the step, node and block of the first fault that is found.
 
-        Every number is of the plan; each target gets each block exactly once; nobody sends what it does
-        not hold when the step begins; a node sends at most one block and receives at most one in a step,
-        transfers inside a scale-up domain aside; and with `whole` only complete nodes send.
+        Every number is of the plan; each target gets each block exactly once; no node sends a block that it
+        does not hold when the step begins; a node sends at most one block and receives at most one in a
+        step, transfers inside a scale-up domain aside; and with `whole` only complete nodes send.
         """
         _check_groups(self)
         _check_numbers(self)
@@ -178,7 +178,7 @@ def _check_ports(plan: TransferPlan) -> None:
 def _check_once(plan: TransferPlan, arrived: Ints) -> None:
     moved = plan.transfers
     places = moved.target.astype(np.int64) * plan.shape.blocks + moved.block
-    _refuse(plan, moved.target, _repeated(places), "it has got the block before")
+    _refuse(plan, moved.target, _repeated(places), "it has received the block before")
     missing = np.argwhere(arrived < 0)
     if len(missing):
         node, block = map(int, missing[0])
@@ -186,14 +186,14 @@ def _check_once(plan: TransferPlan, arrived: Ints) -> None:
 
 
 def _repeated(keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which keys stood before."""
+    """Return a mask of the keys that occurred before."""
     again = np.ones(len(keys), dtype=np.bool_)
     again[np.unique(keys, return_index=True)[1]] = False
     return again
 
 
 def _refuse(plan: TransferPlan, nodes: Ints, wrong: NDArray[np.bool_], words: str) -> None:
-    """Raise PlanError for the first of the transfers that are `wrong`; `nodes` are who is to blame."""
+    """Raise PlanError for the first of the `wrong` transfers; `nodes` are the nodes at fault."""
     if not wrong.any():
         return
     index = int(np.argmax(wrong))

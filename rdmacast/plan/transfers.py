@@ -39,16 +39,16 @@ class Transfers:
         return int(self.step.max()) + 1 if len(self) else 0
 
     def in_order(self) -> "Transfers":
-        """The same, sorted by step."""
+        """Return the same transfers sorted by step."""
         return self.chosen(np.argsort(self.step, kind="stable"))
 
     def chosen(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> "Transfers":
-        """Those of a mask or of an index array."""
+        """Return the transfers of a mask or of an index array."""
         return Transfers(self.step[index], self.source[index], self.target[index], self.block[index])
 
 
 def gathered(parts: Sequence[Transfers]) -> Transfers:
-    """Several transfers as one, sorted by step."""
+    """Concatenate transfers, sorted by step."""
     if not parts:
         return Transfers(ints([]), ints([]), ints([]), ints([]))
     return Transfers(

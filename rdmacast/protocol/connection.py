@@ -1,4 +1,4 @@
-"""Authenticated TCP connections: dial or listen, shake hands, then hand the transport to a protocol."""
+"""Authenticated TCP connections: dial or listen, authenticate, then pass the transport to a protocol."""
 
 import asyncio
 import logging
@@ -9,21 +9,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from rdmacast.address import Endpoint, parse_url
-from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
-from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.address import TcpAddress, parse_url
+from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
+from rdmacast.protocol.handshake import ClientHandshake, Handshake, ServerHandshake, Service
 
 logger = logging.getLogger(__name__)
 
-MAX_HANDSHAKES = 256  # connections that have not shown yet that they know the secret
+MAX_HANDSHAKES = 256  # connections that have not authenticated yet
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class _Handshaking(asyncio.Protocol):
-    """Runs one handshake. `began` hears when it starts, `ended` once what went wrong, or None.
+    """One handshake; `on_begin` is called at its start, `on_end` at its end with the error or None.
 
-    A connection that is to be secured first (`secure`) has the same time for all, and counts from then on.
+    A connection that is secured first (`secure`) has one timeout for both, which starts with TLS.
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class _Handshaking(asyncio.Protocol):
         handshake: Handshake,
         make_next: Callable[[], asyncio.BaseProtocol],
         timeout_s: float,
-        began: Callable[["_Handshaking"], None],
-        ended: Callable[["_Handshaking", CastError | None], None],
+        on_begin: Callable[["_Handshaking"], None],
+        on_end: Callable[["_Handshaking", CastError | None], None],
     ) -> None:
         self._handshake = handshake
         self._make_next = make_next
-        self._ended = ended
+        self._on_end = on_end
         self._timeout_s = timeout_s
         self._received = bytearray()
         self._over = False
-        self._began = began
+        self._on_begin = on_begin
         self._socket: socket.socket | None = None  # while it is being secured
         self._securing: asyncio.Task[None] | None = None
         self._peername: tuple[str, int] | None = None
@@ -53,9 +53,9 @@ class _Handshaking(asyncio.Protocol):
         return f"{host}:{port}"
 
     def secure(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
-        """Begin with TLS on a connection that was accepted; the socket is ours from now on."""
+        """Start TLS on an accepted connection, whose socket this owns from now on."""
         self._socket = accepted
-        with suppress(OSError):  # who hung up already has no address
+        with suppress(OSError):  # a closed connection has no address
             self._peername = accepted.getpeername()
         self._securing = asyncio.get_running_loop().create_task(self._secure(accepted, tls), name="tls")
         self._start()
@@ -84,7 +84,7 @@ class _Handshaking(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         late = LinkClosed(f"no handshake within {self._timeout_s:g} s")
         self._timer = loop.call_later(self._timeout_s, self.abort, late)
-        self._began(self)
+        self._on_begin(self)
 
     def data_received(self, data: bytes) -> None:
         if self._over:
@@ -102,10 +102,10 @@ class _Handshaking(asyncio.Protocol):
             self._hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.abort(self._handshake.hung_up())
+        self.abort(self._handshake.on_peer_closed())
 
     def abort(self, error: CastError) -> None:
-        """End the handshake with `error`; nothing happens if it has ended."""
+        """End the handshake with `error`; does nothing if it has ended."""
         if self._over:
             return
         self._end(error)
@@ -113,14 +113,14 @@ class _Handshaking(asyncio.Protocol):
             with suppress(OSError):  # the event loop closes it, now that TLS cannot go on
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
-            # What was written still goes out: a client of another version learns ours from it.
+            # What was written is still sent: a client of another version reads ours from it.
             self._transport.close()
 
     def _end(self, error: CastError | None) -> None:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._ended(self, error)
+        self._on_end(self, error)
 
     def _hand_over(self) -> None:
         successor = self._make_next()
@@ -135,8 +135,10 @@ class _Handshaking(asyncio.Protocol):
 
 
 class _Accepted(asyncio.Protocol):
-    """Takes an accepted connection from the server's transport, before anything is read of it: TLS is begun
-    by a handshake, since a server that has TLS itself tells of a connection only once that is up."""
+    """A protocol that takes over an accepted connection before anything is read from it.
+
+    A handshake then starts TLS: a server that has TLS itself reports a connection only after it.
+    """
 
     def __init__(self, handshaking: _Handshaking, tls: ssl.SSLContext) -> None:
         self._handshaking = handshaking
@@ -154,7 +156,7 @@ class _Accepted(asyncio.Protocol):
 
 
 def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
-    """Give a protocol bytes that came together with the end of the handshake."""
+    """Pass bytes that arrived with the end of the handshake to the protocol."""
     if isinstance(protocol, asyncio.BufferedProtocol):
         rest = memoryview(data)
         while rest:
@@ -184,22 +186,17 @@ async def dial(
 ) -> P:
     """Connect and authenticate; the protocol's `connection_made` has run when this returns.
 
-    Raises AuthError, ProtocolError or LinkClosed. Cancellation closes the connection.
+    Raises PeerAuthError, ProtocolError or LinkClosed. Cancellation closes the connection.
     """
-    try:
-        endpoint = parse_url(url)
-    except ValueError as error:  # a peer said where it is
-        raise LinkClosed(f"cannot connect: {error}") from error
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody may be waiting
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # there may be no waiter
     made: list[P] = []
 
     def make_next() -> P:
         made.append(make_protocol())
         return made[0]
 
-    def ended(_: _Handshaking, error: CastError | None) -> None:
+    def on_end(_: _Handshaking, error: CastError | None) -> None:
         if done.done():
             return
         if error is None:
@@ -207,35 +204,45 @@ async def dial(
         else:
             done.set_exception(error)
 
-    def began(_: _Handshaking) -> None:
+    def on_begin(_: _Handshaking) -> None:
         pass
 
-    handshake = ClientHandshake(secret, service)
-    try:
-        async with asyncio.timeout(timeout_s):
-            transport, _ = await loop.create_connection(
-                lambda: _Handshaking(handshake, make_next, timeout_s, began, ended),
-                endpoint.host,
-                endpoint.port,
-                ssl=tls,
-            )
-    except TimeoutError as error:
-        raise LinkClosed(f"cannot connect to {url} within {timeout_s:g} s") from error
-    except OSError as error:
-        raise LinkClosed(f"cannot connect to {url}: {error.strerror or error}") from error
-    except UnicodeError as error:  # a name that can be no host's
-        raise LinkClosed(f"cannot connect to {url}: {error}") from error
+    handshaking = _Handshaking(ClientHandshake(secret, service), make_next, timeout_s, on_begin, on_end)
+    transport = await _connect(url, handshaking, timeout_s, tls)
     try:
         await done
     except CastError as error:
         _abort(transport)
-        if isinstance(error, AuthError):
-            logger.warning("%s: gave up connecting to %s: %s", service.name, url, error)
+        if isinstance(error, PeerAuthError):
+            logger.warning("%s: cannot authenticate with %s: %s", service.name, url, error)
         raise type(error)(f"{url}: {error}") from error
     except asyncio.CancelledError:
         _abort(transport)
         raise
     return made[0]
+
+
+async def _connect(
+    url: str, handshaking: _Handshaking, timeout_s: float, tls: ssl.SSLContext | None
+) -> asyncio.WriteTransport:
+    """Open the connection that the handshake uses. Raises LinkClosed."""
+    try:
+        endpoint = parse_url(url)
+    except ValueError as error:  # the address came from a peer
+        raise LinkClosed(f"cannot connect: {error}") from error
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await loop.create_connection(
+                lambda: handshaking, endpoint.host, endpoint.port, ssl=tls
+            )
+    except TimeoutError as error:
+        raise LinkClosed(f"cannot connect to {url} within {timeout_s:g} s") from error
+    except OSError as error:
+        raise LinkClosed(f"cannot connect to {url}: {error.strerror or error}") from error
+    except UnicodeError as error:  # not a valid host name
+        raise LinkClosed(f"cannot connect to {url}: {error}") from error
+    return transport
 
 
 def _abort(transport: asyncio.WriteTransport) -> None:
@@ -244,23 +251,23 @@ def _abort(transport: asyncio.WriteTransport) -> None:
         transport.abort()
 
 
-class Listener:
-    """A listening socket whose connections are authenticated before a protocol sees them."""
+class ConnectionListener:
+    """A listening socket whose connections are authenticated before a protocol gets them."""
 
     def __init__(self, server: asyncio.Server, handshaking: dict[_Handshaking, None]) -> None:
         self._server = server
         self._handshaking = handshaking
-        self._endpoint = Endpoint(*server.sockets[0].getsockname()[:2])
+        self._endpoint = TcpAddress(*server.sockets[0].getsockname()[:2])
 
     def __repr__(self) -> str:
-        return f"Listener({self._endpoint.url}, {len(self._handshaking)} in handshake)"
+        return f"ConnectionListener({self._endpoint.url}, {len(self._handshaking)} in handshake)"
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> TcpAddress:
         return self._endpoint
 
     def close(self) -> None:
-        """Stop listening and drop handshakes under way; established connections are their owner's."""
+        """Stop listening and abort pending handshakes; established connections belong to their owner."""
         self._server.close()
         for handshaking in tuple(self._handshaking):
             handshaking.abort(LinkClosed("the listener closed"))
@@ -274,28 +281,28 @@ async def listen(
     make_protocol: Callable[[], asyncio.BaseProtocol],
     timeout_s: float,
     tls: ssl.SSLContext | None = None,
-) -> Listener:
-    """Listen on `url`; each authenticated connection gets a protocol of its own. Raises OSError."""
+) -> ConnectionListener:
+    """Listen on `url`; each authenticated connection gets its own protocol. Raises OSError."""
     endpoint = parse_url(url)
     handshaking: dict[_Handshaking, None] = {}  # oldest first
 
-    def ended(finished: _Handshaking, error: CastError | None) -> None:
+    def on_end(finished: _Handshaking, error: CastError | None) -> None:
         handshaking.pop(finished, None)
         if error is not None:
-            # Anyone may connect and say nothing; another secret is for the operator to mend.
-            level = logging.WARNING if isinstance(error, AuthError) else logging.INFO
+            # Any client may connect and send nothing; another secret is for the operator to fix.
+            level = logging.WARNING if isinstance(error, PeerAuthError) else logging.INFO
             logger.log(level, "%s: refused a connection from %s: %s", service.name, finished.peer, error)
 
-    def began(accepted: _Handshaking) -> None:
+    def on_begin(accepted: _Handshaking) -> None:
         if len(handshaking) >= MAX_HANDSHAKES:
             oldest = next(iter(handshaking))
             oldest.abort(ProtocolError("too many connections that have not authenticated"))
         handshaking[accepted] = None
 
     def accept() -> asyncio.Protocol:
-        accepted = _Handshaking(ServerHandshake(secret, service), make_protocol, timeout_s, began, ended)
+        accepted = _Handshaking(ServerHandshake(secret, service), make_protocol, timeout_s, on_begin, on_end)
         return accepted if tls is None else _Accepted(accepted, tls)
 
     loop = asyncio.get_running_loop()
     server = await loop.create_server(accept, endpoint.host, endpoint.port, backlog=512)
-    return Listener(server, handshaking)
+    return ConnectionListener(server, handshaking)

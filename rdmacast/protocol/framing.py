@@ -1,4 +1,4 @@
-"""Frames over a transport: payload goes straight into its buffer, and a silent peer is given up."""
+"""Frames over a transport: payload is received into its buffer, and a silent peer is disconnected."""
 
 import asyncio
 import logging
@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import cast
 
 from rdmacast.errors import CastError, LinkClosed, ProtocolError
-from rdmacast.keepalive import Keepalive
-from rdmacast.settings import LinkSettings
-from rdmacast.wakes import Wakes
-from rdmacast.wire import (
+from rdmacast.protocol.keepalive import Keepalive
+from rdmacast.protocol.wake_threshold import WakeThreshold
+from rdmacast.protocol.wire import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     Data,
@@ -23,26 +22,27 @@ from rdmacast.wire import (
     decode_header,
     encode,
 )
+from rdmacast.settings import LinkSettings
 
 logger = logging.getLogger(__name__)
 
 _SCRATCH_BYTES = 256 * 1024
-MOST_UNSENT_BYTES = 16 << 20  # of frames: a peer that leaves more of them unread is given up
+MAX_UNSENT_BYTES = 16 << 20  # of frames: a peer that leaves more unread is disconnected
 
 
 class FrameAssembler:
-    """Bytes in, frames out (pure): ask `buffer` where the next bytes go, then tell `advance` how many came.
+    """A decoder of frames: `buffer` is where the next bytes go, `advance` takes their number (pure).
 
-    After a DATA frame its owner calls `take_payload` with the buffer for its bytes; with None they
-    are dropped. `advance` returns that frame a second time when the last of them has come.
-    With `ahead` several frames may come at once, none of them with payload: after each the owner calls
-    `advance` with 0, until there is no more.
+    After a DATA frame its owner calls `take_payload` with the buffer for its bytes; with None they are
+    dropped. `advance` returns that frame a second time when the last of them has arrived. With `ahead`
+    several frames may arrive at once, none of them with payload: after each the owner calls `advance` with
+    0 until it returns None.
     """
 
     def __init__(self, *, ahead: bool = False) -> None:
         self._small = memoryview(bytearray(HEADER_BYTES + MAX_BODY_BYTES))
         self._ahead = ahead
-        self._start = 0  # of the frame that comes, in what was read ahead
+        self._start = 0  # of the next frame in what was read ahead
         self._scratch: memoryview | None = None
         self._filled = 0
         self._header: Header | None = None
@@ -59,16 +59,16 @@ class FrameAssembler:
 
     @property
     def payload_left(self) -> int:
-        """How much of a payload is still to come."""
+        """The bytes of the payload that are still to be received."""
         return self._left if self._payload is not None else 0
 
     @property
     def payload_id(self) -> int | None:
-        """The id of the DATA frame whose payload is coming."""
+        """The id of the DATA frame whose payload is being received."""
         return self._payload.id if self._payload is not None else None
 
     def buffer(self, most: int) -> memoryview:
-        """Where the next bytes go; of a payload at most `most` bytes."""
+        """Return the buffer for the next bytes; of a payload at most `most` bytes."""
         if self._payload is None:
             if self._ahead:
                 return self._small[self._filled :]
@@ -83,7 +83,7 @@ class FrameAssembler:
         return self._scratch[: min(count, _SCRATCH_BYTES)]
 
     def advance(self, nbytes: int) -> Frame | None:
-        """`nbytes` have come. Returns a frame if one is complete. Raises ProtocolError."""
+        """Count `nbytes` received; returns a frame if one is complete. Raises ProtocolError."""
         if self._payload is not None:
             return self._advance_payload(nbytes)
         self._filled += nbytes
@@ -103,7 +103,7 @@ class FrameAssembler:
         return decode(header, body)
 
     def _next_ahead(self) -> Frame | None:
-        """The next of the frames that came; of one that is not whole yet the rest is to be read behind it."""
+        """Return the next frame read ahead; a partial one is moved to the front of the buffer."""
         body = self._start + HEADER_BYTES
         if self._header is None and body <= self._filled:
             self._header = decode_header(self._small[self._start : body])
@@ -123,7 +123,7 @@ class FrameAssembler:
         self._into = into
 
     def drop_payload(self) -> None:
-        """What is left of the payload under way goes nowhere."""
+        """Drop the rest of the current payload."""
         self._into = None
 
     def _advance_payload(self, nbytes: int) -> Frame | None:
@@ -135,9 +135,9 @@ class FrameAssembler:
 
 
 class CastProtocol(asyncio.BufferedProtocol):
-    """One end of a link. Subclasses handle frames; this end answers pings and closes on bad input.
+    """One end of a link. Subclasses handle frames; this class answers pings and closes on bad input.
 
-    Those that are sent no payload read frames ahead (`reads_ahead`).
+    Ends that receive no payload read frames ahead (`reads_ahead`).
     """
 
     def __init__(self, settings: LinkSettings, *, reads_ahead: bool = False) -> None:
@@ -149,8 +149,8 @@ class CastProtocol(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None  # what arrives there are frames and payload as they are
-        self._wakes = Wakes()
-        self._wakes_at = 1
+        self._wake_threshold = WakeThreshold()
+        self._wake_bytes = 1
         self._drained = asyncio.Event()
         self._drained.set()
         self._in_data = False
@@ -163,34 +163,34 @@ class CastProtocol(asyncio.BufferedProtocol):
         state = "open" if self._reason is None else f"closed: {self._reason}"
         return f"{type(self).__name__}({state})"
 
-    # What subclasses define.
+    # Defined by subclasses.
 
     def frame_received(self, frame: Frame) -> None:
         """Handle a frame other than DATA, PING and PONG. May raise ProtocolError."""
         raise NotImplementedError
 
     def payload_buffer(self, data: Data) -> memoryview | None:
-        """Where a DATA frame's bytes go. May raise ProtocolError."""
-        raise ProtocolError("DATA came from the wrong side")
+        """Return the buffer for a DATA frame's bytes. May raise ProtocolError."""
+        raise ProtocolError("DATA was received from the wrong side")
 
     def payload_moved(self, nbytes: int) -> None:
-        """Some bytes of a payload came."""
+        """Handle some bytes of a payload."""
 
     def payload_received(self, data: Data) -> None:
-        """All bytes of a payload came."""
+        """Handle the end of a payload."""
 
     def payload_piece_bytes(self) -> int:
-        """How much of a payload to receive at once."""
+        """Return how much of a payload to receive at once."""
         return 1 << 20
 
     def link_closed(self, reason: CastError) -> None:
-        """The link is gone; called once."""
+        """Handle the end of the link; called once."""
 
-    # What subclasses use.
+    # Used by subclasses.
 
     @property
     def reason(self) -> CastError | None:
-        """Why the link is closed; None while it is open."""
+        """The reason for which the link was closed; None while it is open."""
         return self._reason
 
     @property
@@ -200,7 +200,7 @@ class CastProtocol(asyncio.BufferedProtocol):
         return self._transport
 
     def send(self, frame: Frame) -> None:
-        """Send a frame without payload; inside another frame's payload it waits for its end."""
+        """Send a frame without payload; during another frame's payload it waits for its end."""
         data = encode(frame)
         if self._reason is not None or self._transport is None:
             return
@@ -209,14 +209,13 @@ class CastProtocol(asyncio.BufferedProtocol):
             self._deferred_bytes += len(data)
         else:
             self._transport.write(data)
-        # Answers to one who asks without end and reads nothing would else fill the memory.
-        if self._deferred_bytes + self._transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
-            self.abort(LinkClosed(f"the peer left {MOST_UNSENT_BYTES} bytes unread"))
+        # Else replies to a peer that sends requests and reads nothing would fill the memory.
+        if self._deferred_bytes + self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.abort(LinkClosed(f"the peer left {MAX_UNSENT_BYTES} bytes unread"))
 
     @contextmanager
     def sending_payload(self) -> Iterator[asyncio.Transport]:
-        """Write a DATA frame and its payload inside; a fault inside aborts the link, whose stream is then
-        broken."""
+        """Write a DATA frame and its payload inside; a fault inside aborts the link."""
         transport = self.transport
         self._in_data = True
         try:
@@ -230,19 +229,19 @@ class CastProtocol(asyncio.BufferedProtocol):
             transport.write(b"".join(deferred))
 
     async def drained(self) -> None:
-        """Return once nothing waits in the transport's buffer. Raises LinkClosed."""
+        """Return once the transport's buffer is empty. Raises LinkClosed."""
         if not self._drained.is_set():
             await self._drained.wait()
         if self._reason is not None:
             raise LinkClosed(str(self._reason))
 
     def abort(self, reason: CastError) -> None:
-        """Close at once; nothing happens if the link is closed."""
+        """Close at once; does nothing if the link is closed."""
         if self._reason is None:
             self._reason = reason
             if self._timer is not None:
                 self._timer.cancel()
-            # One that is lost already, asyncio would end a second time if bytes had waited in it before.
+            # asyncio would end a lost connection a second time if bytes had waited in it.
             if self._transport is not None and not self._lost.is_set():
                 self._transport.abort()
             self._assembler.drop_payload()
@@ -252,12 +251,12 @@ class CastProtocol(asyncio.BufferedProtocol):
     async def wait_closed(self) -> None:
         await self._lost.wait()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # Any byte left over pauses us: then an empty buffer means that no memory of ours is in use. A
-        # transport within TLS, which copies what it is given, pauses at its limit, a socket's above it.
+        # transport within TLS, which copies its input, pauses at its limit, a socket's above it.
         within_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(high=1 if within_tls else 0)
         if not within_tls:
@@ -272,19 +271,19 @@ class CastProtocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._reason is not None:
-            return memoryview(bytearray(4096))  # what a closed link still hears is dropped
+            return memoryview(bytearray(4096))  # what a closed link still receives is dropped
         return self._assembler.buffer(self.payload_piece_bytes())
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._reason is not None:
             return
         now_s = self._loop.time()
-        self._keepalive.heard(now_s)
+        self._keepalive.on_data(now_s)
         in_payload = self._assembler.in_payload
         try:
             frame = self._assembler.advance(nbytes)
             if in_payload:
-                enough = self._wakes.came(nbytes, self._assembler.payload_left, now_s)
+                enough = self._wake_threshold.on_data(nbytes, self._assembler.payload_left, now_s)
                 self._wake_at(min(enough, self.payload_piece_bytes()))
                 self.payload_moved(nbytes)
             while frame is not None and self._reason is None:
@@ -308,7 +307,7 @@ class CastProtocol(asyncio.BufferedProtocol):
                 self.payload_received(frame)
             case Data():
                 self._assembler.take_payload(frame, self.payload_buffer(frame))
-                self._wakes.begun(self._loop.time())
+                self._wake_threshold.on_payload(self._loop.time())
             case Ping():
                 self.send(Pong())
             case Pong():
@@ -317,14 +316,14 @@ class CastProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
 
     def _wake_at(self, nbytes: int) -> None:
-        """Have the kernel tell of arrivals once so many bytes are there."""
-        if self._socket is not None and nbytes != self._wakes_at:
+        """Have the kernel wake this process once so many bytes are there."""
+        if self._socket is not None and nbytes != self._wake_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-            self._wakes_at = nbytes
+            self._wake_bytes = nbytes
 
     def _check_peer(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._wake_at(1)  # what came slowly is a sign of life, too
+            self._wake_at(1)  # slow data is a sign of life, too
         if self._keepalive.is_dead(self._loop.time()):
             self.abort(LinkClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
             return

@@ -4,9 +4,9 @@
     server → client   challenge   magic, version, server nonce, proof by the server
     client → server   proof       proof by the client
 
-A proof is HMAC-SHA256 by the secret over role, service, version and both nonces, so neither an old
-exchange nor the peer's own proof can be played back. It shows who is at the other end when the
-connection starts; it does not protect the bytes that follow: on a hostile network use TLS beneath.
+A proof is HMAC-SHA256 (RFC 2104) by the secret over role, service, version and both nonces, so neither an
+old exchange nor the peer's own proof can be replayed. It authenticates the peer when the connection starts;
+it does not protect the bytes that follow: on a hostile network use TLS beneath.
 """
 
 import hmac
@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
+from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
 
 MAGIC = b"HCA1"
 NONCE_BYTES = 32
@@ -28,7 +28,7 @@ _CHALLENGE = struct.Struct(f">4sB{NONCE_BYTES}s{PROOF_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is spoken after the handshake: a short ASCII name and a version that both ends must share."""
+    """The protocol after the handshake: a short ASCII name and a version that both ends must share."""
 
     name: str
     version: int
@@ -45,8 +45,11 @@ class Service:
 
 
 class Handshake(Protocol):
-    """One end: send `opening`, then give each message of exactly `needed` bytes to `receive` and
-    send what it returns, until `needed` is 0."""
+    """One end of the handshake.
+
+    Send `opening`, then pass each message of exactly `needed` bytes to `receive` and send what it returns,
+    until `needed` is 0.
+    """
 
     @property
     def needed(self) -> int: ...
@@ -55,11 +58,14 @@ class Handshake(Protocol):
     def opening(self) -> bytes: ...
 
     def receive(self, message: bytes) -> bytes:
-        """Raises AuthError or ProtocolError; the connection must then be closed."""
+        """Read a message of `needed` bytes; returns the reply. Raises PeerAuthError or ProtocolError.
+
+        After an exception the connection must be closed.
+        """
         ...
 
-    def hung_up(self) -> CastError:
-        """What it means that the peer closes the connection now."""
+    def on_peer_closed(self) -> CastError:
+        """Return the error for a peer that closes the connection now."""
         ...
 
 
@@ -104,11 +110,11 @@ class ClientHandshake:
             )
         expected = _prove(self._secret, b"server", self._service, self._nonce, server_nonce)
         if not hmac.compare_digest(proof, expected):
-            raise AuthError("the peer does not know the cluster's secret")
+            raise PeerAuthError("the peer does not have the cluster's secret")
         self._needed = 0
         return _prove(self._secret, b"client", self._service, self._nonce, server_nonce)
 
-    def hung_up(self) -> CastError:
+    def on_peer_closed(self) -> CastError:
         return LinkClosed("the peer closed the connection during the handshake")
 
 
@@ -142,8 +148,8 @@ class ServerHandshake:
         if magic != MAGIC:
             raise ProtocolError("the peer does not speak Hypercast's handshake")
         if name != self._service.padded_name:
-            raise ProtocolError(f"the peer asked for another service than {self._service.name}")
-        # A client of another version gets our challenge too: it reads our version there and says so.
+            raise ProtocolError(f"the peer requested another service than {self._service.name}")
+        # A client of another version gets our challenge too: it reads our version there and reports it.
         self._client_nonce, self._client_version = client_nonce, version
         self._needed = PROOF_BYTES
         proof = _prove(self._secret, b"server", self._service, client_nonce, self._nonce)
@@ -152,11 +158,11 @@ class ServerHandshake:
     def _verify(self, proof: bytes) -> bytes:
         expected = _prove(self._secret, b"client", self._service, self._client_nonce, self._nonce)
         if not hmac.compare_digest(proof, expected):
-            raise AuthError("the peer does not know the cluster's secret")
+            raise PeerAuthError("the peer does not have the cluster's secret")
         self._needed = 0
         return b""
 
-    def hung_up(self) -> CastError:
+    def on_peer_closed(self) -> CastError:
         if not self._client_nonce:
             return LinkClosed("the peer closed the connection during the handshake")
         if self._client_version != self._service.version:
@@ -164,4 +170,4 @@ class ServerHandshake:
                 f"the peer speaks version {self._client_version} of {self._service.name}, "
                 f"we speak {self._service.version}"
             )
-        return AuthError("the peer hung up on our proof: it has another secret than this cluster's")
+        return PeerAuthError("the peer hung up on our proof: it has another secret than this cluster's")

@@ -1,6 +1,6 @@
-"""TLS between the nodes of a cluster: both ends show a certificate of the cluster's own authority.
+"""TLS between the nodes of a cluster: both ends present a certificate of the cluster's own authority.
 
-Names in certificates are not looked at: whoever has one of that authority is a node.
+Names in certificates are not checked: every certificate of that authority is a node's.
 """
 
 import ssl
@@ -19,14 +19,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTls:
-    """What a node's server and its links to others use; None: no TLS."""
+    """The contexts of a node's server and of its links to others; None: no TLS."""
 
     server: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
 
 
 def load_tls(files: TlsFiles) -> NodeTls:
-    """Raises OSError (ssl.SSLError is one) where a file is missing, or not what it should be."""
+    """Load the files. Raises OSError (such as ssl.SSLError) if one is missing or invalid."""
     return NodeTls(
         server=_context(ssl.PROTOCOL_TLS_SERVER, files), client=_context(ssl.PROTOCOL_TLS_CLIENT, files)
     )

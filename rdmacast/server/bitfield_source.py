@@ -1,29 +1,29 @@
-"""What a served region tells of its blocks to those that watch it."""
+"""The bitfield that a served region reports to its watchers."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
-from rdmacast.have_map import HaveMap, blocks_of
+from rdmacast.bitfield import Bitfield, block_count
 from rdmacast.transport import RegionSource
 
 
 @runtime_checkable
-class HaveSource(Protocol):
-    """A region that knows which of its blocks are here."""
+class BitfieldSource(Protocol):
+    """A region with a bitfield of its blocks."""
 
-    def have_map(self, block_bytes: int) -> HaveMap:
-        """In blocks of that size. Raises ProtocolError if these would be too many."""
+    def bitfield(self, block_bytes: int) -> Bitfield:
+        """Return the bitfield in blocks of that size. Raises ProtocolError if there are too many."""
         ...
 
     def watch(self, changed: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside, `changed` is called, on the event loop, when the map may tell more or expect less."""
+        """Call `changed` on the event loop, inside, when the bitfield may have gained or lost blocks."""
         ...
 
 
 class WholeSource:
-    """A HaveSource for a region that can only be waited for: it is coming, then it is there."""
+    """A BitfieldSource for a region that can only be waited for: all its blocks are pending, then held."""
 
     def __init__(self, source: RegionSource) -> None:
         self._source = source
@@ -32,14 +32,14 @@ class WholeSource:
     def __repr__(self) -> str:
         return f"WholeSource({self._state}, {self._source!r})"
 
-    def have_map(self, block_bytes: int) -> HaveMap:
-        blocks = blocks_of(self._source.nbytes, block_bytes)
+    def bitfield(self, block_bytes: int) -> Bitfield:
+        blocks = block_count(self._source.nbytes, block_bytes)
         everything = (1 << blocks) - 1
-        return HaveMap(
+        return Bitfield(
             blocks=blocks,
             epoch=0,
             held=everything if self._state == "here" else 0,
-            coming=everything if self._state == "coming" else 0,
+            pending=everything if self._state == "coming" else 0,
         )
 
     @contextmanager

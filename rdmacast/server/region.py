@@ -1,14 +1,14 @@
-"""A region of memory whose bytes may still be arriving, served to others as they come."""
+"""A region of memory that is served while its bytes arrive."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from rdmacast.bitfield import Bitfield, block_count
 from rdmacast.errors import RegionGone
-from rdmacast.have_map import HaveMap, blocks_of
 from rdmacast.intervals import IntervalSet
-from rdmacast.listeners import Listeners
+from rdmacast.server.subscribers import Subscribers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,11 +19,10 @@ class _Waiter:
 
 
 class GrowingRegion:
-    """A RegionSource and HaveSource over `buffer`. All methods belong to the event loop's thread.
+    """A RegionSource and BitfieldSource over `buffer`. All methods belong to the event loop's thread.
 
-    Bytes once marked never change. With `shm_path`, `buffer` is that file's mapping: the file has
-    the region's size, is never shortened and never used for anything else; it may be renamed
-    (`move`) and removed.
+    Marked bytes never change. With `shm_path`, `buffer` is that file's mapping: the file has the region's
+    size, is never shortened and never used for anything else; it may be renamed (`move`) and removed.
     """
 
     def __init__(
@@ -35,9 +34,9 @@ class GrowingRegion:
         self._have = IntervalSet()
         self._waiters: set[_Waiter] = set()
         self._failure: BaseException | None = None
-        self._cast: tuple[int, HaveMap] | None = None  # block size and map of the cast that fills it
+        self._cast: tuple[int, Bitfield] | None = None  # block size and map of the cast that fills it
         self._epoch = 0  # of the last cast
-        self._listeners = Listeners()
+        self._subscribers = Subscribers()
         if complete:
             self.complete()
 
@@ -60,63 +59,67 @@ class GrowingRegion:
         return self._failure is None and self._have.covers(0, self._nbytes)
 
     def move(self, shm_path: str) -> None:
-        """The file was renamed."""
+        """Record that the file was renamed."""
         self._shm_path = shm_path
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self._view[offset : offset + nbytes]
 
-    def mark(self, offset: int, nbytes: int) -> None:
-        """`[offset, offset + nbytes)` has arrived and was checked: wake who waits for it."""
+    def mark(self, offset: int, nbytes: int) -> int:
+        """Mark `[offset, offset + nbytes)` as present and checked, which wakes its waiters.
+
+        Return the number of bytes that were not marked before.
+        """
         if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
             raise ValueError(f"[{offset}, {offset + nbytes}) is outside the region of {self._nbytes} bytes")
-        self._have.add(offset, offset + nbytes)
+        added = self._have.add(offset, offset + nbytes)
         for waiter in [w for w in self._waiters if self._have.covers(w.start, w.end)]:
             self._waiters.discard(waiter)
             if not waiter.arrived.done():
                 waiter.arrived.set_result(None)
         if self._cast is None:
-            self._listeners.tell()
+            self._subscribers.notify()
+        return added
 
     def complete(self) -> None:
-        """All bytes are there."""
+        """Mark all bytes as present."""
         self.mark(0, self._nbytes)
 
     def fail(self, reason: BaseException) -> None:
-        """What is missing will never come: who waits for it gets RegionGone."""
+        """Fail the region: waiters for missing bytes get RegionGone."""
         self._failure = reason
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.arrived.done():
-                waiter.arrived.set_exception(self._gone())
-        self._listeners.tell()
+                waiter.arrived.set_exception(self._region_gone())
+        self._subscribers.notify()
 
-    def cast(self, block_bytes: int, told: HaveMap) -> None:
-        """A cast fills the region, and this is where it stands; what `told` holds was marked before."""
-        last, self._cast, self._epoch = self._cast, (block_bytes, told), max(self._epoch, told.epoch)
-        if last is None or last[0] != block_bytes or told.tells_more(last[1]):
-            self._listeners.tell()
+    def cast(self, block_bytes: int, reported: Bitfield) -> None:
+        """Record the bitfield of the cast that fills the region; its held blocks were marked before."""
+        last, self._cast, self._epoch = self._cast, (block_bytes, reported), max(self._epoch, reported.epoch)
+        if last is None or last[0] != block_bytes or reported.is_news_after(last[1]):
+            self._subscribers.notify()
 
     def cast_ended(self) -> None:
-        """No cast fills the region any more; what is missing others will bring."""
+        """Record that no cast fills the region any more; missing blocks may arrive otherwise."""
         self._cast = None
-        self._listeners.tell()
+        self._subscribers.notify()
 
-    def have_map(self, block_bytes: int) -> HaveMap:
+    def bitfield(self, block_bytes: int) -> Bitfield:
         if self._cast is not None and self._cast[0] == block_bytes:
             return self._cast[1]
-        blocks, held = blocks_of(self._nbytes, block_bytes), 0
+        blocks, held = block_count(self._nbytes, block_bytes), 0
         for start, end in self._have.ranges:
             first = -(-start // block_bytes)
             last = blocks if end == self._nbytes else end // block_bytes
             held |= (1 << last) - (1 << first) if last > first else 0
-        coming = 0
+        pending = 0
         if self._cast is None and self._failure is None:
-            coming = ((1 << blocks) - 1) & ~held
-        return HaveMap(blocks=blocks, epoch=self._epoch, held=held, coming=coming)
+            pending = ((1 << blocks) - 1) & ~held
+        return Bitfield(blocks=blocks, epoch=self._epoch, held=held, pending=pending)
 
     def watch(self, changed: Callable[[], None]) -> AbstractContextManager[None]:
-        return self._listeners.added(changed)
+        return self._subscribers.subscribed(changed)
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if self._have.covers(offset, offset + nbytes):
@@ -124,7 +127,7 @@ class GrowingRegion:
         if offset < 0 or offset + nbytes > self._nbytes:
             raise RegionGone(f"[{offset}, {offset + nbytes}) is outside the region of {self._nbytes} bytes")
         if self._failure is not None:
-            raise self._gone()
+            raise self._region_gone()
         waiter = _Waiter(offset, offset + nbytes, asyncio.get_running_loop().create_future())
         self._waiters.add(waiter)
         try:
@@ -132,7 +135,7 @@ class GrowingRegion:
         finally:
             self._waiters.discard(waiter)
 
-    def _gone(self) -> RegionGone:
+    def _region_gone(self) -> RegionGone:
         gone = RegionGone(f"the region will never be complete: {self._failure}")
         gone.__cause__ = self._failure
         return gone

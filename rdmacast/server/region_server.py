@@ -2,22 +2,22 @@
 
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rdmacast.address import Endpoint
-from rdmacast.connection import Listener, listen
-from rdmacast.cuda_ipc_lender import GpuLender
+from rdmacast.address import TcpAddress
 from rdmacast.errors import LinkClosed
-from rdmacast.nixl_node import NixlNode
-from rdmacast.observer import Observers
+from rdmacast.exporter import Exporter
 from rdmacast.pacer import Pacer
-from rdmacast.region_table import RegionTable
-from rdmacast.server_link import ServerLink
+from rdmacast.protocol.connection import ConnectionListener, listen
+from rdmacast.protocol.wire import SERVICE
+from rdmacast.server.exporter_registry import ExporterRegistry
+from rdmacast.server.port_arbiter import PortArbiter
+from rdmacast.server.region_table import RegionTable
+from rdmacast.server.server_link import LinkEvents, ServerContext, ServerLink
 from rdmacast.settings import LinkSettings
+from rdmacast.stragglers.detector import StragglerDetectors
 from rdmacast.transport import PeerAddress, RegionSource
-from rdmacast.turns import Turns
-from rdmacast.verbs_node import VerbsNode
-from rdmacast.wire import SERVICE
+from rdmacast.transports.shm.exporter import ShmExporter
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 class RegionServer:
     """A node's server of regions; `start` it or use it as a context manager.
 
-    `link_rate_bytes_s` caps all its transfers together. `advertise` is the host name that others
-    reach it by, where that is not the one it listens on. With `verbs`, peers may read by RDMA too, with
-    `nixl` by NIXL, and with `lender` those of its host from its GPU; these must outlive it.
+    `link_rate_bytes_s` caps all its transfers together. `advertise` is the host name by which others reach it
+    if that is not the one it listens on. Peers may read over TCP, by shared memory, and by the transports of
+    `exporters`, which must outlive the server.
     """
 
     def __init__(
@@ -39,26 +39,28 @@ class RegionServer:
         advertise: str | None = None,
         link_rate_bytes_s: float | None = None,
         tls: ssl.SSLContext | None = None,
-        verbs: VerbsNode | None = None,
-        lender: GpuLender | None = None,
-        nixl: NixlNode | None = None,
+        exporters: Sequence[Exporter] = (),
         settings: LinkSettings | None = None,
     ) -> None:
         self._secret = secret
         self._listen_url = listen
-        self._host = host
         self._advertise = advertise
-        self._pacer = Pacer(link_rate_bytes_s) if link_rate_bytes_s else None
-        self._turns = Turns()
         self._tls = tls
-        self._verbs = verbs
-        self._lender = lender
-        self._nixl = nixl
-        self._settings = settings or LinkSettings()
-        self._listener: Listener | None = None
+        self._listener: ConnectionListener | None = None
         self._table = RegionTable()
-        self._observers = Observers()
+        self._context = ServerContext(
+            table=self._table,
+            host=host,
+            settings=settings or LinkSettings(),
+            pacer=Pacer(link_rate_bytes_s) if link_rate_bytes_s else None,
+            arbiter=PortArbiter(),
+            exporters=ExporterRegistry([ShmExporter(), *exporters]),
+            detectors=StragglerDetectors(),
+        )
         self._links: set[ServerLink] = set()
+        self._events = LinkEvents(
+            on_open=self._links.add, on_close=self._links.discard, on_sent=self._count_sent
+        )
         self._sent_bytes = 0
 
     def __repr__(self) -> str:
@@ -79,10 +81,10 @@ class RegionServer:
             secret=self._secret,
             service=SERVICE,
             make_protocol=self._make_link,
-            timeout_s=self._settings.handshake_timeout_s,
+            timeout_s=self._context.settings.handshake_timeout_s,
             tls=self._tls,
         )
-        logger.info("regions of host %s are served at %s", self._host, self.address.url)
+        logger.info("regions of host %s are served at %s", self._context.host, self.address.url)
 
     async def aclose(self) -> None:
         """Stop listening and close every link. Idempotent."""
@@ -98,13 +100,13 @@ class RegionServer:
             raise RuntimeError("the region server has not started")
         endpoint = self._listener.endpoint
         return PeerAddress(
-            url=Endpoint(self._advertise or endpoint.host, endpoint.port).url,
-            host=self._host,
+            url=TcpAddress(self._advertise or endpoint.host, endpoint.port).url,
+            host=self._context.host,
         )
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """`cast_sent_bytes`: payload sent by this server (who does not read over TCP takes it)."""
+        """`cast_sent_bytes`: payload sent over TCP; readers by other transports copy it themselves."""
         return {"cast_sent_bytes": self._sent_bytes}
 
     @property
@@ -118,26 +120,13 @@ class RegionServer:
     async def withdraw(self, name: str, drain_s: float = 30.0) -> None:
         """Stop serving `name`: reads that wait get RegionGone, those being sent finish.
 
-        When this returns nobody reads the region's memory any more; links that would hold it for
-        longer than `drain_s` are closed. Unknown names are ignored.
+        On return no peer reads the region's memory any more; links that hold a lease for longer than
+        `drain_s` are closed. Unknown names are ignored.
         """
         await self._table.withdraw(name, drain_s)
 
     def _make_link(self) -> ServerLink:
-        return ServerLink(
-            self._table,
-            self._host,
-            self._settings,
-            pacer=self._pacer,
-            turns=self._turns,
-            opened=self._links.add,
-            closed=self._links.discard,
-            count_sent=self._count_sent,
-            verbs=self._verbs,
-            lender=self._lender,
-            nixl=self._nixl,
-            observers=self._observers,
-        )
+        return ServerLink(self._context, self._events)
 
     def _count_sent(self, nbytes: int) -> None:
         self._sent_bytes += nbytes

@@ -1,30 +1,30 @@
-"""Who is to be told that something has changed."""
+"""Subscribers to a change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Listeners:
-    """Callbacks without arguments; one may be added several times, and come or go while all are told."""
+class Subscribers:
+    """Callbacks without arguments; one may be added several times, also during `notify`."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._added = 0
+        self._count = 0
 
     def __repr__(self) -> str:
-        return f"<Listeners {len(self._callbacks)}>"
+        return f"<Subscribers {len(self._callbacks)}>"
 
     @contextmanager
-    def added(self, changed: Callable[[], None]) -> Iterator[None]:
-        """Inside, `changed` is among them."""
-        self._added += 1
-        number = self._added
+    def subscribed(self, changed: Callable[[], None]) -> Iterator[None]:
+        """Subscribe `changed` inside."""
+        self._count += 1
+        number = self._count
         self._callbacks[number] = changed
         try:
             yield
         finally:
             del self._callbacks[number]
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         for changed in tuple(self._callbacks.values()):
             changed()

@@ -1,4 +1,4 @@
-"""What a simulation of a cast is given and what it tells (pure)."""
+"""The input and the result of a simulated cast (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class LinkModel:
     """The network of a simulation.
 
     Every port moves `bytes_per_s` each way, a block takes `latency_s` on its way and `overhead_s` of both
@@ -43,7 +43,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Simulation:
-    """When each node held each block, in seconds; sources from 0 on."""
+    """The time at which each node held each block, in seconds; sources from 0 on."""
 
     arrived_s: Seconds  # [node, block]
     sources: tuple[int, ...]
@@ -53,7 +53,7 @@ class Simulation:
 
     @property
     def complete_s(self) -> Seconds:
-        """For each target the moment at which it held everything."""
+        """The time at which each target held everything, in seconds."""
         targets = np.delete(self.arrived_s, list(self.sources), axis=0)
         return np.asarray(targets.max(axis=1))
 
@@ -71,16 +71,16 @@ class Simulation:
         return self.seconds - self.first_full_s
 
 
-def port_seconds(links: Links, nodes: int, block_bytes: float) -> Seconds:
-    """How long each node's port is busy with a block, jitter aside."""
+def port_seconds(links: LinkModel, nodes: int, block_bytes: float) -> Seconds:
+    """Return how long each node's port is busy with a block, jitter aside, in seconds."""
     rates = np.full(nodes, links.bytes_per_s)
     for node, share in links.slow.items():
         rates[node] *= share
     return np.asarray(links.overhead_s + block_bytes / rates)
 
 
-def stretches(links: Links, transfers: int) -> Seconds:
-    """By how much jitter lengthens each transfer's time at the ports."""
+def stretches(links: LinkModel, transfers: int) -> Seconds:
+    """Return the factor by which jitter lengthens each transfer's time at the ports."""
     if not links.jitter:
         return np.ones(transfers)
     return np.asarray(1.0 + links.jitter * np.random.default_rng(links.seed).random(transfers))

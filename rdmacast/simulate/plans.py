@@ -1,35 +1,35 @@
-"""Carries a plan out on imagined links, without steps or barriers (pure, discrete events).
+"""Simulates a plan on model links, without steps or barriers (pure, discrete events).
 
 A target pulls its blocks in the order of the plan, some at once. A pull waits until its source has the
-block, then for the source's port, which serves the pulls at hand in the order of the plan. A port is busy
-with a block for as long as its own rate takes: a slow target holds up nobody but those behind it.
+block, then for the source's port, which serves the pending pulls in the order of the plan. A port is busy
+with a block as long as its own rate takes: a slow target delays only its successors.
 """
 
 from heapq import heappop, heappush
 
 import numpy as np
 
-from rdmacast.links import Links, Seconds, Simulation, port_seconds, stretches
-from rdmacast.plan import TransferPlan
-from rdmacast.simulate_waves import Waves
+from rdmacast.plan.plan import TransferPlan
+from rdmacast.simulate.link_model import LinkModel, Seconds, Simulation, port_seconds, stretches
+from rdmacast.simulate.waves import WaveSimulation
 
 # From so many transfers a step on, passes over arrays are faster than single events.
 _WAVES_FROM = 48
 
 
 def simulate(
-    plan: TransferPlan, links: Links, block_bytes: float = 1.0, *, waves: bool | None = None
+    plan: TransferPlan, links: LinkModel, block_bytes: float = 1.0, *, waves: bool | None = None
 ) -> Simulation:
-    """Raises ValueError for a plan that cannot end: `validate` it first.
+    """Simulate a plan. Raises ValueError for one that cannot end: `validate` it first.
 
-    `waves` says which of two ways to compute it, which tell the same; None: the faster one.
+    `waves` selects one of two computations with the same result; None: the faster one.
     """
     can = not links.pairs and not plan.is_local().any()
     if waves is None:
         waves = can and len(plan.transfers) >= _WAVES_FROM * plan.steps
     if waves and not can:
         raise ValueError("pairs of nodes and transfers inside scale-up domains cannot be simulated in waves")
-    arrived_s = (Waves if waves else _Run)(plan, links, block_bytes).run()
+    arrived_s = (WaveSimulation if waves else _EventSimulation)(plan, links, block_bytes).run()
     missing = np.argwhere(~np.isfinite(arrived_s))
     if len(missing):
         node, block = map(int, missing[0])
@@ -37,10 +37,10 @@ def simulate(
     return Simulation(arrived_s=arrived_s, sources=plan.shape.sources)
 
 
-class _Run:
-    """Transfers are numbered in the order of the plan, which is also their precedence at a port."""
+class _EventSimulation:
+    """One simulation by events; transfers are numbered in the plan's order, their precedence at a port."""
 
-    def __init__(self, plan: TransferPlan, links: Links, block_bytes: float) -> None:
+    def __init__(self, plan: TransferPlan, links: LinkModel, block_bytes: float) -> None:
         self._links = links
         self._bytes = block_bytes
         nodes, blocks, moved = plan.shape.nodes, plan.shape.blocks, plan.transfers
@@ -67,7 +67,7 @@ class _Run:
         self._changed: set[int] = set()
 
     def run(self) -> Seconds:
-        """When each node held each block; infinite for what never comes."""
+        """Return when each node held each block; infinite where it never arrives."""
         for target, queue in enumerate(self._queues):
             for _ in range(min(self._links.in_flight, len(queue))):
                 self._pull(target)
@@ -87,13 +87,13 @@ class _Run:
 
     @staticmethod
     def _pulls_by_target(plan: TransferPlan) -> list[list[int]]:
-        """The numbers of each target's pulls, the first last."""
+        """Return the numbers of each target's pulls, the first last."""
         order = np.argsort(plan.transfers.target, kind="stable")
         ends = np.cumsum(np.bincount(plan.transfers.target, minlength=plan.shape.nodes))
         return [part[::-1].tolist() for part in np.split(order, ends[:-1])]
 
     def _pull(self, target: int) -> None:
-        """The target's next pull goes out."""
+        """Send the target's next pull."""
         pull = self._queues[target].pop()
         if not self._held[self._wanted[pull]]:
             self._waiting.setdefault(self._wanted[pull], []).append(pull)

@@ -1,24 +1,24 @@
-"""The same simulation where many nodes send at once: all starts of a short while together (pure).
+"""The same simulation for many concurrent senders: all starts within a short time together (pure).
 
-No block takes less than the quickest port does. So what starts within that time of the first start can
-neither cause nor delay another of these starts but at the ports of its target, and all of them are taken in
-one pass over arrays.
+No block takes less than the fastest port does. So the starts within that time of the first start neither
+cause nor delay another of these starts except at the ports of their targets, and all of them are computed
+in one pass over arrays.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.links import Links, Seconds, port_seconds, stretches
-from rdmacast.plan import TransferPlan
-from rdmacast.transfers import Ints
+from rdmacast.plan.plan import TransferPlan
+from rdmacast.plan.transfers import Ints
+from rdmacast.simulate.link_model import LinkModel, Seconds, port_seconds, stretches
 
 _Numbers = NDArray[np.int64]
 
 
-class Waves:
-    """One run. Scale-up domains and pairs with links of their own are not for it."""
+class WaveSimulation:
+    """One simulation in waves, without scale-up domains and pairs with links of their own."""
 
-    def __init__(self, plan: TransferPlan, links: Links, block_bytes: float) -> None:
+    def __init__(self, plan: TransferPlan, links: LinkModel, block_bytes: float) -> None:
         shape, moved = plan.shape, plan.transfers
         self._links = links
         self._whole = plan.whole
@@ -39,7 +39,7 @@ class Waves:
         self._issued_s = np.empty(0)
 
     def run(self) -> Seconds:
-        """When each node held each block; infinite for what never comes."""
+        """Return when each node held each block; infinite where it never arrives."""
         for _ in range(self._links.in_flight):
             begin = self._next < self._end
             self._pull = np.concatenate([self._pull, self._order[self._next[begin]]])
@@ -56,7 +56,7 @@ class Waves:
         return self._come_s
 
     def _ready_s(self) -> Seconds:
-        """When the pulls can be served, were the ports free."""
+        """Return when the pulls can be served by free ports."""
         come_s = self._come_s.ravel()[self._wanted[self._pull]]
         if self._whole:
             source = self._source[self._pull]
@@ -64,7 +64,7 @@ class Waves:
         return np.maximum(self._issued_s, come_s)
 
     def _one_a_source(self, place: _Numbers, at_s: Seconds) -> tuple[_Numbers, Seconds]:
-        """Of each source the earliest, of those at the same moment the plan's first; in order of time."""
+        """Return the earliest pull of each source, of equals the plan's first; in order of time."""
         source = self._source[self._pull[place]]
         order = np.lexsort((self._pull[place], at_s, source))
         order = order[np.unique(source[order], return_index=True)[1]]
@@ -93,14 +93,14 @@ class Waves:
 
 
 def _queues(target: Ints, nodes: int) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """The pulls of all targets one after the other; where each target's begin and end."""
+    """Return the pulls of all targets one after the other, and where each target's begin and end."""
     order = np.argsort(target, kind="stable")
     end = np.cumsum(np.bincount(target, minlength=nodes))
     return order, np.concatenate([[0], end[:-1]]), end
 
 
 def _turns(target: Ints) -> list[_Numbers]:
-    """Indices in which no target occurs twice; together all, each target's in their order."""
+    """Return index arrays in which no target occurs twice; together all, each target's in order."""
     order = np.argsort(target, kind="stable")
     lined = target[order]
     place = np.arange(len(lined))

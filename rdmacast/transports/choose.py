@@ -1,11 +1,11 @@
-"""Which transport serves a pair of nodes, best first, and why (pure)."""
+"""The choice of the transport for a pair of nodes, best first, with the reason (pure)."""
 
 from collections.abc import Collection, Mapping
 
 from rdmacast.errors import NoTransport
-from rdmacast.transport import Choice, PeerAddress
+from rdmacast.transport import PeerAddress, TransportChoice
 
-# Host memory before the GPU's: it is read in one copy, too, and takes nothing from who computes.
+# Host memory before the GPU's: it is read in one copy, too, and takes no GPU time.
 _OF_ONE_HOST = ("shm", "cuda_ipc")
 _BEST_FIRST = (*_OF_ONE_HOST, "verbs", "nixl", "tcp")
 
@@ -16,9 +16,12 @@ def choose(
     available: Collection[str],
     require: str | None = None,
     absent: Mapping[str, str] | None = None,
-) -> Choice:
-    """Pick from `available`; with `require` that one or nothing. `absent` says of others why they are not
-    available, and is told where one of them would have been better. Raises NoTransport."""
+) -> TransportChoice:
+    """Choose from `available`; with `require` that transport or none. Raises NoTransport.
+
+    `absent` has the reasons why others are not available, which are reported where one of them would have
+    been better.
+    """
     absent = absent or {}
     same_host = bool(local_host) and peer.host == local_host
     if require is not None:
@@ -29,14 +32,14 @@ def choose(
             raise NoTransport(
                 f"{require} is required, but {peer.url} is on host {peer.host!r}, not {local_host!r}"
             )
-        return Choice(transport=require, reason="required")
+        return TransportChoice(transport=require, reason="required")
     where = f"same host {local_host!r}" if same_host else f"host {peer.host!r} is not {local_host!r}"
     passed_over: list[str] = []
     for transport in _BEST_FIRST:
         if transport in _OF_ONE_HOST and not same_host:
             continue
         if transport in available:
-            return Choice(transport=transport, reason="; ".join([where, *passed_over]))
+            return TransportChoice(transport=transport, reason="; ".join([where, *passed_over]))
         name = "shared memory" if transport == "shm" else transport
         if transport in absent:
             passed_over.append(f"no {name}: {absent[transport]}")

@@ -1,21 +1,21 @@
-"""Opens the best link to each peer, and keeps it for as long as it serves."""
+"""Opens the best link to each peer, and keeps it while it serves."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from rdmacast.choose import choose
 from rdmacast.errors import CastError, NoTransport
-from rdmacast.transport import Choice, Link, PeerAddress, Transport
+from rdmacast.transport import Link, PeerAddress, Transport, TransportChoice
+from rdmacast.transports.choose import choose
 
 logger = logging.getLogger(__name__)
 
 
 class Connector:
-    """Opens the best link to a peer from the transports at hand. The choice is logged.
+    """A factory of links, each by the best available transport. The choice is logged.
 
-    With `require`, that transport or none. `absent` tells of transports that this node does not have, why.
+    With `require`, that transport or none. `absent` has the reasons for transports that this node lacks.
     """
 
     def __init__(
@@ -33,22 +33,26 @@ class Connector:
     def __repr__(self) -> str:
         return f"Connector({self._local_host}: {', '.join(self._transports)})"
 
-    def choose(self, peer: PeerAddress, without: Mapping[str, str] | None = None) -> Choice:
-        """The best transport but for those in `without`, which tells why. Raises NoTransport."""
+    def choose(self, peer: PeerAddress, without: Mapping[str, str] | None = None) -> TransportChoice:
+        """Return the best transport except those in `without`, which has the reasons. Raises NoTransport."""
         absent = {**self._absent, **(without or {})}
         available = self._transports.keys() - absent.keys()
         return choose(self._local_host, peer, available, self._require, absent)
 
     @asynccontextmanager
-    async def connect(self, peer: PeerAddress, choice: Choice) -> AsyncIterator[Link]:
-        """Raises AuthError, LinkClosed, ProtocolError; NoTransport where the choice leads nowhere."""
+    async def connect(self, peer: PeerAddress, choice: TransportChoice) -> AsyncIterator[Link]:
+        """Open a link by the chosen transport.
+
+        Raises PeerAuthError, LinkClosed, ProtocolError; NoTransport where the transport cannot reach the
+        peer.
+        """
         logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
         async with self._transports[choice.transport].connect(peer) as link:
             yield link
 
 
 class PeerLinks:
-    """The links of one pull or cast: opened when first needed, once for all reads that need them."""
+    """The links of one pull or cast: opened when first needed, one for all concurrent reads."""
 
     def __init__(self, connector: Connector, sources: Sequence[PeerAddress], stack: AsyncExitStack) -> None:
         self._connector = connector
@@ -59,15 +63,15 @@ class PeerLinks:
         self._opened: list[Link] = []
         self._refused: dict[int, CastError] = {}
         self._without: dict[int, dict[str, str]] = {}
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, TransportChoice] = {}
 
     @property
     def received_bytes(self) -> int:
-        """What has come over all links so far, of unfinished blocks too."""
+        """The bytes received over all links so far, unfinished blocks included."""
         return sum(link.received_bytes for link in self._opened)
 
     async def get(self, source: int) -> Link:
-        """Raises CastError; whoever asks after a connect that failed hears of it without another one."""
+        """Return the link to a source. Raises CastError; concurrent callers share one failed connect."""
         if (link := self._links.get(source)) is not None:
             return link
         async with self._locks[source]:
@@ -98,13 +102,13 @@ class PeerLinks:
         return link
 
     def forget(self, source: int, link: Link | None = None) -> None:
-        """That link has failed, or none could be made: connect anew next time."""
+        """Drop a link that has failed, or a failed connect: the next call connects again."""
         self._refused.pop(source, None)
         if link is not None and self._links.get(source) is link:
             del self._links[source]
 
     def avoid(self, source: int, link: Link) -> None:
-        """That link cannot serve the region: connect by another transport next time."""
+        """Drop a link that cannot serve the region: the next call connects by another transport."""
         if self._links.get(source) is link:
             del self._links[source]
             self._without.setdefault(source, {})[link.transport] = "it cannot serve this region"

@@ -1,18 +1,33 @@
-"""What transports share whose reads a TCP connection controls: the peer says there when, and maybe where."""
+"""Base classes of transports whose reads are controlled over a TCP connection.
+
+The peer reports on it when a range is present, and where.
+"""
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
-from rdmacast.client_link import ClientLink, open_link
-from rdmacast.errors import ProtocolError
+from rdmacast.errors import CastError, ProtocolError
 from rdmacast.pacer import Pacer
+from rdmacast.protocol.client_link import ClientLink, open_link
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
 
+T = TypeVar("T")
+
+
+def decode_reply(link: ClientLink, decode: Callable[[bytes], T], payload: bytes) -> T:
+    """Decode a transport's payload. A malformed one closes the link and raises ProtocolError."""
+    try:
+        return decode(payload)
+    except CastError as error:
+        link.abort(error)
+        raise
+
 
 class ControlledLink:
-    """The part of a Link that is its TCP connection; that one's end is its end."""
+    """The TCP connection of a Link; the end of the connection is the end of the link."""
 
     def __init__(self, link: ClientLink) -> None:
         self._link = link
@@ -30,7 +45,7 @@ class ControlledLink:
 
 
 class ControlledTransport:
-    """The part of a Transport that opens those connections."""
+    """The part of a Transport that opens the control connections."""
 
     def __init__(self, secret: bytes, tls: ssl.SSLContext | None, settings: LinkSettings | None) -> None:
         self._secret = secret
@@ -44,9 +59,9 @@ class ControlledTransport:
 
     @asynccontextmanager
     async def _control_on_host(self, peer: PeerAddress) -> AsyncIterator[ClientLink]:
-        """Raises ProtocolError, too, where who answers is on another host than the peer."""
+        """Open a link to a server of the peer's host. Raises ProtocolError, too, if it is on another host."""
         async with self._control(peer) as link:
-            host = (await link.hello()).host
+            host = (await link.greeting()).host
             if host != peer.host:
                 raise ProtocolError(f"{peer.url} is on host {host!r}, not on {peer.host!r}")
             yield link

@@ -1,13 +1,13 @@
-"""What links share that read by a queue of reads: a device's, or an agent's."""
+"""The base of links that read by a queue of reads: a device's, or an agent's."""
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledLink
 from rdmacast.errors import LinkClosed
-from rdmacast.verbs_reads import ReadQueue
+from rdmacast.protocol.client_link import ClientLink
+from rdmacast.transports.controlled import ControlledLink
+from rdmacast.transports.verbs.reads import ReadQueue
 
 
 class QueuedLink(ControlledLink):
-    """The part of a Link that is its queue. Its end, or that of the connection, is the end of both."""
+    """A Link by a queue of reads; its end, or that of the connection, is the end of both."""
 
     def __init__(self, link: ClientLink, reads: ReadQueue) -> None:
         super().__init__(link)

@@ -4,13 +4,13 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledLink, ControlledTransport
 from rdmacast.destination import writable_parts
-from rdmacast.due import Due
 from rdmacast.pacer import Pacer
+from rdmacast.plan_slot import PlanSlot
+from rdmacast.protocol.client_link import ClientLink
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Began, Link, PeerAddress
+from rdmacast.transport import Link, OnStart, PeerAddress
+from rdmacast.transports.controlled import ControlledLink, ControlledTransport
 
 
 class TcpLink(ControlledLink):
@@ -26,23 +26,25 @@ class TcpLink(ControlledLink):
     def received_bytes(self) -> int:
         return self._link.received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
-        await self._read(region, offset, into, began, None)
-
-    async def read_in_turn(
-        self, region: str, offset: int, into: memoryview, due: Due, began: Began | None = None
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
     ) -> None:
-        await self._read(region, offset, into, began, due)
+        await self._read(region, offset, into, on_start, None)
+
+    async def read_in_slot(
+        self, region: str, offset: int, into: memoryview, slot: PlanSlot, on_start: OnStart | None = None
+    ) -> None:
+        await self._read(region, offset, into, on_start, slot)
 
     async def _read(
-        self, region: str, offset: int, into: memoryview, began: Began | None, due: Due | None
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None, slot: PlanSlot | None
     ) -> None:
         for start, part in writable_parts(into, self._max_read_bytes):
-            await self._link.read(region, offset + start, part, began, due)
+            await self._link.read(region, offset + start, part, on_start, slot)
 
 
 class TcpTransport(ControlledTransport):
-    """Makes TcpLinks. `link_rate_bytes_s` caps what all of them together receive."""
+    """A Transport over TCP. `link_rate_bytes_s` caps what all its links together receive."""
 
     name = "tcp"
 
@@ -63,4 +65,4 @@ class TcpTransport(ControlledTransport):
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
         async with self._control(peer, self._pacer) as link:
-            yield TcpLink(link, max(1, (await link.hello()).max_read_bytes))
+            yield TcpLink(link, max(1, (await link.greeting()).max_read_bytes))

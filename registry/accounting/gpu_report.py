@@ -1,26 +1,26 @@
-"""GPU time over time: what was allocated, used by requests, spent on loading, idle. Pure.
+"""GPU time over time: allocated, used by requests, spent on loading, idle. Pure.
 
-All of it is what nodes have written down in intervals, in whole microseconds. An amount of an interval
-`[start, end)` is spread over it evenly, cut at the edges of buckets cumulatively: its parts add up to it
+All of it is from the intervals that nodes record, in whole microseconds. An amount of an interval
+`[start, end)` is spread over it evenly and cut at the edges of buckets cumulatively: its parts add up to it
 exactly, wherever it is cut. In each row allocated = used + loading + idle:
 
-- `attributed_ms` is what requests were billed: their slices, each request rounded up once.
+- `attributed_ms` is the time billed to requests: their slices, each request rounded up once.
 - `loading_ms` is as the nodes metered it. It and idle time belong to no tenant.
-- `idle_ms` is the rest of what was allocated, lost time and time of calls in flight included.
+- `idle_ms` is the rest of the allocated time, including lost time and time of calls in flight.
 - `lost_ms` is the part of it that calls used without a record.
 
-What an interval adds depends on it and the records of its calls alone. So sums are the same by any
-grouping, at any resolution, and over any times that together make one up. Rows are rounded to whole
+The contribution of an interval depends on it and the records of its calls alone. So sums are the same by any
+grouping, at any resolution, and over any spans that together make one up. Rows are rounded to whole
 milliseconds cumulatively, so that their sums are rounded once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from registry.conservation import micros
+from registry.accounting.gpu_shares import BusyShares
+from registry.accounting.reconciliation import micros
 from registry.errors import InvalidRecord
-from registry.gpu_shares import Shares
-from registry.usage import InstanceInterval, LostCall
+from registry.records.usage import InstanceInterval, LostCall
 
 PROPERTIES = ("function", "tenant", "node")
 RESOLUTIONS_S = {"1m": 60, "1h": 3600, "1d": 86_400}
@@ -34,25 +34,25 @@ COLUMNS = (
     "idle_ms",
     "lost_ms",
 )
-MAX_ROWS = 20_000  # of an answer
+MAX_ROWS = 20_000  # in one report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """`[since_us, until_us)`, cut at whole multiples of `step_us` (0: not at all). None: unbounded."""
+class BucketedSpan:
+    """The span `[since_us, until_us)` (None: unbounded), cut at whole multiples of `step_us` (0: uncut)."""
 
     since_us: int | None = None
     until_us: int | None = None
     step_us: int = 0
 
     def parts(self, start_us: int, end_us: int, amount: int) -> Iterator[tuple[int, int]]:
-        """(bucket, its part) of an amount that was used evenly over `[start_us, end_us)`."""
+        """Yield (bucket, part) of an amount that was used evenly over `[start_us, end_us)`."""
         if not amount:
             return
         low = start_us if self.since_us is None else max(start_us, self.since_us)
         high = max(end_us, start_us)
         high = high if self.until_us is None else min(high, self.until_us)
-        if start_us >= end_us:  # a moment
+        if start_us >= end_us:  # an empty interval
             if low == start_us and (self.until_us is None or start_us < self.until_us):
                 yield self.bucket(start_us), amount
             return
@@ -69,7 +69,7 @@ class Span:
         return at_us // self.step_us if self.step_us else 0
 
     def edges(self, bucket: int, first_us: int, last_us: int) -> tuple[float, float]:
-        """The bucket as Unix seconds; without bounds it reaches from the first moment to the last."""
+        """Return the bucket's edges as Unix seconds; an unbounded one has the first and last moment."""
         low = first_us if self.since_us is None else self.since_us
         high = last_us if self.until_us is None else self.until_us
         if self.step_us:
@@ -115,12 +115,12 @@ Group = tuple[str, ...]
 
 @dataclass(slots=True)
 class GpuTime:
-    """Adds GPU time up. Feed it each interval once, with whose its busy time is, then ask for the rows.
+    """Adds GPU time up. Feed it each interval once, with its attributed busy time, then read the rows.
 
-    With `tenant` there are only the rows of that tenant's requests, with `function` those of one function.
+    With `tenant` it has only the rows of that tenant's requests, with `function` those of one function.
     """
 
-    span: Span
+    span: BucketedSpan
     by: Sequence[str]
     function: str | None = None
     tenant: str | None = None
@@ -128,8 +128,8 @@ class GpuTime:
     _first_us: int | None = None
     _last_us: int = 0
 
-    def add(self, interval: InstanceInterval, busy: Shares) -> None:
-        """Count an interval. Raises InvalidRecord where there would be too many rows."""
+    def add(self, interval: InstanceInterval, busy: BusyShares) -> None:
+        """Add an interval. Raises InvalidRecord where there would be too many rows."""
         if self.function not in (None, interval.function):
             return
         start_us, end_us = micros(interval.from_at), micros(interval.to_at)
@@ -151,7 +151,7 @@ class GpuTime:
                 sums.lost_us += us
 
     def rows(self) -> list[GpuRow]:
-        """The rows, by time and group."""
+        """Return the rows, by time and group."""
         return list(self._in_ms())
 
     def _parts(
@@ -204,7 +204,7 @@ def _ms(total_us: int) -> int:
 
 
 def lost_by_call(lost: Iterable[LostCall]) -> dict[tuple[str, str], int]:
-    """What calls used that their nodes thought lost, by call and instance."""
+    """Return the microseconds that each call used without a record, by call and instance."""
     found: dict[tuple[str, str], int] = {}
     for call in lost:
         name = call.call_id, call.instance_id

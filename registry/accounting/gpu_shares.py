@@ -1,42 +1,42 @@
-"""Whose the busy time of an interval is: a tenant's, lost, or nobody's yet. Pure.
+"""Attribution of an interval's busy time: to a tenant, to lost calls, or to calls in flight. Pure.
 
-Interval and record name the same call; what the record says that it used are its first microseconds, so
-that each part of them is known from one interval and one record alone, and no clocks are compared.
+Interval and record name the same call; the record's usage covers the call's first microseconds, so that each
+part of them follows from one interval and one record alone, and no clocks are compared.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from registry.usage import CallPart, InstanceInterval, RequestRecord
+from registry.records.usage import CallPart, InstanceInterval, RequestRecord
 
 
 @dataclass(slots=True)
-class Use:
-    """What was used of an accelerator, and what of it was billed (rounded up), in microseconds."""
+class GpuUse:
+    """Used and billed (rounded up) accelerator time, in microseconds."""
 
     used_us: int = 0
     billed_us: int = 0
 
 
 @dataclass(slots=True)
-class Shares:
-    """The busy time of one interval. `open_us` is of calls that have no record, as they are in flight."""
+class BusyShares:
+    """The busy time of one interval. `open_us` belongs to calls without a record, which are in flight."""
 
-    tenants: dict[str, Use] = field(default_factory=dict)
+    tenants: dict[str, GpuUse] = field(default_factory=dict)
     lost_us: int = 0
     open_us: int = 0
 
 
-def shares(
+def share_busy_time(
     interval: InstanceInterval,
     records: Mapping[tuple[str, str], RequestRecord],
     lost_us: Mapping[tuple[str, str], int],
-) -> Shares:
-    """Share the interval's busy time out.
+) -> BusyShares:
+    """Attribute the interval's busy time.
 
-    `records` are those of its calls, `lost_us` is what LostCalls say; both by call and instance.
+    `records` are those of its calls, `lost_us` is the usage in LostCalls; both by call and instance.
     """
-    found = Shares()
+    found = BusyShares()
     known_us = 0
     for part in interval.calls:
         name = part.call_id, interval.instance_id
@@ -45,7 +45,7 @@ def shares(
         if record is not None:
             use, upto_us = _recorded(record, part, interval.instance_id)
             if use.used_us or use.billed_us:
-                sums = found.tenants.setdefault(record.tenant, Use())
+                sums = found.tenants.setdefault(record.tenant, GpuUse())
                 sums.used_us += use.used_us
                 sums.billed_us += use.billed_us
                 known_us += use.used_us
@@ -56,24 +56,22 @@ def shares(
 
 
 def recorded_us(record: RequestRecord, call_id: str, instance_id: str) -> int:
-    """What the record says that the call used on the instance."""
+    """Return the microseconds that the record has for the call on the instance."""
     return sum(
         part.gpu_us for part in record.gpu if part.call_id == call_id and part.instance_id == instance_id
     )
 
 
-def request_ids(call_id: str) -> tuple[str, str]:
-    """Ids that the record of a call may be under: its request's own, and where that was taken already."""
-    request, _, rest = call_id.partition("/")
-    nonce = rest.partition("-")[2].partition("+")[0]
-    return request, f"{request}~{nonce}"
+def request_id_of(call_id: str) -> str:
+    """Return the id of a call's request."""
+    return call_id.partition("/")[0]
 
 
-def _recorded(record: RequestRecord, part: CallPart, instance_id: str) -> tuple[Use, int]:
-    """What of the part is in the record, and up to where the record goes."""
+def _recorded(record: RequestRecord, part: CallPart, instance_id: str) -> tuple[GpuUse, int]:
+    """Return the recorded share of the part, and the position at which the record ends."""
     billed_us = record.billed_gpu_ms * 1000
     total_us = sum(one.gpu_us for one in record.gpu)
-    use, at_us, done_us = Use(), 0, 0
+    use, at_us, done_us = GpuUse(), 0, 0
     for one in record.gpu:
         if one.call_id == part.call_id and one.instance_id == instance_id and one.gpu_us:
             low_us = min(max(part.from_us - at_us, 0), one.gpu_us)

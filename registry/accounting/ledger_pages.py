@@ -1,4 +1,4 @@
-"""All of a ledger's records of a kind, a page at a time: the loop goes on between pages."""
+"""Readers of all of a ledger's records of a kind, page by page: the loop runs other tasks between pages."""
 
 import asyncio
 import math
@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from registry.accounting.gpu_shares import recorded_us, request_id_of
+from registry.accounting.usage_report import by_end, matches, overlaps
 from registry.errors import InvalidRecord
-from registry.gpu_shares import recorded_us, request_ids
+from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 from registry.state import Ledger, UsageFilter
-from registry.usage import InstanceInterval, LostCall, RequestRecord
-from registry.usage_report import by_end, matches, overlaps
 
-# A page is decoded and added up in one go: few enough for other requests not to notice.
+# A page is decoded and added up without a break: few enough records not to delay other requests.
 PAGE = 200
 MAX_RECORDS = 2_000_000
 MAX_INTERVALS = 1_000_000
@@ -22,19 +22,22 @@ MAX_LOST = 200_000
 
 
 async def each_request(
-    ledger: Ledger, where: UsageFilter, *, most: int = MAX_RECORDS
+    ledger: Ledger, where: UsageFilter, *, max_records: int = MAX_RECORDS
 ) -> AsyncIterator[RequestRecord]:
-    """The records that match, in order of `ended_at`. Raises InvalidRecord where the span of time holds
-    more than `most`, of whomever: all of them must be read."""
+    """Yield the records that match, in order of `ended_at`.
+
+    Raises InvalidRecord where the span of time holds more than `max_records` records of all tenants: all must
+    be read.
+    """
     span = replace(where, function=None, tenant=None)
-    cursor, count, fits = "", 0, -math.inf
+    cursor, count, half_ends_at = "", 0, -math.inf
     while True:
         page, cursor = await ledger.requests(span, limit=PAGE, cursor=cursor)
         count += len(page)
-        if count > most:
-            raise too_many(most, "requests", fits, where.since)
-        if count <= most // 2 and page:
-            fits = page[-1].ended_at
+        if count > max_records:
+            raise too_many(max_records, "requests", half_ends_at, where.since)
+        if count <= max_records // 2 and page:
+            half_ends_at = page[-1].ended_at
         for record in page:
             if matches(where, record):
                 yield record
@@ -48,24 +51,26 @@ async def interval_pages(
     *,
     since: float | None = None,
     until: float | None = None,
-    most: int = MAX_INTERVALS,
-    most_calls: int = MAX_CALLS,
+    max_records: int = MAX_INTERVALS,
+    max_calls: int = MAX_CALLS,
     beyond_s: float = 0.0,
 ) -> AsyncIterator[list[InstanceInterval]]:
-    """The intervals that overlap `[since, until)`, in order of `to_at`, a page of few calls at a time. Raises
-    InvalidRecord where more than `most` must be read for it, or more than `most_calls` are named; whoever
-    asked for a time that ends `beyond_s` before `until` is told how to narrow that."""
-    read, calls, fits = 0, 0, -math.inf
+    """Yield the intervals that overlap `[since, until)`, in order of `to_at`, a page of few calls at a time.
+
+    Raises InvalidRecord where more than `max_records` intervals must be read, or more than `max_calls` are
+    named; the message suggests a narrower span, which ends `beyond_s` before the interval read last.
+    """
+    read, calls, half_ends_at = 0, 0, -math.inf
     async for page in ledger.interval_pages(since=since, until=until):
         read += len(page)
-        if read > most:
-            raise too_many(most, "intervals", fits - beyond_s, since)
+        if read > max_records:
+            raise too_many(max_records, "intervals", half_ends_at - beyond_s, since)
         found = [interval for interval in page if overlaps(interval, since, until)]
         calls += sum(len(interval.calls) for interval in found)
-        if calls > most_calls:
-            raise too_many(most_calls, "calls", fits - beyond_s, since)
-        if read <= most // 2 and calls <= most_calls // 2:
-            fits = page[-1].to_at
+        if calls > max_calls:
+            raise too_many(max_calls, "calls", half_ends_at - beyond_s, since)
+        if read <= max_records // 2 and calls <= max_calls // 2:
+            half_ends_at = page[-1].to_at
         for some in _of_few_calls(found):
             yield some
             await asyncio.sleep(0)
@@ -75,8 +80,10 @@ async def interval_pages(
 async def by_end_pages(
     pages: AsyncIterator[list[InstanceInterval]],
 ) -> AsyncIterator[list[InstanceInterval]]:
-    """The same intervals `by_end`, those that end together on one page; `pages` are in order of ends but
-    where these are equal."""
+    """Yield the intervals sorted by `by_end`, those that end together on one page.
+
+    `pages` are in order of ends except where these are equal.
+    """
     held: list[InstanceInterval] = []
     async for page in pages:
         held = by_end([*held, *page])
@@ -89,44 +96,44 @@ async def by_end_pages(
 
 
 async def lost_calls(
-    ledger: Ledger, *, since: float | None = None, until: float | None = None, most: int = MAX_LOST
+    ledger: Ledger, *, since: float | None = None, until: float | None = None, max_records: int = MAX_LOST
 ) -> list[LostCall]:
-    """Those that ended in `[since, until)`. Raises InvalidRecord for more than `most`."""
+    """Return the lost calls that ended in `[since, until)`. Raises InvalidRecord for too many."""
     found: list[LostCall] = []
-    fits = -math.inf
+    half_ends_at = -math.inf
     async for page in ledger.lost_call_pages(since=since, until=until):
         found += page
-        if len(found) > most:
-            raise too_many(most, "lost calls", fits, since)
-        if len(found) <= most // 2 and page:
-            fits = page[-1].ended_at
+        if len(found) > max_records:
+            raise too_many(max_records, "lost calls", half_ends_at, since)
+        if len(found) <= max_records // 2 and page:
+            half_ends_at = page[-1].ended_at
         await asyncio.sleep(0)
     return found
 
 
-def too_many(most: int, what: str, fits: float, since: float | None) -> InvalidRecord:
-    """The error where there are more; up to the moment that `fits` there was half of it."""
-    until = math.floor(fits) if math.isfinite(fits) else -1
+def too_many(max_records: int, what: str, half_ends_at: float, since: float | None) -> InvalidRecord:
+    """Return the error for more than `max_records` records; half of them or more end by `half_ends_at`."""
+    until = math.floor(half_ends_at) if math.isfinite(half_ends_at) else -1
     if until <= max(0, since or 0):
-        return InvalidRecord(f"more than {most} {what}: narrow the time with since and until")
+        return InvalidRecord(f"more than {max_records} {what}: narrow the time with since and until")
     moment = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return InvalidRecord(
-        f"more than {most} {what}: narrow the time, first to until={until} ({moment}), then from there on"
+        f"more than {max_records} {what}: narrow the time, "
+        f"first to until={until} ({moment}), then from there on"
     )
 
 
 async def records_of(
     ledger: Ledger, calls: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], RequestRecord]:
-    """The records of calls, by call and instance; calls in flight have none."""
+    """Return the records of calls, by call and instance; calls in flight have none."""
     found: dict[tuple[str, str], RequestRecord] = {}
-    for choice in (0, 1):  # a request id that was taken already has something added
-        names = {call: request_ids(call[0])[choice] for call in calls if call not in found}
-        records = {one.request_id: one for one in await _by_id(ledger, sorted(set(names.values())))}
-        for call, name in names.items():
-            record = records.get(name)
-            if record is not None and recorded_us(record, *call):
-                found[call] = record
+    names = {call: request_id_of(call[0]) for call in calls}
+    records = {one.request_id: one for one in await _by_id(ledger, sorted(set(names.values())))}
+    for call, name in names.items():
+        record = records.get(name)
+        if record is not None and recorded_us(record, *call):
+            found[call] = record
     return found
 
 
@@ -139,7 +146,7 @@ async def _by_id(ledger: Ledger, names: Sequence[str]) -> list[RequestRecord]:
 
 
 def _of_few_calls(intervals: Sequence[InstanceInterval]) -> Iterator[list[InstanceInterval]]:
-    """The same intervals in groups that name about a page of calls, or one interval more."""
+    """Yield the intervals in groups that name about a page of calls, or one interval more."""
     group: list[InstanceInterval] = []
     calls = 0
     for interval in intervals:

@@ -1,11 +1,11 @@
-"""How long a node held an instance, from intervals in the order of their ends. Pure."""
+"""The time during which a node held an instance, from intervals in the order of their ends. Pure."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Presence:
-    """The union of intervals of one process, and what they were allocated, in microseconds.
+    """The union of the intervals of one process, and their allocated time, in microseconds.
 
     Where only those that overlap `[since_us, until_us)` are known, only the presence in it is.
     """
@@ -14,11 +14,11 @@ class Presence:
     until_us: int | None = None
     intervals: int = 0
     allocated_us: int = 0
-    outside_us: int = 0  # of it, at most so much may lie outside
+    outside_us: int = 0  # the maximum part of it outside the span
     _stays: list[tuple[int, int]] = field(default_factory=list)  # disjoint `[from, to)`, in order
 
     def add(self, from_us: int, to_us: int, allocated_us: int) -> None:
-        """Count an interval that ends no earlier than those before."""
+        """Add an interval that ends no earlier than those before."""
         self.intervals += 1
         self.allocated_us += allocated_us
         low_us = from_us if self.since_us is None else max(from_us, self.since_us)
@@ -32,11 +32,11 @@ class Presence:
 
     @property
     def over_us(self) -> int:
-        """What was allocated beyond the presence for sure; negative where it was less."""
+        """The minimum allocated time beyond the presence; negative where it was less."""
         over_us = self.allocated_us - self.present_us
         return min(over_us, 0) if over_us <= self.outside_us else over_us - self.outside_us
 
     @property
     def present_us(self) -> int:
-        """How long there was at least one."""
+        """The time with at least one interval."""
         return sum(to_us - from_us for from_us, to_us in self._stays)

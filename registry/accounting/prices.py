@@ -1,14 +1,14 @@
-"""The default price table, and which rate a GPU type has. Money is integer billionths of a dollar.
+"""The default price table, and the rate of a GPU type. Money is integer billionths of a dollar.
 
-A rate never changes, because records name it: a new price is a new id, by convention
-`<type>-<number>` with a greater number. Of the rates of one GPU type the greatest id is in force.
+A rate never changes, because records name it: a new price is a new id, by convention `<type>-<number>` with a
+greater number. Of the rates of one GPU type the greatest id is in force.
 """
 
 from collections.abc import Iterable
 
 from registry.errors import NotFound
+from registry.records.usage import PriceRate
 from registry.state import Ledger
-from registry.usage import Rate
 
 CPU = "cpu"
 ANY_GPU = "gpu"
@@ -28,7 +28,7 @@ _GPU_SECOND_NANOS = {
 }
 
 DEFAULT_RATES = tuple(
-    Rate(
+    PriceRate(
         id=f"{gpu_type}-001",
         gpu_type=gpu_type,
         gpu_second_nanos=gpu_second_nanos,
@@ -40,13 +40,13 @@ DEFAULT_RATES = tuple(
 )
 
 
-def rate_for(gpu_type: str, rates: Iterable[Rate]) -> Rate:
-    """The rate in force for a device: by its exact type, a word of its name, or any GPU's.
+def rate_for(gpu_type: str, rates: Iterable[PriceRate]) -> PriceRate:
+    """Return the rate in force for a device: by its exact type, a word of its name, or any GPU's.
 
-    Names that drivers give ("NVIDIA H100 80GB HBM3") are matched word by word. A CPU has no
-    fallback. Raises NotFound.
+    Names of drivers ("NVIDIA H100 80GB HBM3") are matched word by word. A CPU has no fallback. Raises
+    NotFound.
     """
-    latest: dict[str, Rate] = {}
+    latest: dict[str, PriceRate] = {}
     for rate in sorted(rates, key=lambda rate: rate.id):
         latest[rate.gpu_type.lower()] = rate
     name = gpu_type.lower()
@@ -58,8 +58,8 @@ def rate_for(gpu_type: str, rates: Iterable[Rate]) -> Rate:
     raise NotFound(f"the price table has no rate for {gpu_type!r}")
 
 
-async def ensure_default_rates(ledger: Ledger) -> list[Rate]:
-    """All rates, after adding the default ones that the ledger lacks."""
+async def ensure_default_rates(ledger: Ledger) -> list[PriceRate]:
+    """Add the default rates that the ledger lacks; return all rates."""
     known = {rate.id for rate in await ledger.rates()}
     for rate in DEFAULT_RATES:
         if rate.id not in known:

@@ -1,14 +1,14 @@
-"""Whether the ledger adds up: what instances were busy for is what requests were told they used. Pure.
+"""Reconciliation of the ledger: the busy time of instances equals the usage recorded for requests. Pure.
 
-In whole microseconds and for each call on each instance, what intervals name is what its records' slices
-say, or its LostCall where that says more; and for each process of a node, what its instances were allocated
-is the time in which there was one, within 1 ms an interval. Times are compared only where one process took
-them, so that no clock that is set matters.
+In whole microseconds and for each call on each instance, the time that intervals name is that of the record's
+slices, or of the LostCall where that has more; and for each process of a node, the allocated time of its
+instances is the time with at least one instance, within 1 ms an interval. Times are compared only where one
+process took them, so that clock adjustments do not matter.
 
-`WRONG` needs a proof: that an instance has ended and all of it is written; or intervals that do not follow
-each other, or do not say whose their busy time is; or a record that differs from what the node says of a
-call that it knows to be settled. `EXACT` needs one too: `OPEN` is what may still be written, and `UNPROVEN`
-what adds up as far as it can be told, where something that would prove it is not there to be read.
+`WRONG` needs a proof: an instance that has ended with all of it written; intervals that do not follow each
+other, or do not attribute their busy time; or a record that differs from the node's report of a settled call.
+`EXACT` needs one too: `OPEN` is time that may still be written, and `UNPROVEN` adds up as far as it can be
+checked, where part of the proof cannot be read.
 """
 
 import math
@@ -16,53 +16,53 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from registry.gpu_shares import recorded_us
-from registry.instance_books import WHOLE, CallName, InstanceBooks, Named, Span
-from registry.instance_books import Verdict as Verdict
-from registry.presence import Presence
-from registry.usage import InstanceInterval, LostCall, RequestRecord
-from registry.usage_report import by_end, overlaps
+from registry.accounting.gpu_shares import recorded_us, request_id_of
+from registry.accounting.instance_account import WHOLE, CallName, InstanceAccount, NamedCall, TimeSpan
+from registry.accounting.instance_account import BalanceVerdict as BalanceVerdict
+from registry.accounting.presence import Presence
+from registry.accounting.usage_report import by_end, overlaps
+from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 
-# Metered time and the clock's are both rounded, an interval.
+# Metered time and clock time are both rounded once an interval.
 TOLERANCE_US = 1000
 
-# No request is known to last longer, and no clock to be so far off: intervals of this time before and after
-# that which is asked for name the calls of its records.
+# An upper bound of a request's duration plus clock skew: the intervals of this time before and after the
+# requested span name the calls of its records.
 MARGIN_S = 3600.0
 
-NOBODY: Mapping[str, str] = {}
+NO_INSTANCES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceBalance:
-    """One instance. `used_us` is what records name, `lost_us` what no record does though a call used it."""
+    """The balance of one instance. `used_us` is in records, `lost_us` was used by calls without a record."""
 
     instance_id: str
     node: str
     busy_us: int
     used_us: int
     lost_us: int
-    verdict: Verdict
+    verdict: BalanceVerdict
     why: str = ""
 
     @property
     def missing_us(self) -> int:
-        """Busy time that nobody is known to have used; negative where more was used than metered."""
+        """Busy time that no call is known to have used; negative where more was used than metered."""
         return self.busy_us - self.used_us - self.lost_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBalance:
-    """One node: `present_us` is the time in which it held an instance."""
+    """The balance of one node: `present_us` is the time during which it held an instance."""
 
     node: str
     present_us: int
     allocated_us: int
-    verdict: Verdict
+    verdict: BalanceVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conservation:
+class Reconciliation:
     """The balance of every instance and node."""
 
     instances: tuple[InstanceBalance, ...]
@@ -70,51 +70,55 @@ class Conservation:
     requests: int
 
     @property
-    def verdict(self) -> Verdict:
-        """The worst of all."""
+    def verdict(self) -> BalanceVerdict:
+        """The worst of all verdicts."""
         found = {one.verdict for one in self.instances} | {one.verdict for one in self.nodes}
-        return next((v for v in (Verdict.WRONG, Verdict.OPEN, Verdict.UNPROVEN) if v in found), Verdict.EXACT)
+        return next(
+            (v for v in (BalanceVerdict.WRONG, BalanceVerdict.OPEN, BalanceVerdict.UNPROVEN) if v in found),
+            BalanceVerdict.EXACT,
+        )
 
     def __str__(self) -> str:
-        """What does not add up, by name; empty where everything does."""
+        """Return a line for each instance and node that does not add up; empty where all do."""
         lines = [
             f"instance {one.instance_id} on {one.node} is {one.verdict}: busy {one.busy_us} us, "
             f"used {one.used_us}, lost {one.lost_us}, missing {one.missing_us}"
             + (f" ({one.why})" if one.why else "")
             for one in self.instances
-            if one.verdict is not Verdict.EXACT
+            if one.verdict is not BalanceVerdict.EXACT
         ]
         lines += [
             f"node {one.node} is {one.verdict}: it held instances for {one.present_us} us, "
-            f"of which {one.allocated_us} are accounted for"
+            f"of which {one.allocated_us} us are accounted for"
             for one in self.nodes
-            if one.verdict is not Verdict.EXACT
+            if one.verdict is not BalanceVerdict.EXACT
         ]
         return "\n".join(lines)
 
 
-class Balances:
-    """Adds up a ledger, or what of it is of the `asked` times.
+class Reconciler:
+    """Adds up a ledger, or the `requested` span of it.
 
-    Feed it all intervals that overlap `read`, each instance's in their order, and after each `add` compare
-    the calls that it `named`; after the last, those that it `left`. Then the lost calls of somewhat more
-    time, then each record that ended in the asked times: whatever is written meanwhile is then merely ahead.
-    It keeps instances, calls in flight, and calls that differ from their records: `held` counts them.
+    Feed it all intervals that overlap `read`, each instance's in their order, and after each `add_intervals`
+    compare the calls of `pop_ended_calls`; after the last, those of `pop_open_calls`. Then add the lost calls
+    of a somewhat longer span, then each record that ended in the requested span: a record written meanwhile
+    is then merely ahead. It keeps instances, calls in flight, and calls that differ from their records:
+    `retained` counts them.
     """
 
-    def __init__(self, asked: Span = WHOLE) -> None:
-        self.asked = asked
-        self.read = Span(asked.since - MARGIN_S, asked.until + MARGIN_S)
+    def __init__(self, requested: TimeSpan = WHOLE) -> None:
+        self.requested = requested
+        self.read = TimeSpan(requested.since - MARGIN_S, requested.until + MARGIN_S)
         self._open_calls = 0
-        self._instances: dict[str, InstanceBooks] = {}
+        self._instances: dict[str, InstanceAccount] = {}
         self._presence: dict[tuple[str, int], Presence] = {}
-        self._named: list[Named] = []
+        self._named: list[NamedCall] = []
         self._ended: dict[str, float] = {}  # instances whose calls in flight are not compared yet
-        self._short: dict[CallName, Named] = {}
+        self._short: dict[CallName, NamedCall] = {}
         self._requests = 0
 
     def add_intervals(self, intervals: Iterable[InstanceInterval]) -> None:
-        """Count what instances were allocated."""
+        """Add the allocated time of instances."""
         to_at = None
         for interval in intervals:
             to_at = interval.to_at
@@ -131,41 +135,41 @@ class Balances:
             presence.add(micros(interval.from_at), micros(interval.to_at), interval.allocated_us)
         if to_at is not None:
             for name in [name for name, at in self._ended.items() if at < to_at]:
-                self._leave(name)
+                self._close(name)
 
     @property
-    def held(self) -> int:
+    def retained(self) -> int:
         return len(self._instances) + self._open_calls + len(self._short)
 
-    def named(self) -> list[Named]:
-        """Calls that nothing follows of, to be compared with their records now."""
+    def pop_ended_calls(self) -> list[NamedCall]:
+        """Return the calls that no interval follows, to be compared with their records now."""
         found, self._named = self._named, []
         return found
 
-    def left(self) -> list[Named]:
-        """Calls of which it is not said that they are over, when all intervals are in."""
+    def pop_open_calls(self) -> list[NamedCall]:
+        """Return the calls that are not over when all intervals have been added."""
         for name in list(self._instances):
-            self._leave(name)
-        return self.named()
+            self._close(name)
+        return self.pop_ended_calls()
 
-    def compare(self, calls: Iterable[Named], records: Mapping[CallName, RequestRecord]) -> None:
-        """Hold calls beside their records, by call and instance; some have none."""
+    def compare(self, calls: Iterable[NamedCall], records: Mapping[CallName, RequestRecord]) -> None:
+        """Compare calls with their records, by call and instance; some have none."""
         for call in calls:
             record = records.get(call.name)
             call.recorded_us = 0 if record is None else recorded_us(record, *call.name)
-            if record is not None and self.asked.holds(record.ended_at):
+            if record is not None and self.requested.holds(record.ended_at):
                 self._instances[call.instance_id].named_us += call.recorded_us
             if call.recorded_us != call.metered_us:
                 self._short[call.name] = call
 
     def add_lost(self, lost: Iterable[LostCall], records: Mapping[CallName, RequestRecord]) -> None:
-        """Count calls that nodes thought lost; with the records of those that have one after all."""
+        """Add calls that nodes reported lost, with the records of those that have one after all."""
         for one in lost:
             name = one.call_id, one.instance_id
             record = records.get(name)
             rest_us = max(0, one.used_us - (0 if record is None else recorded_us(record, *name)))
             short = self._short.get(name)
-            if short is None and not self.asked.holds(one.ended_at):
+            if short is None and not self.requested.holds(one.ended_at):
                 continue
             instance = self._instance(one.instance_id, one.node)
             if short is not None:
@@ -176,45 +180,45 @@ class Balances:
             instance.lost_us += rest_us
 
     def add(self, record: RequestRecord) -> None:
-        """Count a request."""
+        """Add a request."""
         self._requests += 1
         for part in record.gpu:
             instance = self._instance(part.instance_id, part.node)
             instance.used_us += part.gpu_us
-            if part.call_id.partition("/")[0] != record.request_id.partition("~")[0]:
-                instance.fault = f"the record {record.request_id} names a call of another request"
+            if request_id_of(part.call_id) != record.request_id:
+                instance.fault = f"the record {record.request_id} names another request's call"
 
-    def result(self, *, live: Mapping[str, str] = NOBODY) -> Conservation:
-        """The balance of everything so far.
+    def result(self, *, live: Mapping[str, str] = NO_INSTANCES) -> Reconciliation:
+        """Return the balance of everything added so far.
 
-        `live` are instances, with their nodes, that may have calls in flight, or time not written down yet.
+        `live` maps instances to their nodes, for instances that may have calls in flight or unwritten time.
         """
         for call in self._short.values():
-            self._instances[call.instance_id].differs(call)
+            self._instances[call.instance_id].add_difference(call)
         balances = [self._balance(name, live) for name in sorted(self._instances)]
         open_nodes = {*live.values(), *(one.node for one in self._instances.values() if one.unwritten)}
         nodes = sorted({node for node, _ in self._presence})
-        return Conservation(
+        return Reconciliation(
             instances=tuple(balances),
             nodes=tuple(self._node(node, open_nodes) for node in nodes),
             requests=self._requests,
         )
 
-    def _leave(self, name: str) -> None:
+    def _close(self, name: str) -> None:
         self._ended.pop(name, None)
-        left = self._instances[name].leave(name)
+        left = self._instances[name].close(name)
         self._open_calls -= len(left)
         self._named += left
 
-    def _instance(self, name: str, node: str) -> InstanceBooks:
+    def _instance(self, name: str, node: str) -> InstanceAccount:
         found = self._instances.get(name)
         if found is None:
-            found = self._instances[name] = InstanceBooks(node, self.read)
+            found = self._instances[name] = InstanceAccount(node, self.read)
         return found
 
     def _balance(self, name: str, live: Mapping[str, str]) -> InstanceBalance:
         instance = self._instances[name]
-        found = instance.judged(live=name in live)
+        found = instance.result(live=name in live)
         return InstanceBalance(
             instance_id=name,
             node=instance.node,
@@ -227,41 +231,41 @@ class Balances:
 
     def _node(self, node: str, open_nodes: set[str]) -> NodeBalance:
         present_us = allocated_us = 0
-        verdict = Verdict.EXACT
+        verdict = BalanceVerdict.EXACT
         for process, presence in self._presence.items():
             if process[0] != node:
                 continue
             over_us, tolerance_us = presence.over_us, presence.intervals * TOLERANCE_US
-            if abs(over_us) > tolerance_us and verdict is not Verdict.WRONG:
-                # Of instances that share a node, the intervals are cut at different times.
-                waits = node in open_nodes and (over_us < 0 or not process[1])
-                verdict = Verdict.OPEN if waits else Verdict.WRONG
+            if abs(over_us) > tolerance_us and verdict is not BalanceVerdict.WRONG:
+                # The intervals of instances that share a node are cut at different times.
+                waits = node in open_nodes and over_us < 0
+                verdict = BalanceVerdict.OPEN if waits else BalanceVerdict.WRONG
             present_us, allocated_us = present_us + presence.present_us, allocated_us + presence.allocated_us
         return NodeBalance(node=node, present_us=present_us, allocated_us=allocated_us, verdict=verdict)
 
 
-def conservation(
+def reconcile(
     records: Iterable[RequestRecord],
     intervals: Iterable[InstanceInterval],
     lost: Iterable[LostCall],
     *,
-    live: Mapping[str, str] = NOBODY,
-    asked: Span = WHOLE,
-) -> Conservation:
-    """The balance of a whole ledger, or of the asked times of it; see `Balances`."""
+    live: Mapping[str, str] = NO_INSTANCES,
+    requested: TimeSpan = WHOLE,
+) -> Reconciliation:
+    """Return the balance of a whole ledger, or of the requested span of it; see `Reconciler`."""
     records, lost = list(records), list(lost)
     of_call = {(part.call_id, part.instance_id): record for record in records for part in record.gpu}
-    balances = Balances(asked)
-    read = [one for one in intervals if overlaps(one, balances.read.since, balances.read.until)]
+    reconciler = Reconciler(requested)
+    read = [one for one in intervals if overlaps(one, reconciler.read.since, reconciler.read.until)]
     for _, together in groupby(by_end(read), key=lambda one: one.to_at):
-        balances.add_intervals(together)
-        balances.compare(balances.named(), of_call)
-    balances.compare(balances.left(), of_call)
-    balances.add_lost(lost, of_call)
+        reconciler.add_intervals(together)
+        reconciler.compare(reconciler.pop_ended_calls(), of_call)
+    reconciler.compare(reconciler.pop_open_calls(), of_call)
+    reconciler.add_lost(lost, of_call)
     for record in records:
-        if asked.holds(record.ended_at):
-            balances.add(record)
-    return balances.result(live=live)
+        if requested.holds(record.ended_at):
+            reconciler.add(record)
+    return reconciler.result(live=live)
 
 
 def _micros(at: float) -> int | None:
@@ -269,5 +273,5 @@ def _micros(at: float) -> int | None:
 
 
 def micros(at: float) -> int:
-    """Unix seconds as whole microseconds."""
+    """Return Unix seconds as whole microseconds."""
     return round(at * 1e6)

@@ -14,7 +14,7 @@ _MOMENTS = frozenset({"from", "to"})
 
 
 def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """A head line and a line a row; what a row lacks is empty."""
+    """Return a header line and a line for each row; a missing value is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -23,7 +23,7 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def to_parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
-    """One table, compressed. Columns of numbers are int64, moments UTC timestamps, others strings.
+    """Return one compressed table. Columns of numbers are int64, moments UTC timestamps, others strings.
 
     Raises InvalidRecord where pyarrow is not installed.
     """

@@ -1,13 +1,13 @@
-"""Sums over request records by any of their properties, and what people ask of a period. Pure."""
+"""Sums over request records by any of their properties, and summaries of a period. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from registry.accounting.usage_report import COLUMNS, DAY_S, day_of
 from registry.errors import InvalidRecord
-from registry.usage import Rate, RequestRecord, RequestStatus
-from registry.usage_report import COLUMNS, DAY_S, day_of
+from registry.records.usage import PriceRate, RequestRecord, RequestStatus
 
 HOUR_S = 3600
 DEFAULT_BY = ("function", "tenant")
@@ -38,7 +38,7 @@ PROPERTIES = tuple(_PROPERTIES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """Sums over the records whose properties have the values of `group`."""
+    """Sums over the records with the property values of `group`."""
 
     group: tuple[Value, ...]
     requests: int
@@ -56,7 +56,7 @@ class GroupedSums:
         self._sums: dict[tuple[Value, ...], list[int]] = {}
 
     def add(self, record: RequestRecord) -> None:
-        """Count a record. Raises InvalidRecord where there would be too many rows."""
+        """Add a record. Raises InvalidRecord where there would be too many rows."""
         group = tuple(of(record) for of in self._properties)
         sums = self._sums.get(group)
         if sums is None:
@@ -70,7 +70,7 @@ class GroupedSums:
         sums[4] += record.cost_nanos
 
     def rows(self) -> list[GroupRow]:
-        """The rows so far, in order of their groups."""
+        """Return the rows so far, in order of their groups."""
         return [
             GroupRow(group=group, **dict(zip(COLUMNS, sums, strict=True)))
             for group, sums in sorted(self._sums.items())
@@ -118,15 +118,15 @@ class _Period:
         self.cost_nanos += record.cost_nanos
 
 
-class Summary:
-    """What a period held: by function, tenant and the currency that the rates are in."""
+class PeriodSums:
+    """The summary of a period: by function, tenant and the currency of the rates."""
 
-    def __init__(self, rates: Iterable[Rate]) -> None:
+    def __init__(self, rates: Iterable[PriceRate]) -> None:
         self._currencies = {rate.id: rate.currency for rate in rates}
         self._periods: dict[tuple[str, str, str], _Period] = {}
 
     def add(self, record: RequestRecord) -> None:
-        """Count a record."""
+        """Add a record."""
         # A record without a rate cost nothing, so that it has no currency of its own.
         currency = self._currencies.get(record.rate_id, "USD")
         group = record.function, record.tenant, currency
@@ -136,7 +136,7 @@ class Summary:
         period.add(record)
 
     def rows(self) -> list[SummaryRow]:
-        """The rows so far, in order of function and tenant."""
+        """Return the rows so far, in order of function and tenant."""
         return [
             SummaryRow(
                 function=function,
@@ -160,7 +160,7 @@ class Summary:
 
 
 def percentile(counts: Mapping[int, int], share: int) -> int:
-    """The least value that at least `share` per cent of the values do not exceed (0 if there are none)."""
+    """Return the smallest value that is not below `share` per cent of the values (0 if there are none)."""
     rank = -(-sum(counts.values()) * share // 100)
     for value in sorted(counts):
         rank -= counts[value]

@@ -1,15 +1,15 @@
-"""Sums over request records: which days a filter covers whole, and what rows add up to. Pure."""
+"""Sums over request records: the whole days of a filter, and totals of rows. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.errors import InvalidRecord
+from registry.records.usage import InstanceInterval, RequestRecord
 from registry.state import UsageFilter, UsageRow
-from registry.usage import InstanceInterval, RequestRecord
 
 DAY_S = 86_400
-# A node ends an interval at least every day (--meter-interval), as soon as it is not at a step.
+# A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
 
@@ -27,19 +27,19 @@ class DaySplit:
 
 
 def day_of(at: float) -> int:
-    """The UTC day that holds the moment (floor division of floats is exact, division is not)."""
+    """Return the UTC day of the moment (floor division of floats is exact, division is not)."""
     return int(at // DAY_S)
 
 
 def bounded(where: UsageFilter) -> UsageFilter:
-    """The filter with infinite bounds as None."""
+    """Return the filter with infinite bounds as None."""
     since = None if where.since == -math.inf else where.since
     until = None if where.until == math.inf else where.until
     return replace(where, since=since, until=until)
 
 
 def split_days(since: float | None, until: float | None) -> DaySplit:
-    """Cut `[since, until)` into whole days and what is left at its edges; no moment is in two parts."""
+    """Cut `[since, until)` into whole days and the rest at its edges; no moment is in two parts."""
     if since == math.inf or until == -math.inf:
         return DaySplit(0, 0, ())
     first = None if since is None else -int(-since // DAY_S)
@@ -64,23 +64,23 @@ def matches(where: UsageFilter, record: RequestRecord) -> bool:
 
 
 def overlaps(interval: InstanceInterval, since: float | None, until: float | None) -> bool:
-    """Whether the interval has a moment in `[since, until)`; an empty one counts by its start."""
+    """Return whether the interval has a moment in `[since, until)`; an empty one counts by its start."""
     return (until is None or interval.from_at < until) and (
         since is None or since < interval.to_at or since <= interval.from_at
     )
 
 
 def by_end(intervals: Iterable[InstanceInterval]) -> list[InstanceInterval]:
-    """Intervals in the order of their ends; of those that end together an empty one comes last."""
+    """Return the intervals in the order of their ends; of those that end together an empty one comes last."""
     return sorted(intervals, key=lambda one: (one.to_at, one.from_at))
 
 
 def parse_by(text: str, properties: Sequence[str]) -> tuple[str, ...]:
-    """`tenant,day` as properties to group by. Raises InvalidRecord."""
+    """Return the properties of `tenant,day`, to group by. Raises InvalidRecord."""
     by = tuple(name.strip() for name in text.split(",") if name.strip())
     unknown = [name for name in by if name not in properties]
     if unknown:
-        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use some of {', '.join(properties)}")
+        raise InvalidRecord(f"cannot group by {unknown[0]!r}: use {', '.join(properties)}")
     if len(set(by)) < len(by):
         raise InvalidRecord("a property to group by is named twice")
     return by
@@ -102,8 +102,8 @@ def row_from(function: str, tenant: str, sums: Mapping[str, int]) -> UsageRow:
     return UsageRow(function=function, tenant=tenant, **{column: sums.get(column, 0) for column in COLUMNS})
 
 
-class Totals:
-    """Adds rows up by function and tenant."""
+class UsageTotals:
+    """Totals of rows by function and tenant."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], list[int]] = {}
@@ -114,7 +114,7 @@ class Totals:
             sums[index] += getattr(row, column)
 
     def rows(self) -> list[UsageRow]:
-        """One row for each function and tenant, ordered by both."""
+        """Return one row for each function and tenant, ordered by both."""
         return [
             row_from(function, tenant, dict(zip(COLUMNS, sums, strict=True)))
             for (function, tenant), sums in sorted(self._sums.items())
@@ -122,8 +122,8 @@ class Totals:
 
 
 def total(rows: Iterable[UsageRow]) -> list[UsageRow]:
-    """One row for each function and tenant, ordered by both."""
-    totals = Totals()
+    """Return one row for each function and tenant, ordered by both."""
+    totals = UsageTotals()
     for row in rows:
         totals.add(row)
     return totals.rows()

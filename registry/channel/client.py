@@ -1,8 +1,8 @@
-"""The gateway-invoker channel: many calls over one authenticated connection.
+"""The gateway's end of the channel: many calls over one authenticated connection.
 
-A call sends one request and receives a stream of replies (see registry/messages.py). Calls do not
-wait for each other: each has credit of its own, so a caller that reads slowly holds up its own
-handler and nobody else. A peer that falls silent is given up, and every call ends with ChannelClosed.
+A call sends one request and receives a stream of replies (see registry/messages/node.py). Calls do not wait
+for each other: each has its own credit, so a caller that reads slowly holds up its own handler and no other.
+A silent peer is considered dead, and every call ends with ChannelClosed.
 """
 
 import asyncio
@@ -13,36 +13,38 @@ from types import TracebackType
 
 import msgspec
 
-from rdmacast.connection import dial
 from rdmacast.errors import CastError, LinkClosed
-from registry.channel_connection import SERVICE, ChannelConnection, ChannelSettings
-from registry.channel_frames import (
+from rdmacast.protocol.connection import dial
+from registry.channel.connection import SERVICE, ChannelConnection, ChannelSettings
+from registry.channel.frames import (
     FRAME_COST,
     INITIAL_CREDIT,
     MALFORMED,
-    Kind,
+    ChannelFrameKind,
     pack,
     pack_credit,
     unpack_failure,
 )
-from registry.channel_server import ChannelServer, Handler
+from registry.channel.server import CallHandler, ChannelServer
 from registry.errors import ChannelClosed, ChannelError, RemoteError
-from registry.messages import Reply, Request
+from registry.messages.node import Reply, Request
 
-__all__ = ["Call", "Channel", "ChannelServer", "ChannelSettings", "Handler"]
+__all__ = ["CallHandler", "Channel", "ChannelCall", "ChannelServer", "ChannelSettings"]
 
-_DATA, _LAST, _END, _ERROR = map(int, (Kind.DATA, Kind.LAST, Kind.END, Kind.ERROR))
+_DATA, _LAST, _END, _ERROR = map(
+    int, (ChannelFrameKind.DATA, ChannelFrameKind.LAST, ChannelFrameKind.END, ChannelFrameKind.ERROR)
+)
 _REPLIES = frozenset({_DATA, _LAST})
 _FROM_SERVER = _REPLIES | {_END, _ERROR}
 _encode = msgspec.msgpack.Encoder().encode
-_CLOSE_S = 1.0  # for the last frames to go out
+_CLOSE_S = 1.0  # for the last frames to be sent
 
 
-class Call:
+class ChannelCall:
     """One call: `async with channel.call(request) as replies: async for reply in replies: …`.
 
-    One task at a time may iterate. Raises RemoteError where the handler failed, ChannelClosed where
-    the connection did. Leaving the block before the end cancels the handler at once.
+    One task at a time may iterate. Raises RemoteError where the handler failed, ChannelClosed where the
+    connection did. Leaving the block before the end cancels the handler at once.
     """
 
     __slots__ = ("_allowance", "_channel", "_consumed", "_end", "_id", "_replies", "_request", "_wakeup")
@@ -55,13 +57,13 @@ class Call:
         self._end: BaseException | None = None  # StopAsyncIteration after END
         self._wakeup: asyncio.Future[None] | None = None
         self._allowance = INITIAL_CREDIT  # what the server may still send
-        self._consumed = 0  # taken by the caller and not yet granted anew
+        self._consumed = 0  # read by the caller and not granted again yet
 
     def __repr__(self) -> str:
         state = "open" if self._end is None else f"ended: {self._end!r}"
         return f"Call({self._id} {type(self._request).__name__}, {len(self._replies)} waiting, {state})"
 
-    async def __aenter__(self) -> "Call":
+    async def __aenter__(self) -> "ChannelCall":
         channel = self._channel
         body = channel.encode(self._request)
         if not channel.is_writable:
@@ -73,9 +75,9 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._replies.clear()
-        self._channel.leave(self._id)
+        self._channel.cancel(self._id)
 
-    def __aiter__(self) -> "Call":
+    def __aiter__(self) -> "ChannelCall":
         return self
 
     async def __anext__(self) -> Reply:
@@ -95,19 +97,19 @@ class Call:
             self._consumed = 0
         return reply
 
-    # What the channel calls.
+    # Called by the channel.
 
     def deliver(self, reply: Reply, nbytes: int) -> None:
-        """Raises ChannelError if the server sent beyond its credit."""
+        """Queue a reply. Raises ChannelError if the server exceeded its credit."""
         if self._allowance <= 0:
-            raise ChannelError("the server sent beyond its credit")
+            raise ChannelError("the server exceeded its credit")
         cost = nbytes + FRAME_COST
         self._allowance -= cost
         self._replies.append((reply, cost))
         self._wake()
 
     def finish(self, end: BaseException) -> None:
-        """No reply comes any more; those that came can still be taken."""
+        """End the call; queued replies can still be read."""
         if self._end is None:
             self._end = end
             self._wake()
@@ -118,17 +120,17 @@ class Call:
 
 
 class _ClientConnection(ChannelConnection):
-    """The gateway's end of the wire: sorts frames to their calls."""
+    """The gateway's end of the connection: routes frames to their calls."""
 
     def __init__(self, settings: ChannelSettings, closed: Callable[[ChannelClosed], None]) -> None:
         super().__init__(settings)
         self._closed = closed
         self._decoder = msgspec.msgpack.Decoder(Reply)
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, ChannelCall] = {}
 
     def frame_received(self, kind: int, call: int, body: memoryview) -> None:
         if kind not in _FROM_SERVER:
-            raise ChannelError(f"{Kind(kind).name} came from a server")
+            raise ChannelError(f"a server sent {ChannelFrameKind(kind).name}")
         waiting = self.calls.get(call)
         if waiting is None:
             return  # its caller has left
@@ -156,7 +158,7 @@ class _ClientConnection(ChannelConnection):
 
 
 class Channel:
-    """A connection to one node; make it with `connect`. Stays closed once closed."""
+    """A connection to one node, created by `connect`. Stays closed once closed."""
 
     def __init__(
         self, settings: ChannelSettings, on_closed: Callable[["Channel", ChannelClosed], None] | None
@@ -179,9 +181,9 @@ class Channel:
         settings: ChannelSettings | None = None,
         on_closed: Callable[["Channel", ChannelClosed], None] | None = None,
     ) -> "Channel":
-        """Dial `tcp://host:port` and authenticate. Raises ChannelClosed (nobody there), ChannelError.
+        """Dial `tcp://host:port` and authenticate. Raises ChannelClosed (no listener), ChannelError.
 
-        `on_closed` hears once that the channel is closed, and why.
+        `on_closed` is called once when the channel closes, with the reason.
         """
         channel = cls(settings or ChannelSettings(), on_closed)
         try:
@@ -203,9 +205,9 @@ class Channel:
     def is_closed(self) -> bool:
         return self._connection.reason is not None
 
-    def call(self, request: Request) -> Call:
-        """A call to be entered with `async with`; entering raises ChannelClosed."""
-        return Call(self, request)
+    def call(self, request: Request) -> ChannelCall:
+        """Return a call to be entered with `async with`; entering raises ChannelClosed."""
+        return ChannelCall(self, request)
 
     async def ask(self, request: Request) -> Reply:
         """Make a call and return its last reply. Raises RemoteError, ChannelClosed, ChannelError."""
@@ -214,22 +216,22 @@ class Channel:
             async for reply in replies:
                 last = reply
         if last is None:
-            raise ChannelError(f"a {type(request).__name__} was answered by nothing")
+            raise ChannelError(f"the reply to a {type(request).__name__} is empty")
         return last
 
     async def aclose(self) -> None:
-        """Close; calls under way end with ChannelClosed. Idempotent."""
+        """Close; calls in progress end with ChannelClosed. Idempotent."""
         self._connection.shut(ChannelClosed("the channel was closed"), flush=True)
         await self._connection.wait_lost(_CLOSE_S)
 
-    # What calls use.
+    # Called by calls.
 
     def encode(self, request: Request) -> bytes:
-        """A call's request as it is sent. Raises ChannelError if it is too large."""
+        """Return the encoded request of a call. Raises ChannelError if it is too large."""
         body = _encode(request)
         if len(body) > self._settings.max_frame_bytes:
             raise ChannelError(
-                f"a {type(request).__name__} of {len(body)} bytes is over the bound of "
+                f"a {type(request).__name__} of {len(body)} bytes exceeds the limit of "
                 f"{self._settings.max_frame_bytes}"
             )
         return body
@@ -240,20 +242,20 @@ class Channel:
         return self._connection.reason is None and not self._connection.is_congested
 
     async def writable(self) -> None:
-        """Return once the server takes more. Raises ChannelClosed."""
+        """Return once the server accepts more. Raises ChannelClosed."""
         await self._connection.writable()
 
-    def open(self, call: Call, body: bytes) -> int:
-        """Send a call's request; returns its id."""
+    def open(self, call: ChannelCall, body: bytes) -> int:
+        """Send a call's request; return the call's id."""
         id_ = self._next_id
         self._next_id = id_ % 0xFFFFFFFF + 1
         self._connection.calls[id_] = call
-        self._connection.write(pack(Kind.OPEN, id_, body))
+        self._connection.write(pack(ChannelFrameKind.OPEN, id_, body))
         return id_
 
-    def leave(self, id_: int) -> None:
+    def cancel(self, id_: int) -> None:
         if self._connection.calls.pop(id_, None) is not None:
-            self._connection.write(pack(Kind.CANCEL, id_))
+            self._connection.write(pack(ChannelFrameKind.CANCEL, id_))
 
     def grant(self, id_: int, credit: int) -> None:
         self._connection.write(pack_credit(id_, credit))

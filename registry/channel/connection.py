@@ -1,20 +1,20 @@
-"""One end of the channel: frames in and out, written once a loop iteration, and a watch on the peer."""
+"""One end of the channel: frames in and out, written once a loop iteration, and the peer's keepalive."""
 
 import asyncio
 import logging
 from dataclasses import dataclass
 from typing import cast
 
-from rdmacast.handshake import Service
-from rdmacast.keepalive import Keepalive
-from registry.channel_frames import FrameSplitter, Kind, pack
+from rdmacast.protocol.handshake import Service
+from rdmacast.protocol.keepalive import Keepalive
+from registry.channel.frames import ChannelFrameKind, FrameSplitter, pack
+from registry.channel.priority import make_urgent
 from registry.errors import ChannelClosed, ChannelError
-from registry.urgent import make_urgent
 
 logger = logging.getLogger(__name__)
 
 SERVICE = Service("channel", 2)
-_PING, _PONG = int(Kind.PING), int(Kind.PONG)
+_PING, _PONG = int(ChannelFrameKind.PING), int(ChannelFrameKind.PONG)
 _HIGH_WATER_BYTES = 256 * 1024
 
 
@@ -32,11 +32,11 @@ class ChannelSettings:
         if not 0 < self.ping_interval_s < self.ping_timeout_s:
             raise ValueError("ping_interval_s must be above 0 and below ping_timeout_s")
         if self.max_frame_bytes <= 0 or self.max_calls <= 0 or self.handshake_timeout_s <= 0:
-            raise ValueError("the limits of a channel must be above 0")
+            raise ValueError("max_frame_bytes, max_calls and handshake_timeout_s must be above 0")
 
 
 class ChannelConnection(asyncio.Protocol):
-    """What both ends share. Subclasses define `frame_received` and `connection_closed`."""
+    """The common part of both ends. Subclasses define `frame_received` and `connection_closed`."""
 
     def __init__(self, settings: ChannelSettings) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class ChannelConnection(asyncio.Protocol):
         self._writable.set()
         self._reason: ChannelClosed | None = None
         self._lost = asyncio.Event()
-        self._peer = "nobody"
+        self._peer = "not connected"
 
     def __repr__(self) -> str:
         state = "open" if self._reason is None else f"closed: {self._reason}"
@@ -61,7 +61,7 @@ class ChannelConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def connection_closed(self, reason: ChannelClosed) -> None:
-        """The channel is closed; called once."""
+        """Handle the end of the channel; called once."""
         raise NotImplementedError
 
     @property
@@ -86,14 +86,14 @@ class ChannelConnection(asyncio.Protocol):
         return not self._writable.is_set()
 
     async def writable(self) -> None:
-        """Return when the peer takes more. Raises ChannelClosed."""
+        """Return once the peer accepts more. Raises ChannelClosed."""
         if not self._writable.is_set():
             await self._writable.wait()
         if self._reason is not None:
             raise ChannelClosed(str(self._reason))
 
     def shut(self, reason: ChannelClosed, *, flush: bool = False) -> None:
-        """Close; with `flush` what was written still goes out. Nothing happens if it is closed."""
+        """Close, after sending the written frames if `flush`; do nothing if closed already."""
         if self._reason is not None:
             return
         if flush:
@@ -111,7 +111,7 @@ class ChannelConnection(asyncio.Protocol):
         self.connection_closed(reason)
 
     async def wait_lost(self, timeout_s: float) -> None:
-        """Return once the connection is gone; it is cut after `timeout_s`."""
+        """Return once the connection is lost; it is aborted after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._lost.wait()
@@ -120,7 +120,7 @@ class ChannelConnection(asyncio.Protocol):
                 self._transport.abort()
             await self._lost.wait()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -133,17 +133,17 @@ class ChannelConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._reason is not None:
             return
-        self._keepalive.heard(self._loop.time())
+        self._keepalive.on_data(self._loop.time())
         try:
             for kind, call, body in self._splitter.split(data):
                 if kind == _PING:
-                    self.write(pack(Kind.PONG, 0))
+                    self.write(pack(ChannelFrameKind.PONG, 0))
                 elif kind != _PONG:
                     self.frame_received(kind, call, body)
                 if self.reason is not None:
                     return
         except ChannelError as error:
-            logger.warning("closing the channel with %s: %s", self._peer, error)
+            logger.warning("channel with %s: closing: %s", self._peer, error)
             self.shut(ChannelClosed(f"the peer broke the protocol: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,5 +165,5 @@ class ChannelConnection(asyncio.Protocol):
         if self._keepalive.is_dead(self._loop.time()):
             self.shut(ChannelClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
             return
-        self.write(pack(Kind.PING, 0))
+        self.write(pack(ChannelFrameKind.PING, 0))
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -1,8 +1,8 @@
 """The channel's frames, and their bounds (pure).
 
-A frame is a header of 9 bytes (body length, kind, call; big-endian), then its body. Only the side
-that dialled opens calls. On each call the server may send bodies worth its *credit*; the caller
-grants more as it consumes them. The last body may exceed the credit, so that any size fits.
+A frame is a header of 9 bytes (body length, kind, call; big-endian), then its body. Only the side that
+dialled opens calls. On each call the server may send bodies up to its *credit*; the caller grants more as it
+consumes them. The last body may exceed the credit, so that any size fits.
 
 | frame | from | body |
 |---|---|---|
@@ -26,14 +26,16 @@ from registry.errors import ChannelError
 
 HEADER_BYTES = 9
 INITIAL_CREDIT = 256 * 1024
-FRAME_COST = 64  # what a body counts for beyond its length, so that empty ones are bounded too
+FRAME_COST = 64  # added to the length of a body, so that empty ones are bounded too
 MAX_ERROR_BYTES = 16 * 1024
 
 _HEADER = struct.Struct(">IBI")
 _CREDIT = struct.Struct(">I")
 
 
-class Kind(IntEnum):
+class ChannelFrameKind(IntEnum):
+    """The kind of a frame."""
+
     OPEN = 1
     DATA = 2
     END = 3
@@ -46,16 +48,15 @@ class Kind(IntEnum):
 
 
 _FIXED_BODIES: dict[int, int] = {
-    Kind.END: 0,
-    Kind.CANCEL: 0,
-    Kind.CREDIT: _CREDIT.size,
-    Kind.PING: 0,
-    Kind.PONG: 0,
+    ChannelFrameKind.END: 0,
+    ChannelFrameKind.CANCEL: 0,
+    ChannelFrameKind.CREDIT: _CREDIT.size,
+    ChannelFrameKind.PING: 0,
+    ChannelFrameKind.PONG: 0,
 }
-_KINDS = frozenset(map(int, Kind))
+_KINDS = frozenset(map(int, ChannelFrameKind))
 
-# What msgspec raises for a body that is malformed: a text that is no UTF-8 and endless nesting have
-# exceptions of their own.
+# The exceptions of msgspec for a malformed body: invalid UTF-8 and endless nesting have their own.
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -70,12 +71,12 @@ _failure_encoder = msgspec.msgpack.Encoder()
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 
 
-def pack(kind: Kind, call: int, body: bytes = b"") -> bytes:
+def pack(kind: ChannelFrameKind, call: int, body: bytes = b"") -> bytes:
     return _HEADER.pack(len(body), kind, call) + body
 
 
 def pack_credit(call: int, credit: int) -> bytes:
-    return pack(Kind.CREDIT, call, _CREDIT.pack(credit))
+    return pack(ChannelFrameKind.CREDIT, call, _CREDIT.pack(credit))
 
 
 def unpack_credit(body: memoryview) -> int:
@@ -84,14 +85,14 @@ def unpack_credit(body: memoryview) -> int:
 
 
 def pack_failure(call: int, code: str, message: str) -> bytes:
-    # Lone surrogates (from file names) have no UTF-8: people read the rest.
+    # Lone surrogates (from file names) have no UTF-8 and are replaced.
     text = message[: MAX_ERROR_BYTES // 8].encode(errors="replace").decode()
     failure = Failure(code[:64], text)
-    return pack(Kind.ERROR, call, _failure_encoder.encode(failure))
+    return pack(ChannelFrameKind.ERROR, call, _failure_encoder.encode(failure))
 
 
 def unpack_failure(body: memoryview) -> Failure:
-    """Raises ChannelError."""
+    """Decode the body of an ERROR frame. Raises ChannelError."""
     try:
         return _failure_decoder.decode(body)
     except MALFORMED as error:
@@ -99,7 +100,7 @@ def unpack_failure(body: memoryview) -> Failure:
 
 
 class FrameSplitter:
-    """Bytes in, frames out, without copying bodies that came whole."""
+    """Splits bytes into frames, without copying bodies that arrive whole."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
@@ -110,9 +111,9 @@ class FrameSplitter:
         return f"FrameSplitter({len(self._rest)} of {self._wanted} bytes)"
 
     def split(self, data: bytes) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield (kind, call, body) of each frame that is complete; a body is valid until the next one.
+        """Yield (kind, call, body) of each complete frame; a body is valid until the next one.
 
-        Raises ChannelError where a frame breaks a bound.
+        Raises ChannelError where a frame exceeds a bound.
         """
         source: bytes | bytearray = data
         if self._rest:
@@ -139,9 +140,9 @@ class FrameSplitter:
         if kind not in _KINDS:
             raise ChannelError(f"unknown frame kind {kind}")
         if length > self._max_body_bytes:
-            raise ChannelError(f"a frame of {length} bytes is over the bound of {self._max_body_bytes}")
+            raise ChannelError(f"a frame of {length} bytes exceeds the limit of {self._max_body_bytes}")
         fixed = _FIXED_BODIES.get(kind)
         if fixed is not None and length != fixed:
-            raise ChannelError(f"a {Kind(kind).name} frame cannot carry {length} bytes")
-        if kind == Kind.ERROR and length > MAX_ERROR_BYTES:
-            raise ChannelError(f"an ERROR frame of {length} bytes is over its bound")
+            raise ChannelError(f"a {ChannelFrameKind(kind).name} frame cannot carry {length} bytes")
+        if kind == ChannelFrameKind.ERROR and length > MAX_ERROR_BYTES:
+            raise ChannelError(f"an ERROR frame of {length} bytes exceeds the limit of {MAX_ERROR_BYTES}")

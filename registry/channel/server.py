@@ -8,33 +8,33 @@ from contextvars import ContextVar
 
 import msgspec
 
-from rdmacast.connection import Listener, listen
-from registry.channel_connection import SERVICE, ChannelConnection, ChannelSettings
-from registry.channel_frames import (
+from rdmacast.aio.eager import StartedCoroutine, start_eagerly
+from rdmacast.protocol.connection import ConnectionListener, listen
+from registry.channel.connection import SERVICE, ChannelConnection, ChannelSettings
+from registry.channel.frames import (
     FRAME_COST,
     INITIAL_CREDIT,
     MALFORMED,
-    Kind,
+    ChannelFrameKind,
     pack,
     pack_failure,
     unpack_credit,
 )
-from registry.eager import Begun, begin
 from registry.errors import ChannelClosed, ChannelError
-from registry.messages import Reply, Request
+from registry.messages.node import Reply, Request
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request], AsyncIterator[Reply]]
+CallHandler = Callable[[Request], AsyncIterator[Reply]]
 
-_CLOSE_S = 1.0  # for the last frames to go out
+_CLOSE_S = 1.0  # for the last frames to be sent
 
-# Whose call a handler answers: the peer that `on_peer_closed` names when its connection is lost.
+# The caller of the current handler: the peer that `on_peer_closed` names when its connection is lost.
 caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 class _ServerCall:
-    """A call under way; `credit` is how much of its replies the caller will still take."""
+    """A call in progress; `credit` is the number of bytes that the caller still accepts."""
 
     __slots__ = ("_granted", "credit", "task")
 
@@ -56,11 +56,11 @@ class _ServerCall:
 
 
 class _ServerConnection(ChannelConnection):
-    """Serves one peer. Its tasks are also held by the server, which outlives the connection."""
+    """The connection of one peer. Its tasks are also held by the server, which outlives the connection."""
 
     def __init__(
         self,
-        handler: Handler,
+        handler: CallHandler,
         settings: ChannelSettings,
         tasks: set[asyncio.Task[None]],
         opened: Callable[["_ServerConnection"], None],
@@ -87,17 +87,17 @@ class _ServerConnection(ChannelConnection):
         self._closed(self, reason)
 
     def frame_received(self, kind: int, call: int, body: memoryview) -> None:
-        if kind == Kind.OPEN:
+        if kind == ChannelFrameKind.OPEN:
             self._open(call, body)
-        elif kind == Kind.CREDIT:
+        elif kind == ChannelFrameKind.CREDIT:
             if call in self._calls:
                 self._calls[call].grant(unpack_credit(body))
-        elif kind == Kind.CANCEL:
+        elif kind == ChannelFrameKind.CANCEL:
             cancelled = self._calls.pop(call, None)
             if cancelled is not None and cancelled.task is not None:
                 cancelled.task.cancel()
         else:
-            raise ChannelError(f"{Kind(kind).name} came from a client")
+            raise ChannelError(f"a client sent {ChannelFrameKind(kind).name}")
 
     def _open(self, id_: int, body: memoryview) -> None:
         if id_ in self._calls:
@@ -122,15 +122,15 @@ class _ServerConnection(ChannelConnection):
             replies = self._handler(request)
             await self._pass_on(id_, call, replies)
         except asyncio.CancelledError:
-            # A call that its caller or the connection ended has left the table: this came from within.
+            # A call ended by its caller or the connection has left the table: the handler cancelled itself.
             if self._calls.get(id_) is call:
-                logger.error("the handler of a %s was cancelled from within", type(request).__name__)
+                logger.error("the handler of a %s cancelled itself", type(request).__name__)
                 self.write(pack_failure(id_, "internal", "the handler was cancelled"))
             raise
         except ChannelClosed as error:
-            if self.reason is None:  # another channel's, that the handler used
+            if self.reason is None:  # of another channel, which the handler used
                 self.write(pack_failure(id_, *_describe(error, request)))
-        except Exception as error:  # whatever it is, the caller is told
+        except Exception as error:  # any: reported to the caller
             self.write(pack_failure(id_, *_describe(error, request)))
         finally:
             # After a CANCEL the id may belong to another call by now.
@@ -140,21 +140,20 @@ class _ServerConnection(ChannelConnection):
                 await replies.aclose()
 
     async def _pass_on(self, id_: int, call: _ServerCall, replies: AsyncIterator[Reply]) -> None:
-        """Send the replies, each at once; but one after which the handler ends without a wait goes out
-        together with the end."""
+        """Send each reply at once; one after which the handler ends without a wait goes out with the end."""
         held: bytes | None = None
         try:
             while True:
-                begun = begin(replies.__anext__())
-                if isinstance(begun, Begun):
+                started = start_eagerly(replies.__anext__())
+                if isinstance(started, StartedCoroutine):
                     if held is not None:
-                        self.write(pack(Kind.DATA, id_, held))
+                        self.write(pack(ChannelFrameKind.DATA, id_, held))
                         held = None
-                    reply = await begun
+                    reply = await started
                 else:
-                    reply = begun
+                    reply = started
                     if held is not None:
-                        self.write(pack(Kind.DATA, id_, held))
+                        self.write(pack(ChannelFrameKind.DATA, id_, held))
                         held = None
                 body = self._encoder.encode(reply)
                 if call.credit <= 0:
@@ -164,26 +163,28 @@ class _ServerConnection(ChannelConnection):
                 call.credit -= len(body) + FRAME_COST
                 held = body
         except StopAsyncIteration:
-            self.write(pack(Kind.END, id_) if held is None else pack(Kind.LAST, id_, held))
+            self.write(
+                pack(ChannelFrameKind.END, id_) if held is None else pack(ChannelFrameKind.LAST, id_, held)
+            )
             held = None
         finally:
             if held is not None and self._calls.get(id_) is call:
-                self.write(pack(Kind.DATA, id_, held))  # the handler failed after it
+                self.write(pack(ChannelFrameKind.DATA, id_, held))  # the handler failed after it
 
 
 class ChannelServer:
     """Listens for gateways; `start` it or use it as a context manager.
 
-    `handler(request)` yields the replies. An exception of it with a `code` attribute (a string) ends
-    the call with that code and its text, any other with `internal`; both sides of a cancelled call
-    end at once, and the handler sees CancelledError. `on_peer_closed` hears of each connection lost.
+    `handler(request)` yields the replies. An exception with a `code` attribute (a string) ends the call with
+    that code and its text, any other with `internal`; both sides of a cancelled call end at once, and the
+    handler sees CancelledError. `on_peer_closed` is called for each lost connection.
     """
 
     def __init__(
         self,
         listen: str,
         secret: bytes,
-        handler: Handler,
+        handler: CallHandler,
         *,
         tls: ssl.SSLContext | None = None,
         settings: ChannelSettings | None = None,
@@ -195,7 +196,7 @@ class ChannelServer:
         self._tls = tls
         self._settings = settings or ChannelSettings()
         self._on_peer_closed = on_peer_closed
-        self._listener: Listener | None = None
+        self._listener: ConnectionListener | None = None
         self._connections: set[_ServerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -223,14 +224,14 @@ class ChannelServer:
 
     @property
     def url(self) -> str:
-        """The address that is listened on, with the port that the system chose."""
+        """The listening address, with the port that the system chose."""
         if self._listener is None:
             raise RuntimeError("the channel server has not started")
         return self._listener.endpoint.url
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Who is connected, as `host:port`."""
+        """The connected peers, as `host:port`."""
         return tuple(connection.peer for connection in self._connections)
 
     async def aclose(self) -> None:
@@ -252,13 +253,13 @@ class ChannelServer:
 
     def _forget(self, connection: _ServerConnection, reason: ChannelClosed) -> None:
         self._connections.discard(connection)
-        logger.info("the channel with %s closed: %s", connection.peer, reason)
+        logger.info("channel with %s: closed: %s", connection.peer, reason)
         if self._on_peer_closed is not None:
             self._on_peer_closed(connection.peer, reason)
 
 
 def _describe(error: Exception, request: Request) -> tuple[str, str]:
-    """The code and text of a handler's failure, for the caller."""
+    """Return the code and text of a handler's failure, for the caller."""
     code = getattr(error, "code", None)
     if isinstance(code, str) and code:
         return code, str(error)

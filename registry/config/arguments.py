@@ -1,4 +1,4 @@
-"""Flag values of the programs, parsed by the registry's functions."""
+"""Argparse types over the registry's parsers."""
 
 import argparse
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as an argparse type: argparse then shows why a value is bad."""
+    """Return `parse` as an argparse type: argparse then shows why a value is bad."""
 
     def convert(text: str) -> T:
         try:
@@ -19,17 +19,3 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
-
-
-def number(least: int, most: int) -> Callable[[str], int]:
-    """An argparse type for whole numbers with bounds."""
-
-    def convert(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
-        return int(text)
-
-    return convert
-
-
-tcp_port = number(0, 65535)

@@ -1,9 +1,9 @@
-"""How emulated models and accelerators are spelled, and which go together.
+"""The names of emulated models and accelerators, and which model runs on which device.
 
     emulated:llama2-13b/1000     a model; its image is real bytes, 1/1000 of the model's
-    emulated:h800x4/1000/10      a node of 4 GPUs whose memory and rates are 1/1000, and all 10 times slower
+    emulated:h800x4/1000/10      a node of 4 GPUs with 1/1000 of the memory and rates, 10 times slower
 
-Which names there are, and their times, is known to invoker/emulated/profiles.py alone.
+The known names and their times are in invoker/emulated/profiles.py alone.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from registry.errors import InvalidRecord
 
 EMULATED_PREFIX = "emulated:"
-MOST_DIVISOR = 100_000
+MAX_DIVISOR = 100_000
 
 _MODEL = re.compile(r"emulated:([a-z0-9][a-z0-9.-]*)(?:/([1-9]\d{0,5}))?")
 _DEVICE = re.compile(
@@ -22,7 +22,7 @@ _DEVICE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedModel:
-    """A model of which only bytes are there: one in `scale` of them."""
+    """A model with an image of 1/`scale` of its bytes, and without weights."""
 
     name: str
     scale: int = 1
@@ -33,8 +33,7 @@ class EmulatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedDevice:
-    """A node's accelerator that is not there: `count` GPUs, bytes and rates divided by `scale`, all times
-    `slower`."""
+    """A node's emulated accelerator: `count` GPUs, bytes and rates divided by `scale`, times by `slower`."""
 
     name: str
     count: int = 1
@@ -48,25 +47,25 @@ class EmulatedDevice:
 
 
 def is_emulated(text: str) -> bool:
-    """Whether an architecture or a device says that it is."""
+    """Return whether an architecture or a device is emulated, by its name."""
     return text.startswith(EMULATED_PREFIX)
 
 
 def parse_model(text: str) -> EmulatedModel:
-    """Raises InvalidRecord."""
+    """Parse the name of an emulated model. Raises InvalidRecord."""
     found = _MODEL.fullmatch(text)
     if found is None:
-        raise InvalidRecord(f"{text!r} is no emulated model: use emulated:MODEL or emulated:MODEL/SCALE")
+        raise InvalidRecord(f"{text!r} is not an emulated model: use emulated:MODEL or emulated:MODEL/SCALE")
     return EmulatedModel(name=found[1], scale=_divisor(text, found[2]))
 
 
 def parse_device(text: str) -> EmulatedDevice:
-    """Raises InvalidRecord."""
+    """Parse the name of an emulated device. Raises InvalidRecord."""
     found = _DEVICE.fullmatch(text)
     if found is None:
         raise InvalidRecord(
-            f"{text!r} is no emulated device: use emulated:GPU, emulated:GPUxCOUNT, "
-            "and behind it /SCALE or /SCALE/SLOWER"
+            f"{text!r} is not an emulated device: use emulated:GPU, emulated:GPUxCOUNT, "
+            "optionally followed by /SCALE or /SCALE/SLOWER"
         )
     return EmulatedDevice(
         name=found[1],
@@ -77,21 +76,20 @@ def parse_device(text: str) -> EmulatedDevice:
 
 
 def mismatch(architecture: str, device: str) -> str:
-    """Why a node with this device cannot run a model of this architecture; "" if nothing is known that
-    speaks against it."""
+    """Return why a node with this device cannot run a model of this architecture, "" if it may."""
     if not is_emulated(device):
         return f"{architecture} runs on emulated devices only" if is_emulated(architecture) else ""
     if not is_emulated(architecture):
         return f"{device} runs emulated models only"
     try:
         wanted, given = parse_model(architecture).scale, parse_device(device).scale
-    except InvalidRecord as error:  # it came from outside
+    except InvalidRecord as error:  # unvalidated input
         return str(error)
     return "" if wanted == given else f"{architecture} is at 1/{wanted}, {device} at 1/{given}"
 
 
 def _divisor(text: str, digits: str | None) -> int:
     number = int(digits or 1)
-    if number > MOST_DIVISOR:
-        raise InvalidRecord(f"{text!r}: at most /{MOST_DIVISOR}")
+    if number > MAX_DIVISOR:
+        raise InvalidRecord(f"{text!r}: a divisor is at most {MAX_DIVISOR}")
     return number

@@ -1,8 +1,8 @@
-"""API keys and the cluster's secret: how they are made, read and checked.
+"""API keys and the cluster's secret: their creation, reading and checks.
 
-A key reads `hc_<id>_<secret>`: the id is public and finds the record, the secret carries 256 random
-bits of which only the SHA-256 is stored. A secret file has mode 0600 and appears complete or not at
-all: it is written beside its place and linked into it, so that of two first starts one wins.
+A key reads `hc_<id>_<secret>`: the id is public and finds the record, the secret carries 256 random bits of
+which only the SHA-256 is stored. A secret file has mode 0600 and appears complete or not at all: it is
+written to a draft beside its path and linked to it, so that of two concurrent first starts one wins.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from registry.api_key import ApiKey, Role
 from registry.clock import Clock, SystemClock
 from registry.errors import InvalidRecord, KeyRefused, NotFound
+from registry.records.api_key import ApiKey, KeyRole
 from registry.state import KeyState
 
 SECRET_VARIABLE = "HYPERCAST_CLUSTER_SECRET"
@@ -28,7 +28,7 @@ _KEY = re.compile(r"hc_([a-z0-9]{4,64})_([A-Za-z0-9_-]{20,200})")
 
 
 class NewKey(NamedTuple):
-    """A key just made: its record, and the key itself, which is shown once."""
+    """A new key: its record, and the key itself, which is shown once."""
 
     key: ApiKey
     plaintext: str
@@ -36,7 +36,7 @@ class NewKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """What a caller presented, taken apart."""
+    """The id and the secret of a presented key."""
 
     id: str
     secret: str
@@ -47,14 +47,14 @@ class PresentedKey:
 
 def new_api_key(
     tenant: str,
-    role: Role,
+    role: KeyRole,
     name: str,
     *,
     functions: Sequence[str] = (),
     expires_at: float | None = None,
     clock: Clock | None = None,
 ) -> NewKey:
-    """A fresh key for `tenant`; storing its record is the caller's part."""
+    """Create a key for `tenant`; the caller stores its record."""
     if not tenant:
         raise InvalidRecord("an API key needs a tenant")
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
@@ -72,15 +72,15 @@ def new_api_key(
 
 
 def parse_key(presented: str) -> PresentedKey:
-    """Take a presented key apart. Raises KeyRefused; the message never repeats the key."""
+    """Parse a presented key. Raises KeyRefused; the message never repeats the key."""
     found = _KEY.fullmatch(presented.strip())
     if found is None:
-        raise KeyRefused("not an API key: one looks like hc_<id>_<secret>")
+        raise KeyRefused("not an API key: the format is hc_<id>_<secret>")
     return PresentedKey(found[1], found[2])
 
 
 def matches(key: ApiKey, presented: PresentedKey) -> bool:
-    """Whether the presented key is this one, in a time that tells nothing of the secret."""
+    """Return whether the presented key is this one, in constant time."""
     return hmac.compare_digest(key.digest, _digest(presented.secret)) and key.id == presented.id
 
 
@@ -94,10 +94,10 @@ def check_usable(key: ApiKey, now: float) -> ApiKey:
 
 
 def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None = None) -> bytes:
-    """The cluster's secret: from HYPERCAST_CLUSTER_SECRET, else from the file, made if need be.
+    """Return the cluster's secret: from HYPERCAST_CLUSTER_SECRET, else from the file, created if missing.
 
-    A secret given by the environment equals a file of the same text. Raises InvalidRecord if it is
-    too short to protect anything, or if there is neither.
+    A secret in the environment equals a file of the same text. Raises InvalidRecord if it is too short to
+    protect anything, or if there is neither.
     """
     given = (os.environ if environ is None else environ).get(SECRET_VARIABLE, "").strip()
     if given:
@@ -108,17 +108,16 @@ def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None =
 
 
 async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock | None = None) -> str:
-    """The admin key in the file (made at the first start), known to `state` afterwards.
+    """Return the admin key of the file, created at the first start, and ensure that `state` has its record.
 
-    A file that outlives its state (a new Redis) makes its key known again; a key revoked since
-    stays revoked.
+    A file that outlives its state (a new Redis) restores its key's record; a key revoked since stays revoked.
     """
-    fresh = new_api_key(ADMIN_TENANT, Role.ADMIN, "admin", clock=clock)
+    fresh = new_api_key(ADMIN_TENANT, KeyRole.ADMIN, "admin", clock=clock)
     plaintext = _read_or_create(path, fresh.plaintext)
     try:
         presented = parse_key(plaintext)
     except KeyRefused as error:
-        raise InvalidRecord(f"{path} does not hold an API key") from error
+        raise InvalidRecord(f"{path} contains no API key: delete it to create a new one") from error
     try:
         known = await state.key(presented.id)
     except NotFound:
@@ -127,21 +126,21 @@ async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock 
                 id=presented.id,
                 digest=_digest(presented.secret),
                 tenant=ADMIN_TENANT,
-                role=Role.ADMIN,
+                role=KeyRole.ADMIN,
                 name="admin",
                 created_at=fresh.key.created_at,
             )
         )
     else:
         if not matches(known, presented):
-            raise InvalidRecord(f"{path} holds another secret than the key {presented.id} has")
+            raise InvalidRecord(f"{path}: the secret differs from that of key {presented.id}")
     return plaintext
 
 
 def secret_beside(redis_url: str) -> Path | None:
-    """The `cluster.secret` in the folder of an embedded Redis's socket, if there is one to read.
+    """Return the `cluster.secret` in the folder of an embedded Redis's socket, if it is readable.
 
-    Whoever may open the socket's folder is on the cluster's own machine, as its own user.
+    A process that may open the socket's folder is on the cluster's own machine, as its own user.
     """
     if not redis_url.startswith("unix://"):
         return None
@@ -162,7 +161,7 @@ def _long_enough(text: str, source: str) -> bytes:
 
 
 def _read_or_create(path: Path, content: str) -> str:
-    """The stripped text of a secret file, which gets `content` if it does not exist."""
+    """Return the stripped text of a secret file, created with `content` if it does not exist."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

@@ -1,1 +1,20 @@
-"""Model images: packing a checkpoint into one byte range, its manifest, and the content-addressed store."""
+"""Model images: packing of a checkpoint into one byte range, its manifest, and the content-addressed store.
+
+- `architectures`: the supported architectures: tasks and tensors
+- `assets`: the small files of a model
+- `codec`: manifests as JSON
+- `digests`: digests, marker file and running hashes, shared by the stores
+- `dtype_names`, `dtypes`: element types and their conversion
+- `fsspec_store`: a blob store behind an fsspec URL
+- `layer_tensors`: the tensor names of each family, in execution order
+- `layout`: the offsets of tensors in an image
+- `local_reader`, `local_store`: a blob store in a local folder
+- `manifest`: the manifest of an image
+- `pack`: hashing of a planned image, and writing it to a folder
+- `page_cache`: the residency of a file in the page cache
+- `plan`: a virtual image over checkpoint files
+- `safetensors_file`: bounded readers of safetensors headers
+- `source`: the folder of a checkpoint, local or from a hub
+- `store`: the seam of blob stores, and `open_store`
+- `verify`: unit checksums
+"""

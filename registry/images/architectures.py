@@ -1,4 +1,4 @@
-"""The supported architectures: which task each serves, and which tensors it must and may have."""
+"""The supported architectures: the task of each, and its required and optional tensors."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.errors import CheckpointError
-from registry.function import Task
-from registry.images.parts import (
+from registry.images.layer_tensors import (
     Config,
-    Part,
+    LayerTensors,
     bert_parts,
     clip_parts,
     distilbert_parts,
@@ -25,28 +24,29 @@ from registry.images.parts import (
     vit_parts,
 )
 from registry.images.safetensors_file import load_json_object
+from registry.records.function import FunctionTask
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 MAX_CONTEXT = 1 << 31
 _STRETCHING = ("longrope", "dynamic")
-_PHI3_STRETCHING = ("su", "yarn")  # what Phi-3 once called longrope
-_PHI3_ORIGINAL = 4096  # where a Phi-3 config does not say
+_PHI3_STRETCHING = ("su", "yarn")  # older names of longrope in Phi-3
+_PHI3_ORIGINAL = 4096  # the default of a Phi-3 config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One row of the table.
 
-    `prefixes` are those that the base model's names may carry, likeliest first; `anchor` is a name
-    (without prefix) that every checkpoint has and that tells which prefix it uses. `head` is the
-    output matrix that may be tied to `anchor`, None if the family has none. `ignored` matches names
-    that are known and not needed: leftovers of older versions and heads of other tasks.
+    `prefixes` are the prefixes that the base model's names may have, most likely first; `anchor` is a name
+    (without prefix) that every checkpoint has, by which its prefix is detected. `head` is the output matrix
+    that may be tied to `anchor`, None if the family has none. `ignored` matches names that are known and not
+    needed: leftovers of older versions and heads of other tasks.
     """
 
     name: str
     model_type: str
-    task: Task
-    parts: Callable[[Config, str], list[Part]]
+    task: FunctionTask
+    parts: Callable[[Config, str], list[LayerTensors]]
     prefixes: tuple[str, ...]
     anchor: str
     context_key: str | None
@@ -63,12 +63,12 @@ class Architecture:
 class Arrangement:
     """A checkpoint's tensors in the order of execution.
 
-    `head_to_compare` names a head that the config ties to `embedding` though the file has it: it is
-    dropped if it equals the embedding (see `without_head`), else the head is not tied after all.
+    `head_to_compare` names a head that the config ties to `embedding` though the file has it: it is dropped
+    if it equals the embedding (see `without_head`), else the head is not tied after all.
     """
 
     architecture: Architecture
-    parts: tuple[Part, ...]
+    parts: tuple[LayerTensors, ...]
     dropped: tuple[str, ...]
     tied_head: bool
     embedding: str
@@ -79,7 +79,7 @@ class Arrangement:
         return sum(part.kind == "layer" for part in self.parts)
 
     def without_head(self) -> "Arrangement":
-        """The same with the doubled head dropped."""
+        """Return the arrangement with the duplicate head dropped."""
         name = self.head_to_compare
         parts = tuple(replace(part, names=tuple(n for n in part.names if n != name)) for part in self.parts)
         dropped = (*self.dropped, *((name,) if name else ()))
@@ -91,12 +91,12 @@ _POSITION_IDS = r"(\w+\.)?embeddings\.(position|token_type)_ids$"
 
 
 def _llama(
-    name: str, model_type: str, parts: Callable[[Config, str], list[Part]], context: int
+    name: str, model_type: str, parts: Callable[[Config, str], list[LayerTensors]], context: int
 ) -> Architecture:
     return Architecture(
         name=name,
         model_type=model_type,
-        task=Task.GENERATE,
+        task=FunctionTask.GENERATE,
         parts=parts,
         prefixes=("model.",),
         anchor="embed_tokens.weight",
@@ -113,7 +113,7 @@ def _bert(
     base: str,
     model_type: str,
     prefix: str,
-    parts: Callable[[Config, str], list[Part]],
+    parts: Callable[[Config, str], list[LayerTensors]],
     offset: Callable[[Config], int] | None = None,
 ) -> Architecture:
     stem = base.removesuffix("Model")
@@ -122,7 +122,7 @@ def _bert(
     return Architecture(
         name=base,
         model_type=model_type,
-        task=Task.EMBED,
+        task=FunctionTask.EMBED,
         parts=parts,
         prefixes=("", f"{prefix}."),
         anchor="embeddings.word_embeddings.weight",
@@ -135,7 +135,7 @@ def _bert(
 
 
 def _after_padding(config: Config) -> int:
-    """RoBERTa's positions start behind the padding token's own."""
+    """Return the first position of RoBERTa, which follows the padding token's own."""
     pad = config.get("pad_token_id", 1)
     return pad + 1 if type(pad) is int and 0 <= pad < 1 << 20 else 2
 
@@ -149,7 +149,7 @@ TABLE: tuple[Architecture, ...] = (
     Architecture(
         name="GPT2LMHeadModel",
         model_type="gpt2",
-        task=Task.GENERATE,
+        task=FunctionTask.GENERATE,
         parts=gpt2_parts,
         prefixes=("transformer.", ""),
         anchor="wte.weight",
@@ -168,7 +168,7 @@ TABLE: tuple[Architecture, ...] = (
     Architecture(
         name="ViTForImageClassification",
         model_type="vit",
-        task=Task.CLASSIFY,
+        task=FunctionTask.CLASSIFY,
         parts=vit_parts,
         prefixes=("vit.",),
         anchor="embeddings.cls_token",
@@ -179,7 +179,7 @@ TABLE: tuple[Architecture, ...] = (
     Architecture(
         name="ResNetForImageClassification",
         model_type="resnet",
-        task=Task.CLASSIFY,
+        task=FunctionTask.CLASSIFY,
         parts=resnet_parts,
         prefixes=("resnet.",),
         anchor="embedder.embedder.convolution.weight",
@@ -189,7 +189,7 @@ TABLE: tuple[Architecture, ...] = (
     Architecture(
         name="CLIPModel",
         model_type="clip",
-        task=Task.FEATURES,
+        task=FunctionTask.FEATURES,
         parts=clip_parts,
         prefixes=("",),
         anchor="text_model.embeddings.token_embedding.weight",
@@ -205,12 +205,12 @@ _BY_MODEL_TYPE = {row.model_type: row for row in TABLE}
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The parsed config.json of a checkpoint folder. Raises CheckpointError."""
+    """Return the parsed config.json of a checkpoint folder. Raises CheckpointError."""
     return load_json_object(folder / "config.json", MAX_CONFIG_BYTES)
 
 
 def architecture_of(config: Config) -> Architecture:
-    """The row for a config.json; by `model_type` where it names no architecture. Raises CheckpointError."""
+    """Return the row for a config.json, by `model_type` if it has no architecture. Raises CheckpointError."""
     names = config.get("architectures")
     model_type = config.get("model_type")
     first = names[0] if isinstance(names, list) and names else None
@@ -220,7 +220,7 @@ def architecture_of(config: Config) -> Architecture:
         row = _BY_NAME.get(first) if isinstance(first, str) else None
     if row is None:
         raise CheckpointError(
-            f"unknown architecture {first or model_type!r}; supported are "
+            f"unsupported architecture {first or model_type!r}: use one of "
             + ", ".join(sorted(row.name for row in TABLE))
         )
     if config.get("quantization_config") is not None:
@@ -228,13 +228,13 @@ def architecture_of(config: Config) -> Architecture:
     return row
 
 
-def task_of(config: Config) -> Task:
-    """What a function of this model computes."""
+def task_of(config: Config) -> FunctionTask:
+    """Return the task of a function of this model."""
     return architecture_of(config).task
 
 
 def context_length_of(config: Config) -> int:
-    """The longest usable context in tokens, 0 for models that read no text."""
+    """Return the longest usable context in tokens, 0 for models that read no text."""
     row = architecture_of(config)
     if row.context_key is None:
         return 0
@@ -247,8 +247,10 @@ def context_length_of(config: Config) -> int:
 
 
 def _stretched_from(config: Config) -> int | None:
-    """The length beyond which a model's rotary embedding turns all positions anew: keys that are cached
-    cannot follow, so the engine goes no further. None where there is no such length."""
+    """Return the length beyond which a model's rotary embedding rotates all positions anew, None for none.
+
+    Cached keys cannot follow that, so the engine goes no further.
+    """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     phi3 = architecture_of(config).model_type == "phi3"
     kinds = (*_STRETCHING, *_PHI3_STRETCHING) if phi3 else _STRETCHING
@@ -290,8 +292,10 @@ def arrange(config: Config, names: Collection[str]) -> Arrangement:
     )
 
 
-def _present(part: Part, names: Collection[str], absent: str | None, layers: int, row: str) -> Part:
-    """The part with the names that the checkpoint has, or CheckpointError if it lacks a needed one."""
+def _present(
+    part: LayerTensors, names: Collection[str], absent: str | None, layers: int, row: str
+) -> LayerTensors:
+    """Return the part with the names that the checkpoint has. Raises CheckpointError for a missing one."""
     found: list[str] = []
     missing: list[str] = []
     for name in part.names:
@@ -313,7 +317,7 @@ _OLD_NORM_NAMES = {".weight": ".gamma", ".bias": ".beta"}
 
 
 def _spelling(name: str, names: Collection[str]) -> str | None:
-    """The name as the checkpoint has it: old BERT files say LayerNorm.gamma and LayerNorm.beta."""
+    """Return the name as the checkpoint spells it: old BERT files have LayerNorm.gamma and LayerNorm.beta."""
     if name in names:
         return name
     stem, dot, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The small files that go with a model: configuration, tokenizer, preprocessing."""
+"""The small files of a model: configuration, tokenizer, preprocessing."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ ASSET_PATTERNS = (
 
 
 def collect_assets(path: str | Path) -> dict[str, bytes]:
-    """The assets of a checkpoint folder by relative name, sorted. Raises CheckpointError."""
+    """Return the assets of a checkpoint folder by relative name, sorted. Raises CheckpointError."""
     folder = Path(path)
     assets: dict[str, bytes] = {}
     for pattern in ASSET_PATTERNS:

@@ -20,24 +20,27 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON; equal manifests give equal bytes."""
+    """Return the manifest as JSON; equal manifests yield equal bytes."""
     return msgspec.json.encode(manifest)
 
 
 def manifest_digest(encoded: bytes) -> str:
-    """The SHA-256 (hex) under which an encoded manifest is stored."""
+    """Return the SHA-256 (hex) under which an encoded manifest is stored."""
     return hashlib.sha256(encoded).hexdigest()
 
 
 def decode_manifest(encoded: bytes) -> Manifest:
-    """The manifest in `encoded`, every rule checked. Raises CorruptImage saying which one it breaks."""
+    """Return the manifest in `encoded`, fully checked. Raises CorruptImage with the violated rule."""
     if len(encoded) > MAX_MANIFEST_BYTES:
-        raise CorruptImage(f"manifest: {len(encoded)} bytes are over the limit of {MAX_MANIFEST_BYTES}")
+        raise CorruptImage(f"manifest: {len(encoded)} bytes exceed the limit of {MAX_MANIFEST_BYTES}")
     try:
         manifest = msgspec.json.decode(encoded, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptImage(f"manifest: {error}") from error
-    _check(manifest.format == MANIFEST_FORMAT, f"format {manifest.format}, this is format {MANIFEST_FORMAT}")
+    _check(
+        manifest.format == MANIFEST_FORMAT,
+        f"format {manifest.format} is not supported, only {MANIFEST_FORMAT}",
+    )
     _check(_DIGEST.fullmatch(manifest.sha256) is not None, "sha256 must be 64 hex digits")
     _check(0 <= manifest.nbytes < 1 << 62, "nbytes is out of range")
     _check(
@@ -51,7 +54,7 @@ def decode_manifest(encoded: bytes) -> Manifest:
 
 
 def _check_tensors(manifest: Manifest) -> None:
-    _check(len(manifest.tensors) <= MAX_TENSORS, f"over {MAX_TENSORS} tensors")
+    _check(len(manifest.tensors) <= MAX_TENSORS, f"more than {MAX_TENSORS} tensors")
     names: set[str] = set()
     position = 0
     for tensor in manifest.tensors:
@@ -81,7 +84,7 @@ def _check_layers(manifest: Manifest) -> None:
         _check(span.kind in KINDS, f"{where}: kind must be one of {', '.join(KINDS)}")
         _check(len(span.tower) <= MAX_TOWER, f"{where}: the tower's name is too long")
         wanted = layers[span.tower] if span.kind == "layer" else 0
-        _check(span.index == wanted, f"{where}: the index should be {wanted}")
+        _check(span.index == wanted, f"{where}: the index must be {wanted}")
         layers[span.tower] += span.kind == "layer"
         _check(
             span.start == position and span.end >= span.start, f"{where}: spans must be contiguous from 0 on"

@@ -1,4 +1,4 @@
-"""Element types as the user and the image name them."""
+"""Names of element types, in requests and in the image."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ REQUESTS = ("auto", "float32", "bfloat16", "float16")
 
 
 def target_dtype(stored: str, requested: str) -> str:
-    """The dtype that a tensor has in the image; only floats are ever converted."""
+    """Return the dtype of a tensor in the image; only floats are converted."""
     if requested not in REQUESTS:
         raise CheckpointError(f"unknown dtype {requested!r}: use one of {', '.join(REQUESTS)}")
     return stored if requested == "auto" or stored not in BY_NAME.values() else BY_NAME[requested]

@@ -1,4 +1,4 @@
-"""Element types: which most of a model has, and how a run of elements is converted."""
+"""Element types: the dominant one of a model, and the conversion of elements."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,17 +16,17 @@ FLOATS: Mapping[str, np.dtype] = {
 
 
 def dominant_dtype(sizes: Iterable[tuple[str, int]]) -> str:
-    """The float dtype (`float32`, …) that most bytes of (dtype, bytes) pairs have; float32 if none."""
+    """Return the float dtype (`float32`, …) of most bytes of (dtype, bytes) pairs; float32 if none."""
     totals: dict[str, int] = {}
     for dtype, nbytes in sizes:
         if dtype in FLOATS:
             totals[dtype] = totals.get(dtype, 0) + nbytes
-    most = max(totals, key=lambda dtype: totals[dtype], default="F32")
-    return next(name for name, dtype in BY_NAME.items() if dtype == most)
+    dominant = max(totals, key=lambda dtype: totals[dtype], default="F32")
+    return next(name for name, dtype in BY_NAME.items() if dtype == dominant)
 
 
 def convert(raw: memoryview, stored: str, wanted: str) -> memoryview:
-    """The elements of `raw` in another float dtype, as bytes; rounds to nearest, ties to even."""
+    """Return the elements of `raw` in another float dtype, as bytes; rounds to nearest, ties to even."""
     # Out-of-range values become infinities, as in torch; that is no reason to warn.
     with np.errstate(all="ignore"):
         converted = np.frombuffer(raw, dtype=FLOATS[stored]).astype(FLOATS[wanted])

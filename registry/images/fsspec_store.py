@@ -1,8 +1,8 @@
 """A blob store behind any fsspec URL (`s3://`, `gs://`, `memory://`, …).
 
-Object stores cannot append, so each append writes one object below `partial/<digest>/`, named by its
-offset; any gateway can go on where another stopped. The last one reads the parts once more, in
-order, into the blob under a draft name, and then moves it into place.
+Object stores cannot append, so each append writes one object below `partial/<digest>/`, named by its offset;
+any gateway can continue where another stopped. The last one reads the parts once more, in order, into the
+blob under a draft name, and then moves it into place.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from typing import Any
 
 import fsspec
 
+from rdmacast.aio.threads import run_in_thread
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
 from registry.images.digests import (
     MARKER_FILE,
-    Hash,
-    RunningHashes,
+    RunningHash,
+    UploadHashes,
     check_digest,
     decode_marker,
     encode_marker,
-    in_thread,
     write_batched,
 )
 
@@ -31,25 +31,28 @@ WRITE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _UploadPart:
     path: str
     offset: int
     nbytes: int
 
 
 class FsspecStore:
-    """Blobs as objects. Uploads of one digest through different gateways at once are not excluded
-    (object stores have no locks), but cannot do harm: the parts' offsets and the digest are checked."""
+    """Blobs as objects.
+
+    Concurrent uploads of one digest through different gateways are not excluded (object stores have no
+    locks), but are harmless: the parts' offsets and the digest are checked.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         try:
             self._fs, root = fsspec.core.url_to_fs(self._url)
         except (ImportError, ValueError, OSError) as error:
-            # An unknown scheme, or one whose package is not installed: fsspec's message says which.
+            # An unknown scheme, or one for which a package is missing: fsspec's message names it.
             raise StoreError(f"cannot use the store {url}: {error}") from error
         self._root = root.rstrip("/")
-        self._hashes = RunningHashes()
+        self._hashes = UploadHashes()
         self._busy: set[str] = set()
 
     def __repr__(self) -> str:
@@ -81,7 +84,7 @@ class FsspecStore:
     def _read(self, digest: str, limit: int) -> bytes:
         reader = self.open_blob(digest)
         if reader.size > limit:
-            raise StoreError(f"blob {digest} has {reader.size} bytes, over the limit of {limit}")
+            raise StoreError(f"blob {digest} has {reader.size} bytes, more than the limit of {limit}")
         content = bytearray(reader.size)
         reader.read_into(0, memoryview(content))
         if hashlib.sha256(content).hexdigest() != digest:
@@ -92,8 +95,8 @@ class FsspecStore:
         parts = await asyncio.to_thread(self._parts, digest)
         return sum(part.nbytes for part in parts)
 
-    def _parts(self, digest: str) -> list[_Part]:
-        """The parts that follow one another from 0 on; others are left over from a race and ignored."""
+    def _parts(self, digest: str) -> list[_UploadPart]:
+        """Return the parts that follow one another from 0 on; others, left over from a race, are ignored."""
         with _translated(self._url):
             try:
                 entries = self._fs.ls(self._partial(digest), detail=True, refresh=True)
@@ -103,8 +106,8 @@ class FsspecStore:
         for entry in entries:
             offset = entry["name"].rpartition("/")[2].partition("-")[0]
             if offset.isdigit() and entry["size"]:
-                found.append(_Part(entry["name"], int(offset), int(entry["size"])))
-        parts: list[_Part] = []
+                found.append(_UploadPart(entry["name"], int(offset), int(entry["size"])))
+        parts: list[_UploadPart] = []
         position = 0
         for part in sorted(found, key=lambda part: (part.offset, part.path)):
             if part.offset == position:
@@ -115,7 +118,7 @@ class FsspecStore:
     async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
         check_digest(digest)
         if digest in self._busy:
-            raise Conflict(f"another upload of {digest} is under way")
+            raise Conflict(f"another upload of {digest} is in progress")
         self._busy.add(digest)
         try:
             if await self.size(digest) is not None:
@@ -128,40 +131,40 @@ class FsspecStore:
         parts = await asyncio.to_thread(self._parts, digest)
         size = sum(part.nbytes for part in parts)
         if offset != size:
-            raise Conflict(f"the upload of {digest} stands at {size} bytes, not at {offset}")
-        running = self._hashes.take(digest, tuple(parts))
+            raise Conflict(f"the upload of {digest} continues at {size} bytes, not at {offset}")
+        running = self._hashes.pop(digest, tuple(parts))
         if running is None:
-            running = await in_thread(self._hash_again, parts)
+            running = await run_in_thread(self._hash_again, parts)
         path = f"{self._partial(digest)}/{offset:020d}-{uuid.uuid4().hex[:12]}"
         writer = _PartWriter(self._fs, self._url, path, running, total - offset)
         try:
             await write_batched(chunks, writer.write, WRITE_BYTES)
         finally:
             # A part becomes visible when it is closed.
-            await in_thread(writer.close)
+            await run_in_thread(writer.close)
             if writer.nbytes:
-                parts.append(_Part(path, offset, writer.nbytes))
-            self._hashes.keep(digest, tuple(parts), running)
+                parts.append(_UploadPart(path, offset, writer.nbytes))
+            self._hashes.put(digest, tuple(parts), running)
         size += writer.nbytes
         if size >= total:
-            self._hashes.forget(digest)
-            await in_thread(self._finish, digest, parts, running, size == total)
+            self._hashes.discard(digest)
+            await run_in_thread(self._finish, digest, parts, running, size == total)
         return size
 
-    def _hash_again(self, parts: list[_Part]) -> Hash:
+    def _hash_again(self, parts: list[_UploadPart]) -> RunningHash:
         running = hashlib.sha256()
         for piece in self._pieces(parts):
             running.update(piece)
         return running
 
-    def _pieces(self, parts: list[_Part]) -> Iterator[bytes]:
+    def _pieces(self, parts: list[_UploadPart]) -> Iterator[bytes]:
         with _translated(self._url):
             for part in parts:
                 with self._fs.open(part.path, "rb") as file:
                     while piece := file.read(WRITE_BYTES):
                         yield piece
 
-    def _finish(self, digest: str, parts: list[_Part], running: Hash, whole: bool) -> None:
+    def _finish(self, digest: str, parts: list[_UploadPart], running: RunningHash, whole: bool) -> None:
         with _translated(self._url):
             if not whole or running.hexdigest() != digest:
                 self._remove(self._partial(digest))
@@ -184,7 +187,7 @@ class FsspecStore:
             self._fs.rm(path, recursive=True)
 
     async def delete(self, digest: str) -> None:
-        self._hashes.forget(check_digest(digest))
+        self._hashes.discard(check_digest(digest))
         await asyncio.to_thread(self._delete, digest)
 
     def _delete(self, digest: str) -> None:
@@ -204,7 +207,7 @@ class FsspecStore:
         return sorted(name for name in (path.rpartition("/")[2] for path in names) if len(name) == 64)
 
     async def last_used(self) -> dict[str, float | None]:
-        # Objects cannot be touched, so that when one was written tells nothing of its last use.
+        # Objects cannot be touched, so the time of writing does not show the last use.
         return dict.fromkeys(await self.digests())
 
     async def touch(self, digest: str) -> None:
@@ -227,20 +230,22 @@ class FsspecStore:
         return times
 
     def _last_part(self, folder: str) -> float | None:
-        """When the last part of an upload was written."""
+        """Return the time at which the last part of an upload was written."""
         try:
             parts = self._fs.ls(folder, detail=False, refresh=True)
             return max((self._fs.modified(part).timestamp() for part in parts), default=None)
-        except (FileNotFoundError, NotImplementedError):  # gone meanwhile; a backend without times
+        except (FileNotFoundError, NotImplementedError):  # removed meanwhile, or a backend without times
             return None
 
     async def drop_partial(self, digest: str) -> bool:
-        """Knows of no writers but this process's: those of others, which write parts now and then, are
-        told by the times of their parts."""
+        """Remove an unfinished upload, unless this process is writing it.
+
+        Writers of other processes are not known; they show by the times of their parts.
+        """
         path = self._partial(digest)
         if digest in self._busy:
             return False
-        self._hashes.forget(digest)
+        self._hashes.discard(digest)
         return await asyncio.to_thread(self._drop, path)
 
     def _drop(self, path: str) -> bool:
@@ -258,7 +263,7 @@ class FsspecStore:
         with _translated(self._url):
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(f"{self._root}/{MARKER_FILE}", encode_marker(cluster))
-        # Two clusters that claim at once both see who wrote last.
+        # Two clusters that claim at once both read the marker written last.
         return self._cluster() or cluster
 
     async def cluster(self) -> str | None:
@@ -312,13 +317,13 @@ class FsspecReader:
         into[:] = data
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
 
 class _PartWriter:
     """The object that one append writes; opened with its first byte."""
 
-    def __init__(self, fs: Any, url: str, path: str, running: Hash, room: int) -> None:
+    def __init__(self, fs: Any, url: str, path: str, running: RunningHash, room: int) -> None:
         self._fs = fs
         self._url = url
         self._path = path
@@ -329,7 +334,7 @@ class _PartWriter:
 
     def write(self, data: bytearray) -> None:
         if self.nbytes + len(data) > self._room:
-            raise Conflict(f"the upload is longer than announced: {self._path}")
+            raise Conflict(f"the upload is longer than its declared size: {self._path}")
         if not data:
             return
         with _translated(self._url):

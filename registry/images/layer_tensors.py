@@ -1,8 +1,8 @@
-"""What the tensors of each model family are called, step by step, in the order of execution.
+"""The tensor names of each model family, step by step, in the order of execution.
 
-A step's names are listed so that q, k and v, and gate and up, follow each other, weights before
-biases: where their sizes are multiples of the alignment, each fused matrix is one view of the image.
-A name that ends in `?` may be absent.
+A step's names are listed so that q, k and v, and gate and up, follow each other, weights before biases: where
+their sizes are multiples of the alignment, each fused matrix is one view of the image. A name that ends in
+`?` is optional.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerTensors:
     """One step of execution (see LayerSpan) and the names of its tensors, in order."""
 
     kind: str
@@ -24,20 +24,20 @@ class Part:
     names: tuple[str, ...]
 
 
-def embed(*names: str, tower: str = "") -> Part:
-    return Part(kind="embed", index=0, tower=tower, names=names)
+def embed(*names: str, tower: str = "") -> LayerTensors:
+    return LayerTensors(kind="embed", index=0, tower=tower, names=names)
 
 
-def layer(index: int, names: Iterable[str], tower: str = "") -> Part:
-    return Part(kind="layer", index=index, tower=tower, names=tuple(names))
+def layer(index: int, names: Iterable[str], tower: str = "") -> LayerTensors:
+    return LayerTensors(kind="layer", index=index, tower=tower, names=tuple(names))
 
 
-def head(*names: str, tower: str = "") -> Part:
-    return Part(kind="head", index=0, tower=tower, names=names)
+def head(*names: str, tower: str = "") -> LayerTensors:
+    return LayerTensors(kind="head", index=0, tower=tower, names=names)
 
 
 def count(config: Config, key: str, default: int) -> int:
-    """A count from config.json, bounded: it comes from outside."""
+    """Return a count from config.json, bounded, as it is unvalidated input."""
     value = config.get(key, default)
     if type(value) is not int or not 0 <= value <= MAX_LAYERS:
         raise CheckpointError(f"config.json: {key} must be an integer of 0 to {MAX_LAYERS}, not {value!r}")
@@ -45,7 +45,7 @@ def count(config: Config, key: str, default: int) -> int:
 
 
 def counts(config: Config, key: str, default: list[int]) -> list[int]:
-    """A list of counts from config.json, bounded."""
+    """Return a list of counts from config.json, bounded."""
     value = config.get(key, default)
     if (
         not isinstance(value, list)
@@ -57,7 +57,7 @@ def counts(config: Config, key: str, default: list[int]) -> list[int]:
 
 
 def section(config: Config, key: str) -> Config:
-    """A nested object of config.json, empty where absent."""
+    """Return a nested object of config.json, empty where absent."""
     value = config.get(key) or {}
     if not isinstance(value, dict):
         raise CheckpointError(f"config.json: {key} must be an object")
@@ -69,7 +69,7 @@ def _affine(*modules: str) -> tuple[str, ...]:
 
 
 def _grouped(prefix: str, *modules: str, bias: bool = True) -> tuple[str, ...]:
-    """Modules that fuse: all weights, then all biases."""
+    """Return the names of modules that fuse: all weights, then all biases."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return tuple(f"{prefix}{module}.{kind}" for kind in kinds for module in modules)
 
@@ -77,21 +77,21 @@ def _grouped(prefix: str, *modules: str, bias: bool = True) -> tuple[str, ...]:
 # --- decoders -------------------------------------------------------------------------------------
 
 
-def llama_parts(config: Config, prefix: str) -> list[Part]:
-    """Llama and Mistral; biases where config.json says so."""
+def llama_parts(config: Config, prefix: str) -> list[LayerTensors]:
+    """Return the steps of Llama and Mistral; with biases where config.json sets them."""
     bias = bool(config.get("attention_bias", False))
     return _llama_like(config, prefix, qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias")))
 
 
-def mistral_parts(config: Config, prefix: str) -> list[Part]:
+def mistral_parts(config: Config, prefix: str) -> list[LayerTensors]:
     return _llama_like(config, prefix)
 
 
-def qwen2_parts(config: Config, prefix: str) -> list[Part]:
+def qwen2_parts(config: Config, prefix: str) -> list[LayerTensors]:
     return _llama_like(config, prefix, qkv_bias=True)
 
 
-def qwen3_parts(config: Config, prefix: str) -> list[Part]:
+def qwen3_parts(config: Config, prefix: str) -> list[LayerTensors]:
     bias = bool(config.get("attention_bias", False))
     return _llama_like(config, prefix, qkv_bias=bias, out_bias=bias, qk_norm=True)
 
@@ -104,7 +104,7 @@ def _llama_like(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
-) -> list[Part]:
+) -> list[LayerTensors]:
     names = (
         "input_layernorm.weight",
         *_grouped("self_attn.", "q_proj", "k_proj", "v_proj", bias=qkv_bias),
@@ -117,7 +117,7 @@ def _llama_like(
     return _decoder(config, prefix, names)
 
 
-def phi3_parts(config: Config, prefix: str) -> list[Part]:
+def phi3_parts(config: Config, prefix: str) -> list[LayerTensors]:
     names = (
         "input_layernorm.weight",
         "self_attn.qkv_proj.weight",
@@ -129,7 +129,7 @@ def phi3_parts(config: Config, prefix: str) -> list[Part]:
     return _decoder(config, prefix, names)
 
 
-def _decoder(config: Config, prefix: str, names: tuple[str, ...]) -> list[Part]:
+def _decoder(config: Config, prefix: str, names: tuple[str, ...]) -> list[LayerTensors]:
     return [
         embed(f"{prefix}embed_tokens.weight"),
         *(
@@ -140,7 +140,7 @@ def _decoder(config: Config, prefix: str, names: tuple[str, ...]) -> list[Part]:
     ]
 
 
-def gpt2_parts(config: Config, prefix: str) -> list[Part]:
+def gpt2_parts(config: Config, prefix: str) -> list[LayerTensors]:
     names = _affine("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     return [
         embed(f"{prefix}wte.weight", f"{prefix}wpe.weight"),
@@ -152,8 +152,8 @@ def gpt2_parts(config: Config, prefix: str) -> list[Part]:
 # --- text encoders --------------------------------------------------------------------------------
 
 
-def bert_parts(config: Config, prefix: str) -> list[Part]:
-    """BERT and RoBERTa; the pooler is optional."""
+def bert_parts(config: Config, prefix: str) -> list[LayerTensors]:
+    """Return the steps of BERT and RoBERTa; the pooler is optional."""
     names = (
         *_grouped("attention.self.", "query", "key", "value"),
         *_affine("attention.output.dense", "attention.output.LayerNorm"),
@@ -166,8 +166,8 @@ def bert_parts(config: Config, prefix: str) -> list[Part]:
     return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
 
 
-def mpnet_parts(config: Config, prefix: str) -> list[Part]:
-    """MPNet: the relative attention bias serves all layers, so it lies with the embedding."""
+def mpnet_parts(config: Config, prefix: str) -> list[LayerTensors]:
+    """Return the steps of MPNet; all layers share the relative attention bias, stored with the embedding."""
     names = (
         *_grouped("attention.attn.", "q", "k", "v"),
         *_affine("attention.attn.o", "attention.LayerNorm"),
@@ -181,7 +181,7 @@ def mpnet_parts(config: Config, prefix: str) -> list[Part]:
     return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
 
 
-def distilbert_parts(config: Config, prefix: str) -> list[Part]:
+def distilbert_parts(config: Config, prefix: str) -> list[LayerTensors]:
     names = (
         *_grouped("attention.", "q_lin", "k_lin", "v_lin"),
         *_affine("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
@@ -201,7 +201,7 @@ def _encoder(
     stack: str,
     layers_key: str,
     default: int,
-) -> list[Part]:
+) -> list[LayerTensors]:
     return [
         embed(*embeddings),
         *(
@@ -215,7 +215,7 @@ def _encoder(
 # --- vision ---------------------------------------------------------------------------------------
 
 
-def vit_parts(config: Config, prefix: str) -> list[Part]:
+def vit_parts(config: Config, prefix: str) -> list[LayerTensors]:
     bias = bool(config.get("qkv_bias", True))
     names = (
         *_affine("layernorm_before"),
@@ -236,8 +236,8 @@ def vit_parts(config: Config, prefix: str) -> list[Part]:
     ]
 
 
-def resnet_parts(config: Config, prefix: str) -> list[Part]:
-    """ResNet: `tower` is the stage, `index` the block within it."""
+def resnet_parts(config: Config, prefix: str) -> list[LayerTensors]:
+    """Return the steps of ResNet: `tower` is the stage, `index` the block within it."""
     depths = counts(config, "depths", [3, 4, 6, 3])
     widths = counts(config, "hidden_sizes", [256, 512, 1024, 2048])
     if not depths or len(depths) != len(widths) or max(depths) > MAX_LAYERS:
@@ -259,7 +259,7 @@ def resnet_parts(config: Config, prefix: str) -> list[Part]:
 
 
 def _normalised(module: str) -> tuple[str, ...]:
-    """A convolution and its batch normalisation; the batch count matters to training alone."""
+    """Return the names of a convolution and its batch normalisation; only training needs the batch count."""
     return (
         f"{module}.convolution.weight",
         *(f"{module}.normalization.{kind}" for kind in ("weight", "bias", "running_mean", "running_var")),
@@ -267,15 +267,15 @@ def _normalised(module: str) -> tuple[str, ...]:
     )
 
 
-def clip_parts(config: Config, prefix: str) -> list[Part]:
-    """CLIP: the text tower, then the vision tower, each with its projection."""
+def clip_parts(config: Config, prefix: str) -> list[LayerTensors]:
+    """Return the steps of CLIP: the text tower, then the vision tower, each with its projection."""
     names = (
         *_affine("layer_norm1"),
         *_grouped("self_attn.", "q_proj", "k_proj", "v_proj"),
         *_affine("self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2"),
     )
 
-    def layers(tower: str) -> list[Part]:
+    def layers(tower: str) -> list[LayerTensors]:
         base = f"{prefix}{tower}_model.encoder.layers"
         layer_count = count(section(config, f"{tower}_config"), "num_hidden_layers", 12)
         return [layer(i, (f"{base}.{i}.{name}" for name in names), tower) for i in range(layer_count)]

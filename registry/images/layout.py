@@ -1,12 +1,12 @@
-"""Where each tensor lies in an image: pure arithmetic."""
+"""The offsets of tensors in an image: pure arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 from registry.images.dtype_names import target_dtype
+from registry.images.layer_tensors import LayerTensors
 from registry.images.manifest import ALIGNMENT, LayerSpan, TensorEntry
-from registry.images.parts import Part
 from registry.images.safetensors_file import DTYPE_BYTES, SourceTensor
 
 
@@ -20,11 +20,13 @@ class Layout:
 
 
 def align(offset: int) -> int:
-    """The first aligned offset at or behind `offset`."""
+    """Return the first aligned offset at or behind `offset`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def lay_out(parts: tuple[Part, ...], sources: Mapping[str, SourceTensor], dtype: str = "auto") -> Layout:
+def lay_out(
+    parts: tuple[LayerTensors, ...], sources: Mapping[str, SourceTensor], dtype: str = "auto"
+) -> Layout:
     """Place the tensors of `parts` one after the other, each aligned.
 
     The padding behind a step's last tensor belongs to that step, so every span is aligned too.

@@ -1,4 +1,4 @@
-"""Reading blobs of a local folder."""
+"""Reader of blobs in a local folder."""
 
 import errno
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from registry.errors import StoreError, StoreFull
 from registry.images.page_cache import PageCacheMap
 
-DIRECT_BYTES = 1024 * 1024  # smaller reads gain nothing from going around the page cache
-ALIGNED_BYTES = 4096  # what direct reads want of their length
+DIRECT_BYTES = 1024 * 1024  # smaller reads gain nothing from bypassing the page cache
+ALIGNED_BYTES = 4096  # the alignment of direct reads
 
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """A blob opened to go around the page cache, and what that has of it."""
+    """A blob opened with O_DIRECT, and its residency in the page cache."""
 
     descriptor: int
     cached: PageCacheMap
@@ -25,8 +25,8 @@ class _Direct:
 class LocalReader:
     """An open blob, read straight into the caller's buffer.
 
-    What the page cache has comes from there. The rest of a large read goes around it: the disk writes
-    into the buffer itself, and the blob, once it is in the host tier, is not in memory a second time.
+    Cached ranges are read from the page cache. The rest of a large read bypasses it: the disk writes into the
+    buffer itself, and the blob, once it is in the host tier, is not in memory a second time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,15 +58,15 @@ class LocalReader:
             while done < len(into):
                 got = self._read(offset + done, into[done:])
                 if got == 0:
-                    raise StoreError(f"{self._path} has become shorter")
+                    raise StoreError(f"{self._path} was truncated")
                 done += got
 
     def _is_cached(self, offset: int, nbytes: int) -> bool:
-        """Whether the page cache has most of the range."""
+        """Return whether most of the range is in the page cache."""
         return self._direct is not None and self._direct.cached.cached_share(offset, nbytes) > 0.5
 
     def _read(self, offset: int, into: memoryview) -> int:
-        """Read some of it; returns how many bytes."""
+        """Read some bytes; return their number."""
         direct = self._direct
         if direct is None or len(into) < DIRECT_BYTES or self._is_cached(offset, len(into)):
             return os.preadv(self._file.fileno(), [into], offset)
@@ -87,7 +87,7 @@ class LocalReader:
 
 
 def _open_direct(path: Path) -> _Direct | None:
-    """None where the file system cannot go around the page cache."""
+    """Open with O_DIRECT; return None where the file system does not support it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -104,5 +104,5 @@ def translated(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no room in the store: {where}") from error
+            raise StoreFull(f"no space left in the store: {where}") from error
         raise StoreError(f"{where}: {error.strerror or error}") from error

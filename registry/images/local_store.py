@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+from rdmacast.aio.threads import run_in_thread
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError, StoreFull
 from registry.images.digests import (
     MARKER_FILE,
     MAX_MARKER_BYTES,
-    Hash,
-    RunningHashes,
+    RunningHash,
+    UploadHashes,
     check_digest,
     decode_marker,
     encode_marker,
-    in_thread,
     write_batched,
 )
 from registry.images.local_reader import LocalReader, translated
@@ -28,13 +28,13 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 class LocalStore:
-    """Blobs as files. Several processes may use one folder: an upload is held by a file lock."""
+    """Blobs as files. Several processes may use one folder: an upload is protected by a file lock."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._blobs = self._root / "blobs"
         self._partial = self._root / "partial"
-        self._hashes = RunningHashes()
+        self._hashes = UploadHashes()
         with translated(self._root):
             self._blobs.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ class LocalStore:
         reader = self.open_blob(digest)
         try:
             if reader.size > limit:
-                raise StoreError(f"blob {digest} has {reader.size} bytes, over the limit of {limit}")
+                raise StoreError(f"blob {digest} has {reader.size} bytes, more than the limit of {limit}")
             content = bytearray(reader.size)
             reader.read_into(0, memoryview(content))
         finally:
@@ -73,20 +73,20 @@ class LocalStore:
             return total
         upload = _Upload(self._partial / digest, digest, total, self._hashes)
         try:
-            await in_thread(upload.open, offset)
+            await run_in_thread(upload.open, offset)
             await write_batched(chunks, upload.write, WRITE_BYTES)
             if upload.size == total:
-                await in_thread(upload.finish, self._blobs / digest)
+                await run_in_thread(upload.finish, self._blobs / digest)
             return upload.size
         except StoreFull:
-            await in_thread(upload.drop)
+            await run_in_thread(upload.drop)
             raise
         finally:
             upload.close()
 
     async def delete(self, digest: str) -> None:
         check_digest(digest)
-        self._hashes.forget(digest)
+        self._hashes.discard(digest)
         await asyncio.to_thread(self._delete, digest)
 
     def _delete(self, digest: str) -> None:
@@ -111,7 +111,7 @@ class LocalStore:
         times: dict[str, float | None] = {}
         with translated(self._root), os.scandir(folder) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # gone since it was listed
+                with suppress(FileNotFoundError):  # removed since it was listed
                     if len(entry.name) == 64:
                         times[entry.name] = entry.stat().st_mtime
         return times
@@ -139,7 +139,7 @@ class LocalStore:
                 return False
             finally:
                 os.close(descriptor)
-        self._hashes.forget(path.name)
+        self._hashes.discard(path.name)
         return True
 
     async def claim(self, cluster: str) -> str:
@@ -150,7 +150,7 @@ class LocalStore:
             draft = self._root / f".{MARKER_FILE}.{uuid.uuid4().hex}"
             draft.write_bytes(encode_marker(cluster))
             try:
-                # A link, unlike a rename, fails if another was first: nobody sees half a marker.
+                # A link, unlike a rename, fails if another process was first; a marker is never read half.
                 with suppress(FileExistsError):
                     os.link(draft, self._root / MARKER_FILE)
             finally:
@@ -181,26 +181,26 @@ class LocalStore:
 class _Upload:
     """The partial file of one append, locked while open; all but `close` block and run in threads."""
 
-    def __init__(self, path: Path, digest: str, total: int, hashes: RunningHashes) -> None:
+    def __init__(self, path: Path, digest: str, total: int, hashes: UploadHashes) -> None:
         self._path = path
         self._digest = digest
         self._total = total
         self._hashes = hashes
-        self._running: Hash = hashlib.sha256()
+        self._running: RunningHash = hashlib.sha256()
         self._descriptor: int | None = None
         self._ended = True
         self.size = 0
 
     def open(self, offset: int) -> None:
-        """Lock the partial file and check that the upload may go on. Raises Conflict, StoreFull."""
+        """Lock the partial file and check that the upload may continue. Raises Conflict, StoreFull."""
         with translated(self._path):
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise Conflict(f"another upload of {self._digest} is under way") from error
+                raise Conflict(f"another upload of {self._digest} is in progress") from error
             status = os.fstat(self._descriptor)
-            # Between open and flock the file may have become the blob, or been deleted.
+            # Between open and flock the file may have been renamed to the blob, or deleted.
             if not self._path.exists() or self._path.stat().st_ino != status.st_ino:
                 raise Conflict(f"the upload of {self._digest} has ended meanwhile")
             self.size = status.st_size
@@ -208,15 +208,17 @@ class _Upload:
                 self._path.unlink()
                 raise CorruptImage(f"the upload of {self._digest} was longer than {self._total} bytes")
             if offset != self.size:
-                raise Conflict(f"the upload of {self._digest} stands at {self.size} bytes, not at {offset}")
+                raise Conflict(
+                    f"the upload of {self._digest} continues at {self.size} bytes, not at {offset}"
+                )
             room = os.fstatvfs(self._descriptor)
             free, needed = room.f_bavail * room.f_frsize, self._total - self.size
             if needed > free:
                 raise StoreFull(f"the store has {free} bytes free, the upload needs {needed}")
-            self._running = self._hashes.take(self._digest, _mark(status)) or self._hash_again()
+            self._running = self._hashes.pop(self._digest, _mark(status)) or self._hash_again()
             self._ended = False
 
-    def _hash_again(self) -> Hash:
+    def _hash_again(self) -> RunningHash:
         assert self._descriptor is not None
         running = hashlib.sha256()
         buffer = memoryview(bytearray(min(READ_BYTES, self.size)))
@@ -240,7 +242,7 @@ class _Upload:
                 view = view[written:]
 
     def finish(self, blob: Path) -> None:
-        """Check the digest and make the blob visible, on disk before it is."""
+        """Check the digest, sync the file to disk, and then make the blob visible."""
         assert self._descriptor is not None
         self._ended = True
         with translated(self._path):
@@ -257,23 +259,23 @@ class _Upload:
                     os.close(descriptor)
 
     def drop(self) -> None:
-        """Take the partial file away: on a full disk it would only be in the way of others."""
+        """Remove the partial file, which would only take space on a full disk."""
         self._ended = True
         with translated(self._path):
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unlock; what was written stays for the next append. Idempotent."""
+        """Unlock; the written bytes stay for the next append. Idempotent."""
         if self._descriptor is None:
             return
         if not self._ended:
-            self._hashes.keep(self._digest, _mark(os.fstat(self._descriptor)), self._running)
+            self._hashes.put(self._digest, _mark(os.fstat(self._descriptor)), self._running)
         os.close(self._descriptor)
         self._descriptor = None
 
 
 def _mark(status: os.stat_result) -> tuple[int, ...]:
-    """What tells a partial file from one that another process has written since."""
+    """Return the state by which a partial file that another process has written since is detected."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""The manifest: where each tensor lies in a model image, and the checksums of its units."""
+"""The manifest: the offsets of tensors in a model image, and the checksums of its units."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ MANIFEST_FORMAT = 1
 class TensorEntry:
     """A tensor at `[offset, offset + nbytes)` of the image, C-contiguous, little-endian.
 
-    `dtype` is a safetensors name (F32, BF16, F16, I64, …); `name` is the checkpoint's. A tied head
-    is stored once, under the embedding's name.
+    `dtype` is a safetensors name (F32, BF16, F16, I64, …); `name` is the checkpoint's. A tied head is stored
+    once, under the embedding's name.
     """
 
     name: str
@@ -40,8 +40,8 @@ class LayerSpan:
 class Manifest:
     """Everything needed to read, check and bind an image of `nbytes` bytes.
 
-    `units` holds one xxh3-128 digest (16 bytes, big-endian, concatenated) for each run of
-    UNIT_BYTES, the last possibly shorter. `sha256` is the image's identity (hex).
+    `units` holds one xxh3-128 digest (16 bytes, big-endian, concatenated) for each run of UNIT_BYTES, the
+    last possibly shorter. `sha256` is the image's identity (hex).
     """
 
     format: int
@@ -61,7 +61,7 @@ class Manifest:
 
 
 def layer_borders(manifest: Manifest, block_bytes: int) -> tuple[int, ...]:
-    """The blocks in which layers begin, ascending: whoever gets the image from there on gets whole layers.
+    """Return the blocks in which layers begin, ascending: a range from such a block on has whole layers.
 
     The first layer of a tower runs only with the embedding before it, so that one counts instead.
     """
@@ -74,6 +74,6 @@ def layer_borders(manifest: Manifest, block_bytes: int) -> tuple[int, ...]:
 
 
 def default_blocks(nbytes: int) -> int:
-    """The default block count of a cast: clamp(size / 1 MiB, 16, 512), at most one a unit, at least 1."""
+    """Return the default block count of a cast: clamp(size / 1 MiB, 16, 512), at most the number of units."""
     units = max(1, -(-nbytes // UNIT_BYTES))
     return min(units, max(16, min(512, nbytes // (1 << 20))))

@@ -36,7 +36,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFolder:
-    """What `pack_to_folder` wrote."""
+    """The output of `pack_to_folder`."""
 
     path: Path
     manifest: Manifest
@@ -45,7 +45,7 @@ class PackedFolder:
 
 
 def hash_image(plan: ImagePlan, progress: Progress | None = None) -> Manifest:
-    """The manifest of a planned image: one pass over its bytes, in bounded memory."""
+    """Return the manifest of a planned image, in one pass over its bytes and bounded memory."""
     return _hash(plan, progress, sink=None)
 
 
@@ -90,8 +90,8 @@ def pack_to_folder(
 ) -> PackedFolder:
     """Write `image.bin`, `manifest.json` and `assets/` into the new folder `out`.
 
-    All or nothing: the files are written beside `out` and renamed to it at the end. Raises
-    CheckpointError, StoreFull (checked first) and StoreError (`out` exists, or cannot be written).
+    All or nothing: the files are written beside `out` and renamed to it at the end. Raises CheckpointError,
+    StoreFull (checked first) and StoreError (`out` exists, or cannot be written).
     """
     plan = plan_checkpoint(path, dtype)
     assets = collect_assets(path)

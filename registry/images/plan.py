@@ -1,4 +1,4 @@
-"""A virtual image: which bytes of which files make it up, readable in any range without a copy on disk."""
+"""A virtual image: the bytes of checkpoint files that make it up, readable in any range without a copy."""
 
 import os
 from bisect import bisect_right
@@ -20,7 +20,7 @@ _COUNTERS = "num_batches_tracked"  # the only integers among weights
 
 
 class ImagePlan(Protocol):
-    """An image before it exists: what a manifest says of it but for its checksums, and its bytes."""
+    """A planned image: its manifest but for the checksums, and its bytes."""
 
     @property
     def architecture(self) -> str: ...
@@ -45,7 +45,7 @@ class ImagePlan(Protocol):
         ...
 
     def chunks(self, offset: int = 0) -> Iterator[memoryview]:
-        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
         ...
 
 
@@ -63,10 +63,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PackPlan:
-    """An image before it exists. Plans hold no open files; every read opens what it needs.
+    """A planned image of a checkpoint. Plans hold no open files; every read opens the files that it needs.
 
-    A read raises CheckpointError if a file has changed since the plan was made. `dtype` is the
-    compute dtype (`float32`, `bfloat16`, `float16`); `dropped` names tensors that are left out.
+    A read raises CheckpointError if a file has changed since the plan was made. `dtype` is the compute dtype
+    (`float32`, `bfloat16`, `float16`); `dropped` names tensors that are left out.
     """
 
     config: dict[str, object]
@@ -106,7 +106,7 @@ class PackPlan:
         _zero(into[position - offset :])
 
     def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
-        """The image from `offset` on, piece by piece; each view is valid until the next is asked for."""
+        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
         buffer = memoryview(bytearray(min(size, max(0, self.nbytes - offset))))
         while offset < self.nbytes:
             view = buffer[: min(size, self.nbytes - offset)]
@@ -116,7 +116,7 @@ class PackPlan:
 
 
 class _Files:
-    """The files of one read, opened once each and checked against what the plan saw."""
+    """The files of one read, opened once each and checked against their state in the plan."""
 
     def __init__(self) -> None:
         self._open: dict[Path, BinaryIO] = {}
@@ -177,12 +177,12 @@ def _read_exactly(descriptor: int, source: SourceFile, offset: int, into: memory
         except OSError as error:
             raise CheckpointError(f"cannot read {source.path}: {error.strerror}") from error
         if got == 0:
-            raise CheckpointError(f"{source.path} has become shorter while it was being packed")
+            raise CheckpointError(f"{source.path} was truncated while it was being packed")
         done += got
 
 
 def plan_checkpoint(path: str | Path, dtype: str = "auto") -> PackPlan:
-    """Plan the image of a checkpoint folder: headers are read, weights are not. Raises CheckpointError."""
+    """Plan the image of a checkpoint folder: only headers are read, no weights. Raises CheckpointError."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"no such checkpoint folder: {folder}")
@@ -237,7 +237,7 @@ def _plan(
 
 
 def _equal(one: SourceTensor, other: SourceTensor) -> bool:
-    """Whether two tensors hold the same bytes, read in bounded pieces."""
+    """Return whether two tensors hold the same bytes, read in bounded pieces."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     left, right = memoryview(bytearray(CHUNK_BYTES)), memoryview(bytearray(CHUNK_BYTES))

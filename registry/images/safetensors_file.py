@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from registry.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
-# A parsed header takes up to twenty times its length, so it may only be a small part of its file.
+# A parsed header takes up to twenty times its length, so it may be only this fraction of its file.
 SMALL_HEADER_BYTES = 128 << 10
-MOST_OF_FILE = 16
+MIN_FILE_TO_HEADER = 16
 MAX_INDEX_BYTES = 32 << 20
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -40,7 +40,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file as it was when its header was read; `size` and `mtime_ns` tell if it has changed since."""
+    """A file at the time its header was read; `size` and `mtime_ns` show whether it has changed since."""
 
     path: Path
     size: int
@@ -60,7 +60,7 @@ class SourceTensor:
 
 
 def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
-    """The tensors of a checkpoint folder by name. Raises CheckpointError naming file and tensor."""
+    """Return the tensors of a checkpoint folder by name. Raises CheckpointError naming file and tensor."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -76,7 +76,7 @@ def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
     if safetensors:
         raise CheckpointError(
             f"{folder} has {len(safetensors)} safetensors files ({', '.join(safetensors[:4])}…) but neither "
-            f"{SINGLE_FILE} nor {INDEX_FILE}, which says how they belong together"
+            f"{SINGLE_FILE} nor {INDEX_FILE}, which lists the tensors of each"
         )
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
         raise CheckpointError(
@@ -89,7 +89,7 @@ def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
 
 
 def read_header(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of one safetensors file by name, every rule of the format checked."""
+    """Return the tensors of one safetensors file by name, with every rule of the format checked."""
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -102,13 +102,13 @@ def read_header(path: Path) -> dict[str, SourceTensor]:
             length = int.from_bytes(prefix, "little")
             if length > MAX_HEADER_BYTES:
                 raise CheckpointError(
-                    f"{path.name} is no safetensors file, or corrupt: its header would be {length} bytes"
+                    f"{path.name} is not a safetensors file, or corrupt: its header would be {length} bytes"
                 )
             if 8 + length > source.size:
                 raise CheckpointError(
                     f"{path.name} is truncated: its header needs {8 + length} bytes, it has {source.size}"
                 )
-            if length > max(SMALL_HEADER_BYTES, source.size // MOST_OF_FILE):
+            if length > max(SMALL_HEADER_BYTES, source.size // MIN_FILE_TO_HEADER):
                 raise CheckpointError(
                     f"{path.name} is corrupt: {length} of its {source.size} bytes are its header"
                 )
@@ -160,7 +160,7 @@ def _are_sizes(value: object) -> bool:
 
 
 def _check_cover(tensors: Mapping[str, SourceTensor], source: SourceFile, data_start: int) -> None:
-    """The ranges must cover the data exactly: no overlap, no hole, nothing behind the last."""
+    """Check that the ranges cover the data exactly: no overlap, no hole, nothing behind the last."""
     position = data_start
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != position:
@@ -192,12 +192,12 @@ def _read_sharded(folder: Path) -> dict[str, SourceTensor]:
             tensors[name] = tensor
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.path != folder / shard:
-            raise CheckpointError(f"tensor {name!r} should be in {shard}, says {INDEX_FILE}, but is not")
+            raise CheckpointError(f"tensor {name!r} is not in {shard}, as {INDEX_FILE} declares")
     return tensors
 
 
 def _check_shard_name(shard: str) -> None:
-    """Shards lie in the checkpoint's own folder, whatever the index says."""
+    """Check that a shard of the index is in the checkpoint's own folder."""
     if (
         not shard.endswith(".safetensors")
         or "\0" in shard
@@ -210,12 +210,12 @@ def _check_shard_name(shard: str) -> None:
 
 
 def load_json_object(path: Path, limit: int) -> dict[str, object]:
-    """The JSON object in a file of at most `limit` bytes. Raises CheckpointError."""
+    """Return the JSON object in a file of at most `limit` bytes. Raises CheckpointError."""
     return _parse_json(read_bounded(path, limit), path.name)
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """A file of at most `limit` bytes, whole. Raises CheckpointError."""
+    """Return a file of at most `limit` bytes. Raises CheckpointError."""
     try:
         with open(path, "rb") as file:
             # The size first: read(n) allocates n bytes, however short the file is.
@@ -224,7 +224,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > limit:
-        raise CheckpointError(f"{path} is too large: over {limit} bytes")
+        raise CheckpointError(f"{path} is too large: more than {limit} bytes")
     return raw
 
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a local folder, or a model hub."""
+"""The folder of a checkpoint: local, or downloaded from a model hub."""
 
 import re
 from pathlib import Path
@@ -13,19 +13,19 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of that name; None for a hub id. Raises CheckpointError for what can be neither."""
+    """Return the folder of that name; None for a hub id. Raises CheckpointError for neither."""
     folder = Path(name).expanduser()
     if folder.is_dir() and name:
         return folder
     if folder.exists() and name:
-        raise CheckpointError(f"{name} is a file; give the checkpoint's folder")
+        raise CheckpointError(f"{name} is a file: name the checkpoint's folder")
     if not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"no such checkpoint folder: {name!r}")
     return None
 
 
 def checkpoint_from(path_or_hub_id: str | Path) -> Path:
-    """The folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
+    """Return the folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
     name = str(path_or_hub_id)
     folder = local_folder(name)
     if folder is not None:
@@ -33,6 +33,13 @@ def checkpoint_from(path_or_hub_id: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, LocalEntryNotFoundError) or not isinstance(
+            error, HfHubHTTPError | HFValidationError
+        ):
+            raise CheckpointError(
+                f"{name!r} is not a local folder, and the Hugging Face hub cannot be reached from here; "
+                "name a local folder"
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{name!r} is neither a local folder nor could it be downloaded from the hub: {reason}"

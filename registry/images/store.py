@@ -2,7 +2,7 @@
 
 A blob's name is the SHA-256 of its bytes. Layout below the store's root, the same for every backend:
 
-    hypercast-store.json      which cluster the store belongs to
+    hypercast-store.json      the cluster that the store belongs to
     blobs/<sha256>            complete, checked blobs
     partial/<sha256>          unfinished uploads (a file locally, a folder of parts elsewhere)
 """
@@ -26,7 +26,7 @@ class BlobReader(Protocol):
 
     @property
     def is_direct(self) -> bool:
-        """Whether a device writes large reads into the caller's buffer by itself, where `cached` has none."""
+        """Whether a device writes large reads directly into the caller's buffer, where `cached` is None."""
         ...
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -34,76 +34,85 @@ class BlobReader(Protocol):
         ...
 
     def cached(self, offset: int, nbytes: int) -> int | None:
-        """An open file that has the range at the same place, and most of it in memory, if there is one."""
+        """Return a file descriptor with the range at the same offset if most of it is cached, else None."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the blob. Idempotent."""
         ...
 
 
 class BlobStore(Protocol):
-    """What gateway/contract.py's Blobs says, and more. Every digest is checked to be 64 hex digits
-    (InvalidRecord otherwise). A failure of the backend is a StoreError."""
+    """A superset of the Blobs protocol of gateway/core/contract.py.
+
+    Every digest is checked to be 64 hex digits (InvalidRecord otherwise). A failure of the backend is a
+    StoreError.
+    """
 
     @property
     def url(self) -> str: ...
 
     async def size(self, digest: str) -> int | None:
-        """Bytes of a complete blob, None if the store lacks it."""
+        """Return the bytes of a complete blob, None if the store lacks it."""
         ...
 
     async def read(self, digest: str, *, limit: int) -> bytes:
-        """A small blob whole, checked. Raises NotFound, StoreError (over `limit`), CorruptImage."""
+        """Return a small blob, checked. Raises NotFound, StoreError (over `limit`), CorruptImage."""
         ...
 
     async def partial_size(self, digest: str) -> int:
-        """How much of an unfinished upload is there."""
+        """Return the bytes of an unfinished upload, 0 if there is none."""
         ...
 
     async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
-        """Add bytes to an upload at `offset` (must equal partial_size); returns the new partial size.
+        """Add bytes to an upload at `offset` (must equal partial_size); return the new partial size.
 
-        At `total` the SHA-256 is checked and the blob becomes visible, atomically. If `chunks` fails or
-        the call is cancelled, what has come so far is kept for the next append. A blob that is complete
-        already takes nothing and returns `total`. Raises Conflict (wrong offset, another append under
-        way, more than `total` bytes), CorruptImage (wrong digest: the partial is dropped), StoreFull.
+        At `total` the SHA-256 is checked and the blob becomes visible, atomically. If `chunks` fails or the
+        call is cancelled, the received bytes are kept for the next append. If the blob is complete already,
+        nothing is read and `total` returned. Raises Conflict (wrong offset, another append in progress, more
+        than `total` bytes), CorruptImage (wrong digest: the partial is dropped), StoreFull.
         """
         ...
 
     async def delete(self, digest: str) -> None:
-        """Remove a blob and what there is of its upload; nothing happens if there is neither."""
+        """Remove a blob and its unfinished upload; do nothing if there is neither."""
         ...
 
     async def digests(self) -> list[str]:
-        """The digests of all complete blobs, sorted."""
+        """Return the digests of all complete blobs, sorted."""
         ...
 
     async def last_used(self) -> dict[str, float | None]:
-        """All complete blobs, each with the Unix time when it was finished or last touched; None where the
-        backend does not tell."""
+        """Return all complete blobs, each with the Unix time at which it was finished or last touched.
+
+        The time is None where the backend does not record it.
+        """
         ...
 
     async def touch(self, digest: str) -> None:
-        """Note that somebody counts on a blob, where the backend can; nothing happens if there is none."""
+        """Record a use of a blob, where the backend can; do nothing if there is none."""
         ...
 
     async def partials(self) -> dict[str, float | None]:
-        """All unfinished uploads, each with the Unix time of its last bytes; None where the backend does
-        not tell."""
+        """Return all unfinished uploads, each with the Unix time of its last bytes.
+
+        The time is None where the backend does not record it.
+        """
         ...
 
     async def drop_partial(self, digest: str) -> bool:
-        """Remove an unfinished upload, unless somebody is writing it; says whether it was removed."""
+        """Remove an unfinished upload, unless it is being written; return whether it was removed."""
         ...
 
     async def claim(self, cluster: str) -> str:
-        """Mark the store as the cluster's unless it is marked already; returns the id it is marked with."""
+        """Mark the store as the cluster's unless it is marked already; return the marked id."""
         ...
 
     async def cluster(self) -> str | None:
-        """The id of the cluster that the store belongs to. A node that finds its own cluster's id here
-        reads the very same store as the gateway."""
+        """Return the id of the cluster that the store belongs to, None if unclaimed.
+
+        A node that reads its own cluster's id here reads the same store as the gateway.
+        """
         ...
 
     def open_blob(self, digest: str) -> BlobReader:
@@ -115,7 +124,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def open_store(url: str) -> BlobStore:
-    """The store at a path, a `file://` URL or any fsspec URL. Raises StoreError, InvalidRecord."""
+    """Return the store at a path, a `file://` URL or any fsspec URL. Raises StoreError, InvalidRecord."""
     if not url:
         raise InvalidRecord("the store's URL is empty")
     if not _SCHEME.match(url):

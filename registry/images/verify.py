@@ -1,4 +1,4 @@
-"""Checking bytes of an image against the checksums of its units."""
+"""Checks of an image's bytes against the checksums of its units."""
 
 import xxhash
 
@@ -8,14 +8,14 @@ CHECKSUM_BYTES = 16
 
 
 def unit_checksums(view: memoryview) -> bytes:
-    """The checksums of the units of a range that starts at a unit's start, one after the other."""
+    """Return the concatenated checksums of the units of a range that starts at a unit's start."""
     return b"".join(
         xxhash.xxh3_128_digest(view[start : start + UNIT_BYTES]) for start in range(0, len(view), UNIT_BYTES)
     )
 
 
 def check_units(manifest: Manifest, offset: int, view: memoryview) -> list[int]:
-    """The indices of the damaged units in `[offset, offset + len(view))`.
+    """Return the indices of the damaged units in `[offset, offset + len(view))`.
 
     The range must start at a unit's start and end at a unit's end or the image's.
     """

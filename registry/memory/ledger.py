@@ -1,15 +1,15 @@
-"""The usage ledger in one process: what the ledger in Redis does, by the plainest means."""
+"""The usage ledger in one process, as in `registry.redis.ledger`."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
+from registry.accounting.usage_report import bounded, matches, overlaps, row_of, total
 from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord, voided
 from registry.state import Ledger, UsageFilter, UsageRow
-from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord, voided
-from registry.usage_report import bounded, matches, overlaps, row_of, total
 
 INTERVALS_PAGE = 200
-PAGE_PARTS = 2000  # calls that intervals of a page name, but for the last
+PAGE_PARTS = 2000  # limit of the calls of a page's intervals, except the last
 
 
 def _order(record: RequestRecord) -> tuple[float, str]:
@@ -17,12 +17,14 @@ def _order(record: RequestRecord) -> tuple[float, str]:
 
 
 class MemoryLedger(Ledger):
+    """The usage ledger in dictionaries."""
+
     def __init__(self) -> None:
         self._requests: dict[str, RequestRecord] = {}
         self._by_end: list[RequestRecord] = []
         self._intervals: dict[tuple[str, str, float], InstanceInterval] = {}
         self._lost: dict[str, LostCall] = {}
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, PriceRate] = {}
 
     async def add_request(self, record: RequestRecord) -> bool:
         if record.request_id in self._requests:
@@ -43,13 +45,16 @@ class MemoryLedger(Ledger):
             raise NotFound(f"no request {request_id}")
         return self._requests[request_id]
 
+    async def requests_by_client_id(self, client_request_id: str, *, limit: int = 100) -> list[RequestRecord]:
+        return [one for one in self._by_end if one.client_request_id == client_request_id][-limit:]
+
     async def requests(
         self, where: UsageFilter, *, limit: int = 1000, cursor: str = ""
     ) -> tuple[list[RequestRecord], str]:
         start = 0
         if cursor:
             if cursor not in self._requests:
-                raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
+                raise InvalidRecord(f"unknown cursor {cursor!r}")
             start = bisect_right(self._by_end, _order(self._requests[cursor]), key=_order)
         where = bounded(where)
         found = [record for record in self._by_end[start:] if matches(where, record)]
@@ -114,9 +119,9 @@ class MemoryLedger(Ledger):
         for start in range(0, len(found), INTERVALS_PAGE):
             yield found[start : start + INTERVALS_PAGE]
 
-    async def rates(self) -> list[Rate]:
+    async def rates(self) -> list[PriceRate]:
         return sorted(self._rates.values(), key=lambda rate: rate.id)
 
-    async def put_rate(self, rate: Rate) -> None:
+    async def put_rate(self, rate: PriceRate) -> None:
         if self._rates.setdefault(rate.id, rate) != rate:
-            raise Conflict(f"rate {rate.id} exists with another price: give the new one a new id")
+            raise Conflict(f"rate {rate.id} exists with another price: use a new id for the new price")

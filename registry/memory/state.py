@@ -1,4 +1,4 @@
-"""The shared state in one process: the fake beside RedisState, held to the same contract suite."""
+"""The shared state in one process: the fake of RedisState, which passes the same contract suite."""
 
 import asyncio
 from collections import deque
@@ -6,42 +6,48 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from registry.api_key import ApiKey, SpendPeriod
-from registry.cast import CastProgress, CastRecord, CastStatus
-from registry.change import (
+from registry.clock import Clock, SystemClock
+from registry.errors import Conflict, NotFound, StaleEpoch
+from registry.keys import FEED_LENGTH
+from registry.memory.casts import MemoryCasts
+from registry.memory.ledger import MemoryLedger
+from registry.memory.quota import MemoryQuotas
+from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.cast import CastProgress, CastRecord, CastStatus
+from registry.records.change import (
     CastChanged,
     CastPartEnded,
     Change,
-    Demand,
-    DemandChanged,
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
     LiveChanged,
+    LoadReport,
     NodeGone,
     NodeUp,
-    ScaleAsked,
+    ScaleRequested,
     ScaleTarget,
     Snapshot,
+    VersionLoad,
 )
-from registry.clock import Clock, SystemClock
-from registry.errors import Conflict, NotFound, StaleEpoch
-from registry.function import Function, FunctionVersion, Scaling
-from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
-from registry.instance import TRANSITIONS, InstanceRecord
-from registry.keys import FEED_LENGTH
-from registry.live import LiveRecord
-from registry.memory_casts import MemoryCasts
-from registry.memory_ledger import MemoryLedger
-from registry.memory_quota import MemoryQuotas
-from registry.node import NodeRecord
-from registry.quota import Place, Standing
+from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.function_changes import (
+    KnownFunction,
+    no_function,
+    no_version,
+    plan_current,
+    plan_version,
+)
+from registry.records.instance import TRANSITIONS, InstanceRecord
+from registry.records.live import LiveRecord
+from registry.records.node import NodeRecord
+from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.usage import RequestRecord
 from registry.state import ClusterConfig, State
-from registry.usage import RequestRecord
 
 
 class MemoryFeed:
-    """The last changes, numbered; the entry 0 is none, so that a first cursor has one to name."""
+    """The latest changes, numbered; entry 0 is empty, so that the first cursor names an entry."""
 
     def __init__(self, length: int) -> None:
         self._entries: deque[Change | None] = deque([None], maxlen=length)
@@ -53,17 +59,19 @@ class MemoryFeed:
         return str(self._last)
 
     def publish(self, change: Change) -> None:
+        """Append a change and wake all watchers."""
         self._entries.append(change)
         self._last += 1
         self._grown.set()
         self._grown = asyncio.Event()
 
     async def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
+        """Yield the changes after `cursor`, for ever. Raises NotFound if it has been trimmed."""
         position = int(cursor) if cursor.isdecimal() else -1
         while True:
             first = self._last - len(self._entries) + 1
             if not first <= position <= self._last:
-                raise NotFound(f"the feed no longer reaches back to {cursor}")
+                raise NotFound(f"the feed has been trimmed beyond cursor {cursor}")
             if position == self._last:
                 await self._grown.wait()
                 continue
@@ -74,8 +82,8 @@ class MemoryFeed:
 
 
 @dataclass(slots=True)
-class _Node:
-    """`record` is None before the node comes up and after it was removed.
+class _StoredNode:
+    """A node; `record` is None before its first heartbeat and after its removal.
 
     `instances_epoch` is the epoch that `instances` belong to, 0 if there are none.
     """
@@ -86,7 +94,7 @@ class _Node:
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
     instances_epoch: int = 0
 
-    def forget_instances(self) -> None:
+    def clear_instances(self) -> None:
         self.instances.clear()
         self.instances_epoch = 0
 
@@ -99,7 +107,7 @@ class _Lease:
 
 
 class MemoryState(MemoryLedger, State):
-    """Time comes from `clock`, so that a test with a FakeClock lets leases run out by hand."""
+    """The shared state; time comes from `clock`, so that tests with a FakeClock control expiry."""
 
     def __init__(self, *, clock: Clock | None = None, feed_length: int = FEED_LENGTH) -> None:
         super().__init__()
@@ -109,8 +117,8 @@ class MemoryState(MemoryLedger, State):
         self._heads: dict[str, Function] = {}
         self._versions: dict[tuple[str, int], FunctionVersion] = {}
         self._last_versions: dict[str, int] = {}
-        self._nodes: dict[str, _Node] = {}
-        self._demands: dict[str, tuple[DemandChanged, float]] = {}
+        self._nodes: dict[str, _StoredNode] = {}
+        self._load_reports: dict[str, tuple[LoadReport, float]] = {}
         self._scale_tokens: set[str] = set()
         self._leases: dict[str, _Lease] = {}
         self._keys: dict[str, ApiKey] = {}
@@ -133,7 +141,7 @@ class MemoryState(MemoryLedger, State):
         name = draft.function
         head = self._heads.get(name)
         current = self._versions[name, head.current] if head else None
-        known = Known(head=head, current=current, last=self._last_versions.get(name, 0))
+        known = KnownFunction(head=head, current=current, last=self._last_versions.get(name, 0))
         planned = plan_version(known, draft, scaling, make_current=make_current)
         if planned.is_new:
             self._versions[name, planned.result.version] = planned.result
@@ -178,18 +186,18 @@ class MemoryState(MemoryLedger, State):
         self._feed.publish(FunctionDeleted(name=name))
 
     async def next_node_epoch(self, node: str) -> int:
-        known = self._nodes.setdefault(node, _Node())
+        known = self._nodes.setdefault(node, _StoredNode())
         known.epoch += 1
         return known.epoch
 
     async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
         node = self._fenced(record.id, record.epoch)
-        former = self._live(node)
+        former = self._unexpired(node)
         if former is not None and former.epoch != record.epoch:
             self._feed.publish(NodeGone(id=record.id, epoch=former.epoch))
         known = node.instances_epoch == record.epoch
         if not known:
-            node.forget_instances()
+            node.clear_instances()
             node.instances_epoch = record.epoch
         node.record, node.expires_at = record, self._clock.monotonic_s() + ttl_s
         self._feed.publish(NodeUp(record=record, ttl_s=ttl_s))
@@ -202,15 +210,15 @@ class MemoryState(MemoryLedger, State):
         known = self._nodes.get(node)
         if known is None or epoch < known.epoch:
             return
-        if self._live(known) is not None or known.instances_epoch:
+        if self._unexpired(known) is not None or known.instances_epoch:
             self._feed.publish(NodeGone(id=node, epoch=epoch))
         known.record = None
-        known.forget_instances()
+        known.clear_instances()
 
     async def put_instance(self, record: InstanceRecord, node_epoch: int) -> None:
         node = self._fenced(record.node, node_epoch)
         if node.instances_epoch != node_epoch:
-            node.forget_instances()
+            node.clear_instances()
             node.instances_epoch = node_epoch
         if TRANSITIONS[record.state]:
             node.instances[record.instance_id] = record
@@ -218,29 +226,29 @@ class MemoryState(MemoryLedger, State):
             node.instances.pop(record.instance_id, None)
         self._feed.publish(InstanceChanged(record=record))
 
-    async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None:
-        change = DemandChanged(gateway=gateway, demands=tuple(demands), ttl_s=ttl_s)
-        self._demands[gateway] = change, self._clock.monotonic_s() + ttl_s
+    async def put_load_report(self, gateway: str, loads: Sequence[VersionLoad], ttl_s: float) -> None:
+        change = LoadReport(gateway=gateway, loads=tuple(loads), ttl_s=ttl_s)
+        self._load_reports[gateway] = change, self._clock.monotonic_s() + ttl_s
         self._feed.publish(change)
 
-    async def ask_scale(self, target: ScaleTarget) -> None:
+    async def request_scale(self, target: ScaleTarget) -> None:
         if target.token and target.token in self._scale_tokens:
             return
         self._scale_tokens.add(target.token)
-        self._feed.publish(ScaleAsked(target=target))
+        self._feed.publish(ScaleRequested(target=target))
 
     async def put_cast(self, record: CastRecord) -> None:
         if self._casts.put(record):
             self._feed.publish(CastChanged(record=record))
 
     async def put_cast_progress(self, progress: CastProgress) -> None:
-        if self._casts.tell(progress) and progress.is_final:
+        if self._casts.put_progress(progress) and progress.is_final:
             self._feed.publish(CastPartEnded(progress=progress))
 
     async def casts(
-        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+        self, prefix: str = "", *, function: str | None = None, brief: bool = False
     ) -> list[CastStatus]:
-        return self._casts.find(beginning, function, brief=brief)
+        return self._casts.find(prefix, function, brief=brief)
 
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
         key, now = (record.function, record.version), self._clock.monotonic_s()
@@ -267,7 +275,7 @@ class MemoryState(MemoryLedger, State):
 
     async def snapshot(self) -> Snapshot:
         now = self._clock.monotonic_s()
-        nodes = [node for _, node in sorted(self._nodes.items()) if self._live(node) is not None]
+        nodes = [node for _, node in sorted(self._nodes.items()) if self._unexpired(node) is not None]
         instances = [
             instance
             for node in nodes
@@ -284,9 +292,9 @@ class MemoryState(MemoryLedger, State):
                 if node.record is not None
             ),
             instances=tuple(sorted(instances, key=lambda record: record.instance_id)),
-            demands=tuple(
+            load_reports=tuple(
                 replace(change, ttl_s=expires_at - now)
-                for _, (change, expires_at) in sorted(self._demands.items())
+                for _, (change, expires_at) in sorted(self._load_reports.items())
                 if expires_at > now
             ),
             casts=tuple(self._casts.records()),
@@ -313,19 +321,19 @@ class MemoryState(MemoryLedger, State):
 
     async def replace_key(self, before: ApiKey, after: ApiKey) -> None:
         if await self.key(before.id) not in (before, after):
-            raise Conflict(f"the key {before.id} was changed meanwhile")
+            raise Conflict(f"the key {before.id} was changed concurrently")
         self._keys[before.id] = after
         if after.tokens_per_minute is None:
-            self._quotas.forget_tokens(after.id)
+            self._quotas.clear_tokens(after.id)
 
-    async def admit(self, key: ApiKey, place: str, *, ttl_s: float, now: float) -> Standing:
-        return self._quotas.admit(key, place, ttl_s=ttl_s, now=now)
+    async def admit(self, key: ApiKey, lease_id: str, *, ttl_s: float, now: float) -> RateLimitDecision:
+        return self._quotas.admit(key, lease_id, ttl_s=ttl_s, now=now)
 
-    async def keep_places(self, places: Sequence[Place], *, ttl_s: float) -> None:
-        self._quotas.keep(places, ttl_s=ttl_s)
+    async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
+        self._quotas.renew(leases, ttl_s=ttl_s)
 
-    async def release_places(self, places: Sequence[Place]) -> None:
-        self._quotas.release(places)
+    async def release_concurrency_leases(self, leases: Sequence[ConcurrencyLease]) -> None:
+        self._quotas.release(leases)
 
     async def spent_nanos(self, key_id: str, period: SpendPeriod, now: float) -> int:
         return self._quotas.spent_nanos(key_id, period, now)
@@ -358,12 +366,12 @@ class MemoryState(MemoryLedger, State):
         current = self._versions[head.name, head.current]
         self._feed.publish(FunctionChanged(function=head, version=current))
 
-    def _fenced(self, node: str, epoch: int) -> _Node:
-        known = self._nodes.setdefault(node, _Node())
+    def _fenced(self, node: str, epoch: int) -> _StoredNode:
+        known = self._nodes.setdefault(node, _StoredNode())
         if epoch < known.epoch:
             raise StaleEpoch(f"node {node} has a later epoch than {epoch}")
         known.epoch = epoch
         return known
 
-    def _live(self, node: _Node) -> NodeRecord | None:
+    def _unexpired(self, node: _StoredNode) -> NodeRecord | None:
         return node.record if node.expires_at > self._clock.monotonic_s() else None

@@ -1,52 +1,52 @@
-"""Messages of the gateway-invoker channel: what may be asked of a node, and what comes back.
+"""Messages of the gateway-invoker channel: requests to a node, and its replies.
 
-Each request opens one call on the channel; the node answers with a stream of replies, ended by the
-channel's END or ERROR frame. Structs are tagged by their class name, so both unions decode by tag.
-Token ids are plain ints; times are in the unit that the name says.
+Each request opens one call on the channel; the node sends a stream of replies, ended by the channel's END or
+ERROR frame. Structs are tagged by their class name, so both unions decode by tag. Token ids are ints; units
+of times are in the names.
 
 | request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
-| StopInstance, DropImage, UnkeepImage | Done |
+| StopInstance, DropImage, UnpinImage | Done |
 | WarmImage | InstanceProgress*, Done |
 | Generate | Tokens+ (the last with `finish_reason`), Usage |
 | Compute | Arrays, Usage |
 | InvokeHandler | HandlerChunk+, Usage |
-| TailLogs | LogLines* |
+| TailLogs | LogChunk* |
 | GetStatus | NodeStatus |
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
 | OpenPipeline | PipelineOpened, and no end |
-| LeaveCalls, LinkStage | Done |
+| HandOffCalls, LinkStage | Done |
 | OpenStage | StageOpened, and no end |
 
-Error codes a node may answer with (RemoteError.code): `no_such_instance`, `start_failed`,
+Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`,
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
-`no_such_pipeline`, `pipeline_lost` (a stage is gone: the call goes on elsewhere), `internal`.
+`no_such_pipeline`, `pipeline_lost` (a stage was lost: the call is retried elsewhere), `internal`.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from registry.live_messages import (
+from registry.messages.base import Message
+from registry.messages.live import (
     MAX_HELD_BYTES,
-    KvAt,
-    LeaveCalls,
+    HandOffCalls,
+    KvLocation,
     LinkStage,
     OpenPipeline,
     OpenStage,
     PipelineOpened,
     StageOpened,
 )
-from registry.message import Message
-from registry.node import NodeRecord
+from registry.records.node import NodeRecord
 
 MAX_CAST_MEMBERS = 4096
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that holds (or is loading) an image. `cast` is the address of its region server."""
+class ImageHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that holds (or is loading) an image; `cast` is the address of its region server."""
 
     node: str
     host: str
@@ -55,7 +55,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CastPeer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A member of a cast. `address` is that of its region server."""
+    """A member of a cast; `address` is that of its region server."""
 
     node: str
     host: str
@@ -63,7 +63,7 @@ class CastPeer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class CastRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The cast by which an image is to come; the fields are those of CastRecord."""
+    """The cast that delivers an image; the fields are those of CastRecord."""
 
     cast_id: str
     epoch: Annotated[int, msgspec.Meta(ge=0)]
@@ -73,31 +73,31 @@ class CastRef(msgspec.Struct, frozen=True, kw_only=True):
     sources: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_CAST_MEMBERS)]
     planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
     edge: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_CAST_MEMBERS)] = ()
-    in_turn: bool = False
+    in_slots: bool = False
     link_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """An image to fetch: its digest, the digest of its manifest, and who holds it.
+    """An image to fetch: its digest, the digest of its manifest, and its holders.
 
-    With a `cast` the node takes part in it, and asks `holders` for what does not come by it. With no
-    `holders` the node reads the store; with some it never does, until all of them failed.
+    With a `cast` the node joins it, and pulls missing blocks from `holders`. Without `holders` the node reads
+    the store; otherwise only after all holders failed.
     """
 
     image: str
     manifest: str
     nbytes: int
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[ImageHolder, ...] = ()
     manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
     cast: CastRef | None = None
 
 
 class StartInstance(Message, frozen=True, kw_only=True):
-    """Start an instance. Repeating it with the same `instance_id` joins the start under way.
+    """A request to start an instance. A repetition with the same `instance_id` joins the start in progress.
 
-    `assets` carries the small files by name (config.json; for a handler all of its files). With `live` the
-    progress tells which layers can run, so that the node can serve as a stage meanwhile; of what is in the
-    node's host memory it takes the layers from `first_layer` on first.
+    `assets` has the small files by name (config.json; for a handler all of its files). With `live` the
+    progress reports runnable layers, so that the node can serve as a stage meanwhile; from host memory it
+    loads the layers from `first_layer` on first.
     """
 
     instance_id: str
@@ -116,42 +116,45 @@ class StartInstance(Message, frozen=True, kw_only=True):
 
 
 class StopInstance(Message, frozen=True, kw_only=True):
-    """Drain and stop: requests in flight finish (at most `grace_s`), then the region is freed."""
+    """A request to drain and stop: calls in flight finish (within `grace_s`), then the region is freed."""
 
     instance_id: str
     grace_s: float = 30.0
 
 
 class WarmImage(Message, frozen=True, kw_only=True):
-    """Bring an image into the node's host tier.
+    """A request to bring an image into the node's host tier.
 
-    With `keep` the copy is the one that the cluster keeps: its host evicts it only as a last resort,
-    until an UnkeepImage or a DropImage of it. One that is here already is merely marked. With
-    `yielding` the call fails (`out_of_memory`) rather than push out another kept copy.
+    With `pin` the copy is one that the cluster keeps: its host evicts it after all others, until an
+    UnpinImage or a DropImage of it. A copy that exists already is only marked. With `preserve_pinned` the
+    call fails (`out_of_memory`) rather than evict another pinned copy.
     """
 
     image: ImageRef
     function: str = ""
-    keep: bool = False
-    yielding: bool = False
+    pin: bool = False
+    preserve_pinned: bool = False
 
 
-class UnkeepImage(Message, frozen=True, kw_only=True):
-    """The host's copy of the image is no longer the one that the cluster keeps; it stays, as any other."""
+class UnpinImage(Message, frozen=True, kw_only=True):
+    """A request to unpin the host's copy of the image, which stays like any other copy."""
 
     image: str
 
 
 class DropImage(Message, frozen=True, kw_only=True):
-    """Drop an idle image from a tier: `gpu` or `host`."""
+    """A request to drop an idle image from a tier: `gpu` or `host`."""
 
     image: str
     tier: str
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose tokens. `temperature=0` is greedy. A draw depends on (`seed`, position) alone,
-    so the same seed continues identically elsewhere. `logprobs`: None, or how many alternatives."""
+    """Sampling parameters; `temperature=0` is greedy.
+
+    A sample depends on (`seed`, position) alone, so that the sequence continues identically on another node.
+    `logprobs`: None, or the number of alternatives.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -165,19 +168,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Continue `prompt_ids + generated_ids`. `generated_ids` are tokens that this request produced
-    before (on another node); they count against `max_tokens` and are not sent again. With a `pipeline`
-    (`id.epoch`) this runs it, rather than the instance alone. With `kv` the node may fetch the K and V of
-    the tokens so far instead of computing them anew."""
+    """A request to continue `prompt_ids + generated_ids`.
+
+    `generated_ids` are tokens that this request produced before (on another node); they count against
+    `max_tokens` and are not sent again. With a `pipeline` (`id.epoch`) that pipeline runs it instead of the
+    instance alone. With `kv` the node may fetch the K and V of the tokens so far instead of recomputing them.
+    """
 
     request_id: str
     instance_id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     generated_ids: tuple[int, ...] = ()
-    flow: str = ""  # whose it is: a node shares its prefill between flows, not between requests
+    tenant: str = ""  # a node shares its prefill fairly between tenants, not between requests
     pipeline: Annotated[str, msgspec.Meta(max_length=160)] = ""
-    kv: KvAt | None = None
+    kv: KvLocation | None = None
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +194,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compute(Message, frozen=True, kw_only=True):
-    """One forward of an encoder: `kind` and its inputs.
+    """A request for one forward pass of an encoder: `kind` and its inputs.
 
     | kind | inputs | output arrays |
     |---|---|---|
@@ -208,7 +213,7 @@ class Compute(Message, frozen=True, kw_only=True):
 
 
 class InvokeHandler(Message, frozen=True, kw_only=True):
-    """Call a custom handler with a JSON body (UTF-8 bytes)."""
+    """A request to call a custom handler with a JSON body (UTF-8 bytes)."""
 
     request_id: str
     instance_id: str
@@ -217,7 +222,7 @@ class InvokeHandler(Message, frozen=True, kw_only=True):
 
 
 class TailLogs(Message, frozen=True, kw_only=True):
-    """Log lines of a function on this node; with `follow`, new ones until the call is cancelled."""
+    """A request for log lines of a function on this node; with `follow`, new ones until cancelled."""
 
     function: str
     lines: int = 100
@@ -225,20 +230,25 @@ class TailLogs(Message, frozen=True, kw_only=True):
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
-    """The node's own record, fresh."""
+    """A request for the node's current record."""
 
 
 class EndCalls(Message, frozen=True, kw_only=True):
-    """End these calls if they run still, and tell what each used in all: asked for a call that was cut
-    short, so that its bill is exact. Of a handler that does not stop within some 2 s it is what it used so
-    far. `request_ids` are those of Generate, Compute and InvokeHandler."""
+    """A request to end these calls if they still run, and report their total usage.
+
+    It makes the bill of an interrupted call exact. For a handler that does not stop within about 2 s it is
+    the usage so far. `request_ids` are those of Generate, Compute and InvokeHandler.
+    """
 
     request_ids: tuple[str, ...]
 
 
 class SettleCalls(Message, frozen=True, kw_only=True):
-    """These calls are in the ledger. Until this comes a node remembers what a call used, and writes it
-    to the ledger itself (`LostCall`) if the gateway's channel breaks."""
+    """A notice that these calls are in the ledger.
+
+    Until it arrives a node stores the usage of a call, and writes it to the ledger itself (`LostCall`) if the
+    gateway's channel breaks.
+    """
 
     request_ids: tuple[str, ...]
 
@@ -248,7 +258,7 @@ Request = (
     | StopInstance
     | WarmImage
     | DropImage
-    | UnkeepImage
+    | UnpinImage
     | Generate
     | Compute
     | InvokeHandler
@@ -257,17 +267,17 @@ Request = (
     | EndCalls
     | SettleCalls
     | OpenPipeline
-    | LeaveCalls
+    | HandOffCalls
     | OpenStage
     | LinkStage
 )
 
 
 class InstanceProgress(Message, frozen=True, kw_only=True):
-    """`stage` is a start phase (see InstanceRecord); `fraction` 0 to 1.
+    """Progress of a start: `stage` is a start phase (see InstanceRecord), `fraction` 0 to 1.
 
-    `held`, of a start that is `live`: the layers that can run here, bit i (little-endian) for layer i. The
-    embedding goes with the first, final norm and head with the last; a tied head is the embedding.
+    `held`, for a `live` start: the runnable layers, bit i (little-endian) for layer i. The embedding belongs
+    to the first layer, final norm and head to the last one; a tied head is the embedding.
     """
 
     stage: str
@@ -276,45 +286,49 @@ class InstanceProgress(Message, frozen=True, kw_only=True):
 
 
 class InstanceStarted(Message, frozen=True, kw_only=True):
-    """The instance is ready. `start_kind` says from which tier; `phases_ms` as in InstanceRecord."""
+    """The end of a successful start; `start_kind` and `phases_ms` as in InstanceRecord."""
 
     instance_id: str
     start_kind: str
     phases_ms: dict[str, float]
 
 
-class Done(Message, frozen=True, kw_only=True):
-    """The request was carried out. `detail` is for people."""
+class Acknowledged(Message, frozen=True, kw_only=True):
+    """The request was executed; `detail` is a message for people."""
 
     detail: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Natural-log probability of the chosen token, and the best alternatives, likeliest first."""
+    """The natural-log probability of the sampled token, and the best alternatives, likeliest first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Tokens(Message, frozen=True, kw_only=True):
-    """New tokens of a sequence. `finish_reason` (`stop`, `length`) stands on the last message only; with
-    `moved` (possibly without ids) the call is to go on elsewhere, and a Usage of it follows none the less;
-    `kv` goes with the next Generate of it.
+    """New tokens of a sequence; only the last message has a `finish_reason` (`stop`, `length`, `moved`).
 
-    `gpu_us` is the request's accelerator time so far (0: not told): what a request that is cut short,
-    and so never gets its Usage, is billed.
+    With `moved` (possibly without ids) the call continues on another replica, and a RequestUsage still
+    follows; `kv` is passed on with the next Generate of the call.
+
+    `gpu_us` is the request's accelerator time so far (0: unknown): the bill of an interrupted request, which
+    has no RequestUsage.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str = ""
     gpu_us: int = 0
-    kv: KvAt | None = None
+    kv: KvLocation | None = None
 
 
-class Usage(Message, frozen=True, kw_only=True):
-    """What the request used. `gpu_us`: its share of accelerator time, in microseconds; requests that
-    run in one step share that step's time by their tokens. `queue_us`: waiting inside the node."""
+class RequestUsage(Message, frozen=True, kw_only=True):
+    """The usage of a request.
+
+    `gpu_us`: its share of accelerator time, in microseconds; requests in one step share the step's time by
+    their tokens. `queue_us`: time queued inside the node.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -324,33 +338,33 @@ class Usage(Message, frozen=True, kw_only=True):
 
 
 class Arrays(Message, frozen=True, kw_only=True):
-    """Named output arrays of a Compute."""
+    """The named output arrays of a Compute."""
 
     arrays: dict[str, Array]
     token_counts: tuple[int, ...] = ()
 
 
 class HandlerChunk(Message, frozen=True, kw_only=True):
-    """A JSON value (UTF-8 bytes). `stream` says that the handler yields, so more may follow."""
+    """A JSON value (UTF-8 bytes); with `stream` the handler is a generator, so more may follow."""
 
     data: bytes
     stream: bool = False
 
 
-class LogLines(Message, frozen=True, kw_only=True):
+class LogChunk(Message, frozen=True, kw_only=True):
     """Log lines, oldest first."""
 
     lines: tuple[str, ...]
 
 
 class CallsUsed(Message, frozen=True, kw_only=True):
-    """Accelerator time in microseconds by request id; one that the node does not know is left out."""
+    """Accelerator time in microseconds by request id; unknown ids are omitted."""
 
     gpu_us: dict[str, int]
 
 
 class NodeStatus(Message, frozen=True, kw_only=True):
-    """The node's record as of now."""
+    """The node's current record."""
 
     record: NodeRecord
 
@@ -358,12 +372,12 @@ class NodeStatus(Message, frozen=True, kw_only=True):
 Reply = (
     InstanceProgress
     | InstanceStarted
-    | Done
+    | Acknowledged
     | Tokens
-    | Usage
+    | RequestUsage
     | Arrays
     | HandlerChunk
-    | LogLines
+    | LogChunk
     | NodeStatus
     | CallsUsed
     | PipelineOpened

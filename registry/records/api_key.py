@@ -1,16 +1,18 @@
-"""An API key's record: who it is for and what it may do. The key itself is never stored."""
+"""The record of an API key: its tenant, role and limits. The key itself is never stored."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Role(StrEnum):
+class KeyRole(StrEnum):
+    """The permissions of a key."""
+
     ADMIN = "admin"  # everything
     CALLER = "caller"  # calls functions, sees its own tenant's usage
 
 
 class SpendPeriod(StrEnum):
-    """Of UTC days and months; a total is never counted anew."""
+    """The period of a spend limit: a UTC day, a UTC month, or all time."""
 
     DAY = "day"
     MONTH = "month"
@@ -19,15 +21,17 @@ class SpendPeriod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """`id` is public; `digest` is the hex SHA-256 of the secret (secrets carry 256 random bits, so no salt
-    or stretching is needed); keys look like `hc_<id>_<secret>`. `functions` empty means all functions.
-    The limits hold for the cluster as a whole, None is no limit: requests and tokens a minute, requests
-    at once, and what the requests of a period may cost."""
+    """The record of an API key of the form `hc_<id>_<secret>`.
+
+    `id` is public; `digest` is the hex SHA-256 of the secret (secrets have 256 random bits, so no salt or
+    stretching is needed). Empty `functions` means all functions. The limits hold for the whole cluster,
+    None is no limit: requests and tokens per minute, concurrent requests, and cost per period.
+    """
 
     id: str
     digest: str
     tenant: str
-    role: Role
+    role: KeyRole
     name: str
     created_at: float
     expires_at: float | None = None
@@ -41,7 +45,7 @@ class ApiKey:
 
     @property
     def limited(self) -> bool:
-        """Whether its requests have to be counted before they are served."""
+        """Whether requests of the key are counted before they are served."""
         return (
             self.max_concurrent is not None
             or self.requests_per_minute is not None

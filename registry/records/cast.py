@@ -1,20 +1,20 @@
-"""A cast: one image on its way from its holders to several nodes at once, by one transfer plan."""
+"""A cast: the multicast of one image from its sources to several nodes, by one transfer plan."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from registry.errors import InvalidRecord
-from registry.node import Tier
+from registry.records.node import Tier
 
 
 class CastState(StrEnum):
-    """Of a node's part in a cast; a node that comes back begins another one."""
+    """The state of a node's part in a cast; a node that rejoins starts a new part."""
 
-    RUNNING = "running"  # blocks are missing, and somebody may still give them
-    COMPLETE = "complete"  # all blocks are here and checked
-    FAILED = "failed"  # `error` says why: blocks that nobody has, or a fault of this node
-    CANCELLED = "cancelled"  # nobody wants the image on this node any more
+    RUNNING = "running"  # blocks are missing and still available
+    COMPLETE = "complete"  # all blocks are received and verified
+    FAILED = "failed"  # `error` has the reason: blocks without a holder, or a fault of this node
+    CANCELLED = "cancelled"  # the image is no longer needed on this node
 
 
 TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
@@ -26,10 +26,12 @@ TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CastMember:
-    """A node of a cast. `address` is that of its region server, `tier` where a source holds the image, and
-    `epoch` that of the cast by which it joined, or came back to it, at `joined_at` (Unix seconds; 0.0: with
-    the cast's start)."""
+class CastMemberRecord:
+    """A node of a cast, with the `address` of its region server.
+
+    `tier` is where a source holds the image. `epoch` is the epoch of the cast at which the node joined or
+    rejoined, at `joined_at` (Unix seconds; 0.0: at the start of the cast).
+    """
 
     node: str
     host: str
@@ -41,14 +43,13 @@ class CastMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastRecord:
-    """The plan of a cast, published by the controller before its first start is asked for.
+    """The plan of a cast, published by the controller before the first start that uses it.
 
-    `sources` are indexes of `members`: those that hold the image, or read it from the store. Members from
-    `planned` on joined later and have no part in the plan; each join raises `epoch` by one. `reason` is the
-    planner's one line on why it chose this way. Members at the `edge` were known to be slow: the plan is for
-    the others, from which these take what they have. With `in_turn` blocks come in the order of the plan's
-    steps, one at a time. `link_bytes_s` is what the slowest of the plan's links was measured to carry, 0 if
-    nobody knows. Times are Unix seconds.
+    `sources` are indexes of `members`: those that hold the image or read it from the store. Members from
+    `planned` on joined later and have no part in the plan; each join increments `epoch`. `reason` is one line
+    by the planner. Members at the `edge` have slow links: the plan covers the others, from which these pull.
+    With `in_slots` blocks are sent in the order of the plan's steps, one at a time. `link_bytes_s` is the
+    measured rate of the slowest link of the plan, 0 if unknown. Times are Unix seconds.
     """
 
     cast_id: str
@@ -59,13 +60,13 @@ class CastRecord:
     block_bytes: int
     planner: str
     reason: str
-    members: tuple[CastMember, ...]
+    members: tuple[CastMemberRecord, ...]
     sources: tuple[int, ...]
     planned: int
     started_at: float
     epoch: int = 0
     edge: tuple[int, ...] = ()
-    in_turn: bool = False
+    in_slots: bool = False
     link_bytes_s: int = 0
 
     def __post_init__(self) -> None:
@@ -74,23 +75,23 @@ class CastRecord:
                 f"cast {self.cast_id} has {len(self.members)} members, {self.planned} planned"
             )
         if not all(0 <= source < self.planned for source in self.sources):
-            raise InvalidRecord(f"a source of cast {self.cast_id} is none of its members")
+            raise InvalidRecord(f"cast {self.cast_id} has a source that is not a planned member")
         if self.nbytes < 1 or self.block_bytes < 1:
             raise InvalidRecord(
                 f"cast {self.cast_id} has {self.nbytes} bytes in blocks of {self.block_bytes}"
             )
         if len({member.node for member in self.members}) != len(self.members):
-            raise InvalidRecord(f"a node is twice in cast {self.cast_id}")
+            raise InvalidRecord(f"cast {self.cast_id} has a node twice")
 
     @property
-    def targets(self) -> tuple[CastMember, ...]:
-        """The members that are to get the image."""
+    def targets(self) -> tuple[CastMemberRecord, ...]:
+        """The members that receive the image."""
         return tuple(one for index, one in enumerate(self.members) if index not in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastDetails:
-    """What is told of a node's part besides, of which a summary needs nothing."""
+    """Details of a node's progress that a summary does not need."""
 
     transports: Mapping[str, str] = field(default_factory=dict)
     pulled: Mapping[str, int] = field(default_factory=dict)
@@ -99,14 +100,14 @@ class CastDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastProgress:
-    """A node's part in a cast, told by the node itself: at its begin, now and then, and at its end. What was
-    told of an earlier part (by `epoch`), or earlier (by `updated_at`, Unix seconds of the node's clock), does
-    not replace it.
+    """The progress of a node's part in a cast, reported by the node at its start, regularly, and at its end.
 
-    `epoch` is that of the cast by which the part began. `held` of `blocks` are there. `received` are bytes of
-    good blocks by transport, which came within `span_s`, from the first one's arrival to the last one's;
-    `pulled` are these bytes by peer, and `transports` says of each by which transport, and why; `faults`
-    counts pulls that went wrong, by kind.
+    Reports of an earlier part (by `epoch`, that of the cast when the part started), or older ones (by
+    `updated_at`, Unix seconds of the node's clock), do not replace newer ones.
+
+    `held` of `blocks` have arrived. `received` are bytes of verified blocks by transport, which arrived
+    within `span_s`, from the first block to the last; `pulled` are these bytes by peer; `transports` has the
+    transport of each peer and the reason for it; `faults` counts failed pulls by kind.
     """
 
     cast_id: str
@@ -130,30 +131,31 @@ class CastProgress:
 
     @property
     def brief(self) -> "CastProgress":
-        """The same without its details."""
+        """The progress without its details."""
         return self.with_details(CastDetails())
 
     def with_details(self, details: CastDetails) -> "CastProgress":
+        """Return the progress with these details."""
         return replace(self, transports=details.transports, pulled=details.pulled, error=details.error)
 
     def follows(self, earlier: "CastProgress") -> bool:
-        """Whether it is told after `earlier`, of the same node."""
+        """Return whether this report is newer than `earlier`, of the same node."""
         return (self.epoch, self.updated_at) >= (earlier.epoch, earlier.updated_at)
 
     @property
     def is_final(self) -> bool:
-        """Whether it is the node's last word."""
+        """Whether this is the node's final report."""
         return not TRANSITIONS[self.state]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastStatus:
-    """A cast and what its nodes told of it, by node."""
+    """A cast and the progress of its nodes, in order of node id."""
 
     record: CastRecord
     progress: tuple[CastProgress, ...] = ()
 
 
-def in_order(records: Iterable[CastRecord]) -> list[CastRecord]:
-    """The latest first."""
+def latest_first(records: Iterable[CastRecord]) -> list[CastRecord]:
+    """Return the records, the latest first."""
     return sorted(records, key=lambda record: (-record.started_at, record.cast_id))

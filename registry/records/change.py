@@ -1,17 +1,17 @@
-"""The change feed: what changed in the shared state, in order."""
+"""Changes of the shared state as they enter the change feed, and the snapshot that it starts from."""
 
 from dataclasses import dataclass
 
-from registry.cast import CastProgress, CastRecord
-from registry.function import Function, FunctionVersion
-from registry.instance import InstanceRecord
-from registry.live import LiveRecord
-from registry.node import NodeRecord
+from registry.records.cast import CastProgress, CastRecord
+from registry.records.function import Function, FunctionVersion
+from registry.records.instance import InstanceRecord
+from registry.records.live import LiveRecord
+from registry.records.node import NodeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What one gateway has of one function now: requests in flight on instances and requests held."""
+class VersionLoad:
+    """The load of one function version at one gateway: requests in flight on instances, and queued ones."""
 
     gateway: str
     function: str
@@ -22,12 +22,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleTarget:
-    """An operator's wish: this many instances of the current version now, on these nodes if named."""
+    """An operator's scale request: a number of instances of the current version, on these nodes if named."""
 
     function: str
     instances: int
     on: tuple[str, ...] = ()
-    token: str = ""  # unique per wish, so that one is carried out once
+    token: str = ""  # unique per request, so that it is carried out once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,22 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGone:
+    """The removal or expiry of an epoch of a node."""
+
     id: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceChanged:
-    """The record's `state` may be final (stopped, failed): then the record is already deleted."""
+    """A new record of an instance; with a final state (stopped, failed) it is already deleted."""
 
     record: InstanceRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionChanged:
-    """A function's head changed; `version` is its current version's record."""
+    """A new head of a function; `version` is the record of its current version."""
 
     function: Function
     version: FunctionVersion
@@ -61,40 +63,44 @@ class FunctionChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDeleted:
+    """The deletion of a function with all its versions."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemandChanged:
-    """All of one gateway's demand (functions without any are left out), valid for `ttl_s`."""
+class LoadReport:
+    """The whole load of one gateway, valid for `ttl_s`; versions without load are omitted."""
 
     gateway: str
-    demands: tuple[Demand, ...]
+    loads: tuple[VersionLoad, ...]
     ttl_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleAsked:
+class ScaleRequested:
+    """A scale request of an operator."""
+
     target: ScaleTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastChanged:
-    """A cast was planned, or nodes joined it."""
+    """A new cast, or one that nodes joined."""
 
     record: CastRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastPartEnded:
-    """A node's part in a cast is over: `progress` is its last word. It may be told more than once."""
+    """The end of a node's part in a cast, with its final progress; it may be published more than once."""
 
     progress: CastProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveChanged:
-    """How a function version serves while it loads, valid for `ttl_s`: all of its pipelines."""
+    """The live serving of a function version with all its pipelines, valid for `ttl_s`."""
 
     record: LiveRecord
     ttl_s: float
@@ -106,8 +112,8 @@ Change = (
     | InstanceChanged
     | FunctionChanged
     | FunctionDeleted
-    | DemandChanged
-    | ScaleAsked
+    | LoadReport
+    | ScaleRequested
     | CastChanged
     | CastPartEnded
     | LiveChanged
@@ -123,6 +129,6 @@ class Snapshot:
     versions: tuple[FunctionVersion, ...]
     nodes: tuple[NodeUp, ...]
     instances: tuple[InstanceRecord, ...]
-    demands: tuple[DemandChanged, ...]
+    load_reports: tuple[LoadReport, ...]
     casts: tuple[CastRecord, ...] = ()
     live: tuple[LiveChanged, ...] = ()

@@ -6,39 +6,39 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from registry.errors import InvalidRecord
-from registry.live import Live
+from registry.records.live import LiveMode
 
-# Handlers that a node brings itself; `builtin:NAME` is the architecture of their functions.
+# Handlers that are part of the node; `builtin:NAME` is the architecture of their functions.
 BUILTINS = frozenset({"echo"})
 BUILTIN_PREFIX = "builtin:"
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
-class Task(StrEnum):
-    """What a function computes, hence which endpoints it answers."""
+class FunctionTask(StrEnum):
+    """What a function computes, which determines its endpoints."""
 
     GENERATE = "generate"  # decoder: completions, chat
     EMBED = "embed"  # BERT-type encoder: embeddings
     CLASSIFY = "classify"  # ViT, ResNet: logits over labels
     FEATURES = "features"  # CLIP: text and image features
-    HANDLER = "handler"  # a user's own code, or one that comes with the nodes
+    HANDLER = "handler"  # custom code, or a handler that is part of the node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Scaling settings; may change without a new version. `max_instances=None` means all nodes.
+    """Scaling settings, which may change without a new version.
 
-    `live` says whether calls are served while the model is arriving, and `ttft_target_s` what `auto` tries to
-    keep: a time to the first token.
+    `max_instances=None` means all nodes. `live` is the mode of serving while the model is loading, and
+    `ttft_target_s` the time to first token that its mode `auto` aims for.
     """
 
     min_instances: int = 0
     max_instances: int | None = None
     target_concurrency: int = 8
-    keep_alive_s: float = 60.0  # idle time after which an instance leaves the accelerator
-    host_keep_alive_s: float = 3600.0  # idle time after which a surplus host copy may go
-    live: Live = Live.AUTO
+    keep_alive_s: float = 60.0  # idle time after which an instance is stopped
+    host_keep_alive_s: float = 3600.0  # idle time after which a surplus host copy is dropped
+    live: LiveMode = LiveMode.AUTO
     ttft_target_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class FunctionVersion:
 
     function: str
     version: int
-    task: Task
+    task: FunctionTask
     architecture: str
     image: str | None
     manifest: str | None
@@ -83,13 +83,13 @@ class FunctionVersion:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether only a node that allows handlers may run it."""
-        return self.task is Task.HANDLER and not self.architecture.startswith(BUILTIN_PREFIX)
+        """Whether the version has custom code, which only nodes with --allow-handlers run."""
+        return self.task is FunctionTask.HANDLER and not self.architecture.startswith(BUILTIN_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A function's mutable head: which version is current, and how it scales."""
+    """The mutable head of a function: its current version and its scaling."""
 
     name: str
     current: int
@@ -102,6 +102,7 @@ def check_name(name: str) -> str:
     """Return `name`, or raise InvalidRecord naming the rule it breaks."""
     if not NAME_PATTERN.fullmatch(name):
         raise InvalidRecord(
-            f"bad function name {name!r}: use 1 to 63 of a-z, 0-9 and '-', starting with a letter or digit"
+            f"invalid function name {name!r}: "
+            "use 1 to 63 of a-z, 0-9 and '-', starting with a letter or digit"
         )
     return name

@@ -1,20 +1,20 @@
-"""What becomes of a function when it is deployed, rolled back or scaled: pure decisions.
+"""Deploy, rollback and scaling of a function as pure decisions.
 
-Both states carry out what these return, by compare-and-set on the head that they started from.
+Both states apply what these return by compare-and-set on the head that was read.
 """
 
 from dataclasses import dataclass, replace
 
 from registry.errors import NotFound
-from registry.function import Function, FunctionVersion, Scaling, check_name
+from registry.records.function import Function, FunctionVersion, Scaling, check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known of a function: `last` is the highest number that its name was ever given.
+class KnownFunction:
+    """The stored state of a function; `last` is the highest version number ever assigned to its name.
 
-    Numbers are not given twice, even after a deletion: an instance of the deleted function may
-    still be draining, and `name:2` must not mean two things.
+    Numbers are not reused, even after a deletion: an instance of the deleted function may still be draining,
+    and `name:2` must stay unambiguous.
     """
 
     head: Function | None = None
@@ -23,8 +23,8 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The new head, its current version, and the version that the caller gets (new if `is_new`)."""
+class PlannedVersion:
+    """A planned head, its current version, and the version returned to the caller (new if `is_new`)."""
 
     head: Function
     current: FunctionVersion
@@ -33,9 +33,9 @@ class Planned:
 
 
 def plan_version(
-    known: Known, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool
-) -> Planned:
-    """Give `draft` the next number, unless it equals the current version but for number and time."""
+    known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool
+) -> PlannedVersion:
+    """Assign `draft` the next number, unless it equals the current version except for number and time."""
     check_name(draft.function)
     head, current = known.head, known.current
     if head is None or current is None:
@@ -47,19 +47,19 @@ def plan_version(
             scaling=scaling or Scaling(),
             created_at=draft.created_at,
         )
-        return Planned(head=head, current=first, result=first, is_new=True)
+        return PlannedVersion(head=head, current=first, result=first, is_new=True)
     head = replace(head, scaling=scaling or head.scaling)
     if replace(draft, version=current.version, created_at=current.created_at) == current:
-        return Planned(head=head, current=current, result=current, is_new=False)
+        return PlannedVersion(head=head, current=current, result=current, is_new=False)
     new = replace(draft, version=known.last + 1)
     head = replace(head, versions=(*head.versions, new.version))
     if make_current:
         head, current = replace(head, current=new.version), new
-    return Planned(head=head, current=current, result=new, is_new=True)
+    return PlannedVersion(head=head, current=current, result=new, is_new=True)
 
 
 def plan_current(head: Function, number: int) -> Function:
-    """The head with another current version. Raises NotFound."""
+    """Return the head with another current version. Raises NotFound."""
     if number not in head.versions:
         raise NotFound(f"function {head.name} has no version {number}")
     return replace(head, current=number)

@@ -8,12 +8,14 @@ from registry.errors import InvalidRecord
 
 
 class InstanceState(StrEnum):
-    STARTING = "starting"  # accepted by the node; reserving its region
+    """The life cycle of an instance."""
+
+    STARTING = "starting"  # accepted by the node, reserving its region
     LOADING = "loading"  # bytes of the image are arriving
     READY = "ready"  # serves requests
-    DRAINING = "draining"  # finishes what it has, takes nothing new
-    STOPPED = "stopped"  # gone, on purpose
-    FAILED = "failed"  # gone, by a fault that `error` names
+    DRAINING = "draining"  # finishes its requests, takes no new ones
+    STOPPED = "stopped"  # ended by request
+    FAILED = "failed"  # ended by a fault, described by `error`
 
 
 TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {
@@ -27,7 +29,7 @@ TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {
 
 
 class StartKind(StrEnum):
-    """Where the weights were when a request came, or what its instance started from."""
+    """Where the weights were when a request arrived or its instance started."""
 
     HOT = "hot"  # on the accelerator
     WARM = "warm"  # in this node's host memory
@@ -37,12 +39,12 @@ class StartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRecord:
-    """What a node publishes about one of its instances. `phases_ms` maps a start phase to its length.
+    """The record that a node publishes of one of its instances.
 
-    Phases: `reserve`, `fetch` (into host memory), `copy` (host to accelerator), `bind`, `ready`.
-    `progress` is the loaded share of the image, 0 to 1. `source` says where the bytes came from
-    (`arena`, `host`, `node:<id>`, `disk`, `store`). `no_room` says of a failed start that the arena had
-    no room for it: whoever placed it there makes some, tries elsewhere, or tells that it gives up.
+    `phases_ms` maps start phases to durations: `reserve`, `fetch` (into host memory), `copy` (host to
+    accelerator), `bind`, `ready`. `progress` is the loaded share of the image, 0 to 1. `source` is where the
+    bytes came from (`arena`, `host`, `node:<id>`, `disk`, `store`). `no_room`: the start failed for lack of
+    arena space; the controller frees space, tries another node, or publishes the failure.
     """
 
     instance_id: str

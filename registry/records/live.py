@@ -1,25 +1,25 @@
-"""How a function serves while its model arrives: the setting, and what the controller tells of it.
+"""Live serving of a function while its model is loading: the setting, and the controller's record.
 
-A *live pipeline* is a chain of stages on nodes that are loading; calls go to the node with the head. All of
-a function version's pipelines stand in one record, so that a change of several is one change.
+A *live pipeline* is a chain of stages on nodes that are loading; calls go to the node of its last stage. One
+record has all pipelines of a function version, so that a change of several is atomic.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Live(StrEnum):
-    """A function's setting `live`. The way that is decided on is any but AUTO."""
+class LiveMode(StrEnum):
+    """The setting `live` of a function; a decision is any mode except AUTO."""
 
-    PIPELINE = "pipeline"  # nodes that load form pipelines
-    ZIGZAG = "zigzag"  # an overloaded instance shares its requests with a node that loads
+    PIPELINE = "pipeline"  # loading nodes form pipelines
+    ZIGZAG = "zigzag"  # an overloaded instance shares its requests with a loading node
     AUTO = "auto"  # the better of the two, where waiting for a whole instance would miss the TTFT target
-    OFF = "off"  # nobody serves before it holds everything
+    OFF = "off"  # only complete instances serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStage:
-    """A member: `instance_id`, on `node`, runs the layers `[first, last)`."""
+    """A stage: `instance_id`, on `node`, runs the layers `[first, last)`."""
 
     node: str
     instance_id: str
@@ -29,8 +29,7 @@ class LiveStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSwitch:
-    """A member that serves alone by now. On hearing of it each gateway moves one in `sharers` of its
-    unfinished calls there."""
+    """A stage that now serves alone; each gateway moves one in `sharers` of its unfinished calls to it."""
 
     instance_id: str
     sharers: int
@@ -38,11 +37,11 @@ class LiveSwitch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePipeline:
-    """A pipeline that takes calls. `head` is the index of the stage that they go to, `rate` what it serves,
-    in whole nodes, and `slots` how many calls it takes at once.
+    """A pipeline that takes calls.
 
-    With the way ZIGZAG it is a pair: the first stage's node is loading, and helps the instance of the second
-    one, the source, which is ready, and takes no calls but by the pair.
+    `head` is the index of the stage that calls are sent to, `rate` the throughput in whole nodes, and `slots`
+    the number of concurrent calls. With `way` ZIGZAG it is a pair: the node of the first stage is loading,
+    and helps the ready instance of the second stage, the source, which takes calls through the pair only.
     """
 
     pipeline_id: str
@@ -52,12 +51,12 @@ class LivePipeline:
     rate: float
     slots: int
     switched: tuple[LiveSwitch, ...] = ()
-    way: Live = Live.PIPELINE
+    way: LiveMode = LiveMode.PIPELINE
 
     @property
     def source(self) -> LiveStage | None:
-        """Of a pair."""
-        return self.stages[-1] if self.way is Live.ZIGZAG else None
+        """The ready instance of a ZigZag pair, None for other pipelines."""
+        return self.stages[-1] if self.way is LiveMode.ZIGZAG else None
 
     @property
     def name(self) -> str:
@@ -66,20 +65,22 @@ class LivePipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRecord:
-    """A function version's live serving, as its controller says. One of a later controller, or of the same
-    with a higher `serial`, replaces it. `way` and `reason` are the last decision whether to go live; `at` is
-    when that was made, in Unix seconds."""
+    """The live serving of a function version, as its controller decided.
+
+    A record of a later controller, or of the same one with a higher `serial`, replaces it. `way` and `reason`
+    are the last decision on the mode, made at `at` (Unix seconds).
+    """
 
     function: str
     version: int
     controller_epoch: int
     serial: int
-    way: Live
+    way: LiveMode
     reason: str
     at: float
     pipelines: tuple[LivePipeline, ...] = ()
 
     @property
     def order(self) -> tuple[int, int]:
-        """Later records have greater ones."""
+        """The sort key: later records have greater ones."""
         return self.controller_epoch, self.serial

@@ -1,4 +1,4 @@
-"""A node: one invoker with one accelerator, and what its tiers hold."""
+"""A node: one invoker with one accelerator, and the images in its tiers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,30 +15,35 @@ class Tier(StrEnum):
 
 
 class NodeState(StrEnum):
+    """The state of a node."""
+
     READY = "ready"  # takes instances
-    DRAINING = "draining"  # finishes what it has and leaves
+    DRAINING = "draining"  # finishes its requests and exits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """One image on a node. `tiers` are all the tiers that hold the complete image; `kept` says that its
-    host copy is the one that the cluster keeps."""
+class CachedImage:
+    """An image cached on a node.
+
+    `tiers` are all the tiers that hold the complete image; `pinned`: its host copy is one that the cluster
+    keeps, evicted after all others.
+    """
 
     image: str
     tiers: tuple[Tier, ...]
     bytes: int
     last_used_at: float
-    kept: bool = False
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """What a node publishes about itself with every heartbeat.
+    """The record that a node publishes with every heartbeat.
 
     `channel` is the address of the gateway-invoker channel and `cast` that of the region server
-    (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, so a
-    late message of a dead process is told from one of its successor. Nodes with equal `host` share
-    one host tier. `reads_store` says whether this node can read the cluster's blob store itself.
+    (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, which
+    distinguishes late messages of a dead process. Nodes with equal `host` share one host tier.
+    `reads_store`: this node can read the cluster's blob store itself.
     """
 
     id: str
@@ -59,10 +64,10 @@ class NodeRecord:
     allows_handlers: bool
     link_rate_bytes_s: int | None
     started_at: float
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def gives_from_arena(self) -> bool:
-        """Whether any peer can read what is in its arena alone; of a GPU's memory not all can."""
+        """Whether every peer can read its arena; GPU memory is not readable by all."""
         return not self.device.startswith("cuda")

@@ -1,7 +1,7 @@
-"""Quotas of API keys: what a key stands at, and what follows from it. Pure.
+"""Rate limits, concurrency limits and spend limits of API keys. Pure.
 
-A rate is a leaky bucket: a request (or token) adds UNITS to what is used of it, and at a limit of N a
-minute N units leak out each millisecond, so that all numbers are integers. It holds one minute's worth.
+A rate limit is a leaky bucket: a request (or token) adds UNITS to it, and at a limit of N per minute N units
+leak out each millisecond, so that all numbers are integers. It holds one minute's worth.
 """
 
 from dataclasses import dataclass
@@ -10,51 +10,53 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
 
-from registry.api_key import ApiKey, SpendPeriod
 from registry.errors import InvalidRecord
+from registry.records.api_key import ApiKey, SpendPeriod
 
 UNITS = 60_000
 NANOS = 10**9
 MAX_NANOS = 2**53
-LONGEST_PLACE_S = 60  # a place that lapses later was taken when the clock was ahead
+MAX_CONCURRENCY_LEASE_S = 60  # a lease that expires later was acquired when the clock was ahead
 _BUSY_RETRY_S = 1.0
 _DAY_S = 86_400
 
 
-class Verdict(StrEnum):
+class RateLimitOutcome(StrEnum):
+    """The outcome of admission, and the limit that refused the request."""
+
     ADMITTED = "admitted"
-    SPENT = "spent"  # the period's money is used up
-    BUSY = "busy"  # as many requests under way as the key may have
-    REQUESTS = "requests"  # too many requests a minute
-    TOKENS = "tokens"  # too many tokens a minute
+    SPENT = "spent"  # the spend limit of the period is reached
+    BUSY = "busy"  # the concurrency limit is reached
+    REQUESTS = "requests"  # the limit of requests per minute is reached
+    TOKENS = "tokens"  # the limit of tokens per minute is reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One request under way: `id` is unique, and holds one of the places of the key."""
+class ConcurrencyLease:
+    """A lease of one request in progress, which counts towards the concurrency limit of the key."""
 
     key_id: str
     id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a key stands at when a request asked to be admitted (with it, if it was).
+class RateLimitDecision:
+    """The outcome of admission and the usage of the key, with the request if it was admitted.
 
     `requests_used` and `tokens_used` are units of the buckets; `tokens_used` may be over the limit, since
-    a request's tokens are known when it has ended. `places` are the requests under way.
+    a request's tokens are known when it has ended. `concurrent` counts requests in progress.
     """
 
-    verdict: Verdict
+    outcome: RateLimitOutcome
     requests_used: int
     tokens_used: int
-    places: int
+    concurrent: int
     spent_nanos: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpendLimit:
-    """What the requests of a period may cost."""
+    """A limit on the cost of the requests of a period."""
 
     nanos: int
     period: SpendPeriod
@@ -64,58 +66,60 @@ class SpendLimit:
 
 
 def money(nanos: int) -> str:
-    """An amount in the price table's currency, with no digit lost."""
+    """Format an amount in the price table's currency, without rounding."""
     text = f"{Decimal(nanos) / NANOS:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def drained(used: int, limit: int, elapsed_ms: int) -> int:
-    """What of `used` is left after some time."""
+    """Return the used units that are left after `elapsed_ms`."""
     return max(0, used - limit * elapsed_ms)
 
 
-def judge(key: ApiKey, *, requests_used: int, tokens_used: int, places: int, spent_nanos: int) -> Verdict:
-    """Whether one more request may begin."""
+def judge(
+    key: ApiKey, *, requests_used: int, tokens_used: int, concurrent: int, spent_nanos: int
+) -> RateLimitOutcome:
+    """Decide whether one more request may start."""
     if key.spend_limit_nanos is not None and spent_nanos >= key.spend_limit_nanos:
-        return Verdict.SPENT
-    if key.max_concurrent is not None and places >= key.max_concurrent:
-        return Verdict.BUSY
+        return RateLimitOutcome.SPENT
+    if key.max_concurrent is not None and concurrent >= key.max_concurrent:
+        return RateLimitOutcome.BUSY
     if key.requests_per_minute is not None and requests_used + UNITS > key.requests_per_minute * UNITS:
-        return Verdict.REQUESTS
+        return RateLimitOutcome.REQUESTS
     if key.tokens_per_minute is not None and tokens_used >= key.tokens_per_minute * UNITS:
-        return Verdict.TOKENS
-    return Verdict.ADMITTED
+        return RateLimitOutcome.TOKENS
+    return RateLimitOutcome.ADMITTED
 
 
 def remaining(limit: int, used: int) -> int:
-    """How many requests or tokens the bucket still takes."""
+    """Return the number of requests or tokens that the bucket still takes."""
     return max(0, limit * UNITS - used) // UNITS
 
 
 def full_in_ms(limit: int, used: int) -> int:
-    """When nothing of the bucket is used any more."""
+    """Return when the bucket is empty."""
     return -(-used // limit)
 
 
-def retry_in_s(key: ApiKey, standing: Standing, now: float) -> float:
-    """When the refused request would be admitted, if nothing else of the key came."""
-    match standing.verdict:
-        case Verdict.SPENT:
+def retry_in_s(key: ApiKey, decision: RateLimitDecision, now: float) -> float:
+    """Return when the refused request would be admitted if the key sent no other."""
+    match decision.outcome:
+        case RateLimitOutcome.SPENT:
             return period_end(key.spend_period, now) - now
-        case Verdict.BUSY:
+        case RateLimitOutcome.BUSY:
             return _BUSY_RETRY_S
-        case Verdict.REQUESTS:
+        case RateLimitOutcome.REQUESTS:
             limit = key.requests_per_minute or 1
-            return -(-(standing.requests_used + UNITS - limit * UNITS) // limit) / 1000
-        case Verdict.TOKENS:
+            return -(-(decision.requests_used + UNITS - limit * UNITS) // limit) / 1000
+        case RateLimitOutcome.TOKENS:
             limit = key.tokens_per_minute or 1
-            return ((standing.tokens_used - limit * UNITS) // limit + 1) / 1000
+            return ((decision.tokens_used - limit * UNITS) // limit + 1) / 1000
         case _:
             return 0.0
 
 
 def spend_field(period: SpendPeriod, at: float) -> str:
-    """The name of the period that holds the moment: `2026-11-21`, `2026-11` or `total`."""
+    """Return the name of the period that contains `at`: `2026-11-21`, `2026-11` or `total`."""
     return _spend_field(period, int(at // _DAY_S))
 
 
@@ -128,7 +132,7 @@ def _spend_field(period: SpendPeriod, day: int) -> str:
 
 
 def period_end(period: SpendPeriod, at: float) -> float:
-    """When the period that holds the moment is over (Unix seconds)."""
+    """Return the end of the period that contains `at` (Unix seconds)."""
     if period is SpendPeriod.TOTAL:
         return float("inf")
     day = _day(at)
@@ -139,17 +143,17 @@ def period_end(period: SpendPeriod, at: float) -> float:
 
 
 def parse_spend_limit(text: str) -> SpendLimit:
-    """`12.50/month`, in the price table's currency. Raises InvalidRecord."""
+    """Parse `12.50/month`, in the price table's currency. Raises InvalidRecord."""
     amount, _, period = text.strip().partition("/")
     try:
         nanos = Decimal(amount) * NANOS
         if not 0 <= nanos <= MAX_NANOS or nanos != int(nanos):
-            raise InvalidRecord(f"{amount!r} is no amount of money from 0 to {MAX_NANOS // NANOS}")
+            raise InvalidRecord(f"{amount!r} is not an amount from 0 to {MAX_NANOS // NANOS}")
         return SpendLimit(int(nanos), SpendPeriod(period))
     except (InvalidOperation, ValueError, OverflowError) as error:
         if isinstance(error, InvalidRecord):
             raise
-        raise InvalidRecord(f"{text!r} is no spend limit: write 5/day, 12.50/month or 100/total") from error
+        raise InvalidRecord(f"{text!r} is not a spend limit: use 5/day, 12.50/month or 100/total") from error
 
 
 def _day(at: float) -> datetime:

@@ -1,12 +1,14 @@
-"""Usage records: what a request used and what an instance occupied. Immutable once written."""
+"""Usage records of requests and instances. Immutable once written."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
 class RequestStatus(StrEnum):
+    """How a request ended."""
+
     OK = "ok"
-    CANCELLED = "cancelled"  # the client left
+    CANCELLED = "cancelled"  # the client disconnected
     FAILED = "failed"
 
 
@@ -25,8 +27,9 @@ class RequestRecord:
     """One request. Times `*_at` are Unix seconds; `*_ms` are integers, rounded up once.
 
     `cost_nanos` is in billionths of the price table's currency unit; `rate_id` names the rate that
-    was in force, frozen in the record. `gpu` says where the time was used: `billed_gpu_ms` is its sum,
-    rounded up once.
+    was in force, frozen in the record. `gpu` has the time by instance: `billed_gpu_ms` is its sum,
+    rounded up once. `request_id` is the gateway's own, unique; `client_request_id` is the client's
+    `x-request-id` ("": none), which it may repeat.
     """
 
     request_id: str
@@ -51,18 +54,24 @@ class RequestRecord:
     rate_id: str
     cost_nanos: int
     gpu: tuple[GpuSlice, ...] = ()
+    client_request_id: str = ""
+
+    @property
+    def response_id(self) -> str:
+        """The id in the response's `x-request-id` header."""
+        return self.client_request_id or self.request_id
 
 
 def voided(record: RequestRecord) -> RequestRecord:
-    """What stands for a record whose request turned out to have failed: its use, at no cost."""
+    """Return the record as that of a failed request: with its usage, without cost."""
     return replace(record, status=RequestStatus.FAILED, cost_nanos=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPart:
-    """`[from_us, to_us)` of the microseconds that a call uses on an instance from its first to its last.
+    """A part `[from_us, to_us)` of the microseconds that a call uses on an instance.
 
-    `over`: nothing follows, and the ledger was told of all of it before (as a slice or a LostCall).
+    `over`: the last part, of which the ledger has all time already (as a slice or a LostCall).
     """
 
     call_id: str
@@ -81,10 +90,9 @@ class InstanceInterval:
 
     Its accelerator's time, in microseconds, is `busy_us` (requests ran), `loading_us` and `idle_us`: of
     instances that share an accelerator each moment counts for one kind, and once. A long stay in a state
-    is written in several intervals that follow each other, each beginning just where one ends; `final` is
-    the last. `calls` says who used the busy time, and adds up to it. `epoch` is that of the node's
-    process, whose clock all its intervals go by (0: written before there were `calls`). `earlier_us` is what
-    the instance was allocated before it, so that none is missing unseen (None: written before that was told).
+    is written as several adjacent intervals; `final` is the last. `calls` divides the busy time among calls
+    and adds up to it. `epoch` is that of the node's process, the clock of which all its intervals use.
+    `earlier_us` is the allocated time before this interval, so that a missing interval is detected.
     """
 
     instance_id: str
@@ -100,7 +108,7 @@ class InstanceInterval:
     idle_us: int = 0
     epoch: int = 0
     final: bool = False
-    earlier_us: int | None = None
+    earlier_us: int = 0
     calls: tuple[CallPart, ...] = ()
 
     @property
@@ -110,9 +118,11 @@ class InstanceInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostCall:
-    """What a call used on an instance, written by the node that could not tell it to the gateway: one of
-    the two died. What the request's own record says of the same call and instance is not lost, so the
-    lost time is the rest of `used_us`. `id` is unique; `call_id` begins with the request id and "/"."""
+    """The usage of a call on an instance, written by a node that could not report it to the gateway.
+
+    The time in the request's own record for the same call and instance is not lost, so the lost time is the
+    rest of `used_us`. `id` is unique; `call_id` begins with the request id and "/".
+    """
 
     id: str
     call_id: str
@@ -125,7 +135,7 @@ class LostCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class PriceRate:
     """A price: billionths of the currency unit, per GPU-second, per request and per million tokens."""
 
     id: str
@@ -141,8 +151,8 @@ class Rate:
 MAX_COST_NANOS = 2**53
 
 
-def cost_nanos(rate: Rate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> int:
-    """The integer price of one request: each part is rounded up once, after multiplication."""
+def cost_nanos(rate: PriceRate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> int:
+    """Return the integer price of one request; each part is rounded up once, after multiplication."""
     price = (
         rate.request_nanos
         + -(-rate.gpu_second_nanos * billed_gpu_ms // 1000)

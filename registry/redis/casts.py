@@ -1,18 +1,18 @@
-"""Casts in Redis: what was planned, and what each node tells of its part."""
+"""Casts in Redis: their records and the progress of each node."""
 
 from collections.abc import Iterator, Mapping
 
 from registry import keys
-from registry.cast import CastDetails, CastProgress, CastRecord, CastStatus, in_order
-from registry.change import CastChanged, CastPartEnded
 from registry.codec import decode, encode
-from registry.redis_connections import Script
-from registry.redis_store import PUBLISH, RedisStore
+from registry.records.cast import CastDetails, CastProgress, CastRecord, CastStatus, latest_first
+from registry.records.change import CastChanged, CastPartEnded
+from registry.redis.connections import LuaScript
+from registry.redis.store import PUBLISH, RedisStore
 
-# Publish a cast, unless no earlier epoch of it is known. With each one that is published some ids of
-# expired ones go, so that what is left of these stays in proportion to the casts that there are.
+# Publish a cast unless the same or a later epoch is known. Each call also removes a few ids of expired casts,
+# so that their number stays in proportion to that of the existing ones.
 # KEYS feed casts cast; ARGV length id epoch record ttl-s change cast-prefix
-_PUT_CAST = Script(
+_PUT_CAST = LuaScript(
     PUBLISH
     + """
 local known = redis.call('HGET', KEYS[3], 'epoch')
@@ -28,10 +28,10 @@ return 1
 """
 )
 
-# What a node tells of its part, unless it told something later. It may come before the cast itself does.
-# Only a last word is a change for the feed; else that is ''.
+# Store a node's progress unless a later one is known. It may arrive before the cast itself.
+# Only final progress is a change for the feed; otherwise `change` is ''.
 # KEYS feed cast; ARGV length node epoch at progress details ttl-s change
-_PUT_PROGRESS = Script(
+_PUT_PROGRESS = LuaScript(
     PUBLISH
     + """
 local known = redis.call('HMGET', KEYS[2], 'part ' .. ARGV[2], 'at ' .. ARGV[2])
@@ -45,14 +45,18 @@ return 1
 """
 )
 
-_AT_ONCE = 512  # parts are read together
+_READ_BATCH = 512  # parts read by one command
 
 # Drop the id of a cast that has expired.
 # KEYS casts cast; ARGV id
-_FORGET = Script("if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[1], ARGV[1]) end")
+_REMOVE_EXPIRED = LuaScript(
+    "if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[1], ARGV[1]) end"
+)
 
 
 class RedisCasts(RedisStore):
+    """Casts and the progress of their nodes."""
+
     async def put_cast(self, record: CastRecord) -> None:
         await self._redis.script(
             _PUT_CAST,
@@ -85,39 +89,40 @@ class RedisCasts(RedisStore):
         )
 
     async def casts(
-        self, beginning: str = "", *, function: str | None = None, brief: bool = False
+        self, prefix: str = "", *, function: str | None = None, brief: bool = False
     ) -> list[CastStatus]:
-        """Read one after the other: of a thousand nodes each, all at once would hold up whatever else Redis
-        and this process do."""
+        # Casts are read one by one: with a thousand nodes each, one large read would block Redis and this
+        # loop.
         ids = [raw.decode() for raw in await self._redis.call("SMEMBERS", keys.CASTS)]
         found: list[CastRecord] = []
         for cast_id in ids:
-            if not cast_id.startswith(beginning):
+            if not cast_id.startswith(prefix):
                 continue
             key = keys.cast(cast_id)
             raw = await self._redis.call("HGET", key, "record")
             if raw is None:
-                await self._redis.script(_FORGET, [keys.CASTS, key], [cast_id])
+                await self._redis.script(_REMOVE_EXPIRED, [keys.CASTS, key], [cast_id])
                 continue
             record = decode(CastRecord, raw, key)
             if function in (None, record.function):
                 found.append(record)
         return [
-            CastStatus(record=record, progress=await self._told(record, brief)) for record in in_order(found)
+            CastStatus(record=record, progress=await self._progress_of(record, brief))
+            for record in latest_first(found)
         ]
 
-    async def _told(self, record: CastRecord, brief: bool) -> tuple[CastProgress, ...]:
-        """What nodes told of their parts, by node; if `brief`, only the members, and without details."""
+    async def _progress_of(self, record: CastRecord, brief: bool) -> tuple[CastProgress, ...]:
+        """Return the progress of nodes, by node; if `brief`, of members only and without details."""
         key = keys.cast(record.cast_id)
         if not brief:
             flat = await self._redis.call("HGETALL", key)
             return tuple(_whole(dict(zip(flat[::2], flat[1::2], strict=True)), key))
         fields = [f"node {node}" for node in sorted(member.node for member in record.members)]
-        told: list[CastProgress] = []
-        for begin in range(0, len(fields), _AT_ONCE):
-            raw = await self._redis.call("HMGET", key, *fields[begin : begin + _AT_ONCE])
-            told += [decode(CastProgress, one, key) for one in raw if one is not None]
-        return tuple(told)
+        progress: list[CastProgress] = []
+        for begin in range(0, len(fields), _READ_BATCH):
+            raw = await self._redis.call("HMGET", key, *fields[begin : begin + _READ_BATCH])
+            progress += [decode(CastProgress, one, key) for one in raw if one is not None]
+        return tuple(progress)
 
 
 def _whole(fields: Mapping[bytes, bytes], key: str) -> Iterator[CastProgress]:

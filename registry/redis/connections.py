@@ -1,9 +1,9 @@
-"""A bounded set of Redis connections, where no failure leaves a half-read one behind.
+"""A bounded pool of Redis connections, in which no failure leaves a half-read connection.
 
-A connection is lent to one exchange (commands out, all replies in). If the exchange does not end
-well - an error of the network, a timeout, a cancellation between any two bytes - the connection is
-closed, because its next reply may be an answer to somebody else's question. Closing does not
-suspend, so that a second cancellation cannot interrupt it.
+A connection is used for one exchange at a time (commands out, all replies in). If the exchange fails - by a
+network error, a timeout, a cancellation between any two bytes - the connection is closed, because its next
+reply may belong to an earlier command. Closing does not suspend, so a second cancellation cannot interrupt
+it.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from rdmacast.aio.time_limit import TimeLimit
 from registry.errors import InvalidRecord, StateUnavailable
-from registry.time_limit import TimeLimit
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
-# An exchange that takes longer has met a Redis that hangs: requests hear so within a second or two.
+# An exchange that takes longer fails, so that requests notice a hanging Redis within seconds.
 TIMEOUT_S = 2.0
-# Pauses before the second, third, … try of an exchange that lost its connection. The second comes
-# at once: most often it was an idle connection that a restart of Redis had ended.
+# Pauses before the retries of an exchange that lost its connection. The first retry is immediate: most often
+# the connection was an idle one that a restart of Redis had closed.
 RETRY_PAUSES_S = (0.0, 0.05, 0.3)
-# An idle connection is asked whether it still lives after this long (a cut cable says nothing).
+# An idle connection is checked after this time (a cut cable sends nothing).
 HEALTH_CHECK_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """A Lua script, called by its digest."""
+class LuaScript:
+    """A Lua script, called by its SHA-1 digest."""
 
     source: str
     sha1: str = field(init=False)
@@ -54,29 +54,29 @@ class Script:
         object.__setattr__(self, "sha1", hashlib.sha1(self.source.encode()).hexdigest())
 
 
-class Exchange:
-    """A dedicated connection: one caller at a time, who may wait in Redis for something to happen."""
+class DedicatedConnection:
+    """A dedicated connection for one caller at a time, on which commands may block in Redis."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
     async def run(self, *commands: Command, blocking_s: float = 0.0) -> list[Any]:
-        """The reply of each command; it may be a ResponseError. `blocking_s`: what they wait in Redis."""
+        """Return the reply of each command, possibly a ResponseError; `blocking_s` is their time to block."""
         timeout_s = self._timeout_s + blocking_s
         try:
             with TimeLimit(timeout_s):
                 return await _exchange(self._connection, commands)
         except TimeoutError as error:
-            raise _silent(timeout_s) from error
+            raise _timed_out(timeout_s) from error
 
 
-class Connections:
-    """Runs commands on at most `limit` connections, and on dedicated ones beside them."""
+class ConnectionPool:
+    """A pool of at most `limit` connections, and of additional dedicated ones."""
 
     def __init__(self, url: str, *, limit: int = 16, timeout_s: float = TIMEOUT_S) -> None:
         self._name = _without_secrets(url)
-        self._make = _maker(url, timeout_s)
+        self._make = _connection_factory(url, timeout_s)
         self._timeout_s = timeout_s
         self._limit = limit
         self._slots = asyncio.Semaphore(limit)
@@ -85,17 +85,17 @@ class Connections:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._idle)} idle of {self._limit}"
-        return f"<Connections {self._name} {state}>"
+        return f"<ConnectionPool {self._name} {state}>"
 
     async def call(self, *command: Argument) -> Any:
-        """The reply of one command."""
+        """Return the reply of one command."""
         return (await self.run(command))[0]
 
     async def run(self, *commands: Command) -> list[Any]:
-        """The replies of several commands sent at once; the first error among them is raised.
+        """Return the replies of several commands sent together. Raises StateUnavailable on any error.
 
-        An exchange that lost its connection is tried again: every write of the shared state is
-        idempotent, so that it does no harm if the lost one was carried out.
+        An exchange that lost its connection is retried: every write of the shared state is idempotent, so a
+        write that was executed before the loss does no harm.
         """
         replies = await self._retrying(lambda: self._once(commands))
         for reply in replies:
@@ -103,8 +103,8 @@ class Connections:
                 raise StateUnavailable(f"Redis at {self._name} refused: {reply}") from reply
         return replies
 
-    async def script(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """The reply of a script, which is sent in full only where Redis does not know it yet."""
+    async def script(self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Return the reply of a script, which is sent in full only if Redis does not have it cached."""
 
         async def once() -> Any:
             reply = (await self._once([("EVALSHA", script.sha1, len(keys), *keys, *args)]))[0]
@@ -118,19 +118,19 @@ class Connections:
         return reply
 
     @asynccontextmanager
-    async def dedicated(self) -> AsyncIterator[Exchange]:
-        """A connection beside the bounded ones, for commands that block; closed at the end."""
+    async def dedicated(self) -> AsyncIterator[DedicatedConnection]:
+        """Open an additional connection for commands that block; close it at the end."""
         self._check_open()
         connection = self._make()
         try:
-            yield Exchange(connection, self._timeout_s)
+            yield DedicatedConnection(connection, self._timeout_s)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         finally:
             await connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
-        """Close what is idle now, and what is in use when its exchange ends."""
+        """Close idle connections now, and those in use when their exchange ends."""
         self._closed = True
         await self._close_idle()
 
@@ -139,11 +139,11 @@ class Connections:
         try:
             with TimeLimit(self._timeout_s):
                 async with self._slots:
-                    return await self._lent(commands)
+                    return await self._on_connection(commands)
         except TimeoutError as error:
-            raise _silent(self._timeout_s) from error
+            raise _timed_out(self._timeout_s) from error
 
-    async def _lent(self, commands: Sequence[Command]) -> list[Any]:
+    async def _on_connection(self, commands: Sequence[Command]) -> list[Any]:
         connection = self._idle.pop() if self._idle else self._make()
         intact = False
         try:
@@ -193,7 +193,7 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
 
 
 def _packed(commands: Sequence[Command]) -> list[bytes]:
-    """The commands as Redis reads them; what redis-py does, for a third of the price."""
+    """Encode commands in the Redis protocol, at a third of the cost of redis-py."""
     parts: list[bytes] = []
     for command in commands:
         parts.append(b"*%d" % len(command))
@@ -205,41 +205,41 @@ def _packed(commands: Sequence[Command]) -> list[bytes]:
 
 
 async def _read(connection: AbstractConnection) -> Any:
-    # An error reply is a value here: the replies after it have to be read as well.
+    # An error reply is returned as a value, so that the replies after it are read as well.
     try:
         return await connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
 
 
-def _silent(seconds: float) -> StateUnavailable:
+def _timed_out(seconds: float) -> StateUnavailable:
     return StateUnavailable(f"Redis did not answer within {seconds:g} s")
 
 
-def _maker(url: str, timeout_s: float) -> Callable[[], AbstractConnection]:
-    """What makes one connection. Raises InvalidRecord for a URL that cannot be one of Redis."""
+def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConnection]:
+    """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL."""
     name = _without_secrets(url)
     try:
         options: dict[str, Any] = dict(parse_url(url))
         kind = options.pop("connection_class", Connection)
         if kind is UnixDomainSocketConnection:
             if not options.get("path"):
-                raise ValueError("it names no socket, as in unix:///run/redis.sock")
+                raise ValueError("the socket path is missing, use for example unix:///run/redis.sock")
         else:
             options["socket_keepalive"] = True
         options |= {
-            "protocol": 2,  # replies as plain lists, which is all that the parts above expect
+            "protocol": 2,  # replies as plain lists, as all callers expect
             "driver_info": None,
-            "socket_timeout": None,  # an exchange has one deadline of its own instead
+            "socket_timeout": None,  # each exchange has its own deadline instead
             "socket_connect_timeout": timeout_s,
             "health_check_interval": HEALTH_CHECK_S,
         }
         kind(**options)
     except (TypeError, ValueError) as error:
-        raise InvalidRecord(f"bad Redis URL {name!r}: {error}") from error
+        raise InvalidRecord(f"invalid Redis URL {name!r}: {error}") from error
     return lambda: kind(**options)
 
 
 def _without_secrets(url: str) -> str:
-    """The URL for messages: no user, password or query."""
+    """Return the URL for messages, without user, password and query."""
     return re.sub(r"//.*@", "//…@", url.partition("?")[0])

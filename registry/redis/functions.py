@@ -4,19 +4,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from registry import keys
-from registry.change import FunctionChanged, FunctionDeleted
 from registry.codec import decode, encode
 from registry.errors import InvalidRecord
-from registry.function import Function, FunctionVersion, Scaling
-from registry.function_changes import Known, no_function, no_version, plan_current, plan_version
-from registry.redis_connections import Script
-from registry.redis_store import PUBLISH, RedisStore, published
+from registry.records.change import FunctionChanged, FunctionDeleted
+from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.function_changes import (
+    KnownFunction,
+    no_function,
+    no_version,
+    plan_current,
+    plan_version,
+)
+from registry.redis.connections import LuaScript
+from registry.redis.store import PUBLISH, RedisStore, feed_entry
 
-# Replace a function's head (and with it versions) if head and last number are still what the
-# caller read: the fence against a second writer. An empty head or version deletes.
+# Replace a function's head (and versions) if head and last number are still those that the caller read, as
+# the fence against a concurrent writer. An empty head or version deletes.
 # KEYS feed functions versions last-versions
 # ARGV length name old-head old-last new-head new-last kind change (version-field version)*
-_SWAP = Script(
+_SWAP = LuaScript(
     PUBLISH
     + """
 if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
@@ -41,6 +47,8 @@ return 1
 
 
 class RedisFunctions(RedisStore):
+    """Functions and their versions."""
+
     async def create_version(
         self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
     ) -> FunctionVersion:
@@ -73,7 +81,7 @@ class RedisFunctions(RedisStore):
             return known.current
         found = await self._version(name, version)
         if found is None:
-            await self.function(name)  # says so if it is the function that is missing
+            await self.function(name)  # raises if the function itself is missing
             raise no_version(name, version)
         return found
 
@@ -98,7 +106,7 @@ class RedisFunctions(RedisStore):
         while True:
             raw, known = await self._known(name)
             if known.head is None:
-                if attempted:  # gone by now, which is what was asked for
+                if attempted:  # deleted, by this call or another one
                     return
                 raise no_function(name)
             gone = dict.fromkeys(known.head.versions, b"")
@@ -115,26 +123,26 @@ class RedisFunctions(RedisStore):
             if head == known.head:
                 return head
             current = await self._version(name, head.current)
-            if current is None:  # deleted meanwhile: the next look tells
+            if current is None:  # deleted concurrently: the next read shows it
                 continue
             change = FunctionChanged(function=head, version=current)
             if await self._swap(name, raw, known.last, head, change, {}):
                 return head
 
-    async def _known(self, name: str) -> tuple[bytes, Known]:
-        """What is known of a function, and its head as it stands in Redis."""
+    async def _known(self, name: str) -> tuple[bytes, KnownFunction]:
+        """Return the function's head as stored in Redis, and the decoded function."""
         before = b""
         while True:
             raw, last = await self._redis.run(
                 ("HGET", keys.FUNCTIONS, name), ("HGET", keys.LAST_VERSIONS, name)
             )
             if raw is None:
-                return b"", Known(last=int(last or 0))
+                return b"", KnownFunction(last=int(last or 0))
             head = decode(Function, raw, f"{keys.FUNCTIONS}[{name}]")
             current = await self._version(name, head.current)
             if current is not None:
-                return raw, Known(head=head, current=current, last=int(last))
-            if raw == before:  # not deleted between the two reads, but truly amiss
+                return raw, KnownFunction(head=head, current=current, last=int(last))
+            if raw == before:  # not deleted between the two reads, but inconsistent
                 raise InvalidRecord(f"{keys.VERSIONS} lacks {keys.version(name, head.current)}")
             before = raw
 
@@ -163,7 +171,7 @@ class RedisFunctions(RedisStore):
                 last,
                 encode(new) if new is not None else b"",
                 max(last, *versions) if versions else last,
-                *published(change),
+                *feed_entry(change),
                 *fields,
             ],
         )

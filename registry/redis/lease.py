@@ -1,20 +1,20 @@
-"""Leases in Redis: who leads, fenced by an epoch that only grows.
+"""Leases in Redis, fenced by a growing epoch.
 
-A lease's key expires by the wall clock of Redis. Should that clock be set back, the key of a holder that
-died would stay for as long: so each renewal changes the key, and one that has not changed for its time
-to live, by the clock of whoever asks, is taken over all the same.
+The key of a lease expires by the wall clock of Redis. If that clock is set back, the key of a dead holder
+stays longer: so each renewal changes the key, and a key that has not changed for its time to live, by the
+clock of the contender, is taken over.
 """
 
 from dataclasses import dataclass
 
 from registry import keys
 from registry.clock import Clock, SystemClock
-from registry.redis_connections import Connections, Script
-from registry.redis_store import RedisStore, milliseconds
+from registry.redis.connections import ConnectionPool, LuaScript
+from registry.redis.store import RedisStore, redis_ttl_ms
 
-# The holder renews; a free lease goes to whoever asks, with the next epoch. A lease is {holder, beat}.
-# Returns the epoch, or what stands there. KEYS lease epochs; ARGV name holder ttl-ms beat-that-is-dead
-_ACQUIRE = Script(
+# The holder renews; a free lease is acquired with the next epoch. A lease is {holder, beat}.
+# Returns the epoch, or the beat of another holder. KEYS lease epochs; ARGV name holder ttl-ms expired-beat
+_ACQUIRE = LuaScript(
     """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'beat')
 if held[1] and held[1] ~= ARGV[2] and held[2] ~= ARGV[4] then return held[2] end
@@ -30,7 +30,7 @@ return tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
 )
 
 # Only the holder can release. KEYS lease; ARGV holder
-_RELEASE = Script(
+_RELEASE = LuaScript(
     """
 if redis.call('HGET', KEYS[1], 'holder') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
@@ -40,15 +40,17 @@ return 0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Another's lease as it was found, and since when it has been so."""
+    """The lease of another holder as it was read, and since when it is unchanged."""
 
     beat: bytes
     since_s: float
 
 
 class RedisLeases(RedisStore):
+    """Named leases."""
+
     def __init__(
-        self, connections: Connections, *, feed_length: int = keys.FEED_LENGTH, clock: Clock | None = None
+        self, connections: ConnectionPool, *, feed_length: int = keys.FEED_LENGTH, clock: Clock | None = None
     ) -> None:
         super().__init__(connections, feed_length=feed_length)
         self._clock = clock or SystemClock()
@@ -58,13 +60,13 @@ class RedisLeases(RedisStore):
         now, seen = self._clock.monotonic_s(), self._seen.get(name)
         dead = seen.beat if seen is not None and now - seen.since_s >= ttl_s else b""
         answer = await self._redis.script(
-            _ACQUIRE, [keys.lease(name), keys.LEASE_EPOCHS], [name, holder, milliseconds(ttl_s), dead]
+            _ACQUIRE, [keys.lease(name), keys.LEASE_EPOCHS], [name, holder, redis_ttl_ms(ttl_s), dead]
         )
         if isinstance(answer, int):
             self._seen.pop(name, None)
             return answer
         if seen is None or seen.beat != answer:
-            # From here on, not from the question: it may have been renewed just before a late answer.
+            # Counted from the reply, not the request: a late reply may follow a recent renewal.
             self._seen[name] = _Seen(answer, self._clock.monotonic_s())
         return None
 

@@ -1,21 +1,14 @@
-"""The usage ledger in Redis: each record and its sums are added together, once."""
+"""The usage ledger in Redis: each record and its sums are added atomically, once."""
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
-from registry.codec import decode, encode
-from registry.errors import Conflict, InvalidRecord, NotFound
-from registry.ledger_pages import each_request
-from registry.ledger_writer import LedgerWriter
-from registry.redis_connections import Connections, Script
-from registry.redis_store import RedisStore
-from registry.state import UsageFilter, UsageRow
-from registry.usage import InstanceInterval, LostCall, Rate, RequestRecord
-from registry.usage_report import (
+from registry.accounting.ledger_pages import each_request
+from registry.accounting.usage_report import (
     LONGEST_INTERVAL_S,
-    Totals,
+    UsageTotals,
     bounded,
     matches,
     overlaps,
@@ -23,9 +16,16 @@ from registry.usage_report import (
     row_of,
     split_days,
 )
+from registry.codec import decode, encode
+from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
+from registry.redis.connections import ConnectionPool, LuaScript
+from registry.redis.ledger_writer import LedgerWriter
+from registry.redis.store import RedisStore
+from registry.state import UsageFilter, UsageRow
 
 # KEYS records by-end; ARGV id record ended-at
-_ADD_UNSUMMED = Script(
+_ADD_UNSUMMED = LuaScript(
     """
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
@@ -34,7 +34,7 @@ return 1
 )
 
 # KEYS intervals by-end by-start; ARGV id interval to-at from-at
-_ADD_INTERVAL = Script(
+_ADD_INTERVAL = LuaScript(
     """
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
@@ -43,34 +43,20 @@ return 1
 """
 )
 
-# How many intervals begin before `until` and do not end before `since`; -1 if not all are in both indexes.
+# Number of intervals that start before `until` and do not end before `since`.
 # KEYS by-end by-start; ARGV since until
-_COUNT_OVERLAPPING = Script(
+_COUNT_OVERLAPPING = LuaScript(
     """
-if redis.call('ZCARD', KEYS[1]) ~= redis.call('ZCARD', KEYS[2]) then return -1 end
-local begun = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
-return begun - redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1])
-"""
-)
-
-# Write what earlier releases did not: where the intervals begin that end as the next thousand from a rank on.
-# Returns how many these are. KEYS by-end by-start; ARGV rank
-_INDEX_STARTS = Script(
-    """
-if redis.call('ZCARD', KEYS[1]) == redis.call('ZCARD', KEYS[2]) then return 0 end
-local ids = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[1] + 999)
-for at = 1, #ids do
-  redis.call('ZADD', KEYS[2], string.format('%.17g', cjson.decode(ids[at])[3]), ids[at])
-end
-return #ids
+local started = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
+return started - redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1])
 """
 )
 
 # The next records in order: after the member ARGV[1], or from the score ARGV[2] on if that is "".
 # The rank makes a page start right after its cursor, also among equal scores. -1: no such cursor.
-# A page ends with the record that fills its bytes.
+# A page ends with the record that reaches its limit of bytes.
 # KEYS records index; ARGV cursor min-score count bytes
-_PAGE = Script(
+_PAGE = LuaScript(
     """
 local start
 if ARGV[1] ~= '' then
@@ -92,16 +78,18 @@ return page
 """
 )
 
-# Records that one script call reads.
+# Records of one page.
 PAGE = 1000
-# Of long records it reads fewer: to decode a page takes some milliseconds at most.
+# Limit of a page's bytes, so that decoding it takes a few milliseconds.
 PAGE_BYTES = 256 << 10
-# Intervals that are counted in one go; see ledger_pages.
+# Intervals of one page; see ledger_pages.
 INTERVALS_PAGE = 200
 
 
 class RedisLedger(RedisStore):
-    def __init__(self, connections: Connections, *, feed_length: int = keys.FEED_LENGTH) -> None:
+    """Request records, intervals, lost calls and rates."""
+
+    def __init__(self, connections: ConnectionPool, *, feed_length: int = keys.FEED_LENGTH) -> None:
         super().__init__(connections, feed_length=feed_length)
         self._writer = LedgerWriter(connections)
 
@@ -116,6 +104,15 @@ class RedisLedger(RedisStore):
         if raw is None:
             raise NotFound(f"no request {request_id}")
         return decode(RequestRecord, raw, f"{keys.REQUESTS}[{request_id}]")
+
+    async def requests_by_client_id(self, client_request_id: str, *, limit: int = 100) -> list[RequestRecord]:
+        # A client's id has no space, so that its members are those between these two characters.
+        first, last = f"[{client_request_id} ", f"({client_request_id}!"
+        members = await self._redis.call(
+            "ZREVRANGEBYLEX", keys.REQUESTS_BY_CLIENT_ID, last, first, "LIMIT", 0, limit
+        )
+        found = await self.requests_by_id([member.decode().rpartition(" ")[2] for member in members])
+        return sorted(found, key=lambda record: (record.ended_at, record.request_id))
 
     async def requests(
         self, where: UsageFilter, *, limit: int = 1000, cursor: str = ""
@@ -136,7 +133,7 @@ class RedisLedger(RedisStore):
     async def report(self, where: UsageFilter) -> list[UsageRow]:
         where = bounded(where)
         split = split_days(where.since, where.until)
-        totals = Totals()
+        totals = UsageTotals()
         for day in await self._redis.call("SMEMBERS", keys.USAGE_DAYS):
             if split.covers(int(day)):
                 for row in await self._day(int(day)):
@@ -177,8 +174,6 @@ class RedisLedger(RedisStore):
     ) -> AsyncIterator[list[InstanceInterval]]:
         if since is not None and until is not None and until <= since:
             return
-        if until is not None:
-            await self._index_starts()
         cursor: str | bytes = ""
         seen = 0
         while raws := await self._page(keys.INTERVALS, keys.INTERVALS_BY_END, cursor, since, INTERVALS_PAGE):
@@ -186,7 +181,7 @@ class RedisLedger(RedisStore):
             yield page
             if until is not None:
                 seen += sum(one.from_at < until for one in page)
-                # Counted anew each time: of what is written meanwhile some is behind, and then more is read.
+                # Counted again for each page: concurrent writes behind the cursor only cause more reads.
                 if page[-1].to_at >= until + LONGEST_INTERVAL_S or await self._seen_all(seen, since, until):
                     return
             cursor = _identity(page[-1])
@@ -213,21 +208,21 @@ class RedisLedger(RedisStore):
                 return
             cursor = page[-1].id
 
-    async def rates(self) -> list[Rate]:
+    async def rates(self) -> list[PriceRate]:
         raws = await self._redis.call("HVALS", keys.RATES)
-        return sorted((decode(Rate, raw, keys.RATES) for raw in raws), key=lambda rate: rate.id)
+        return sorted((decode(PriceRate, raw, keys.RATES) for raw in raws), key=lambda rate: rate.id)
 
-    async def put_rate(self, rate: Rate) -> None:
+    async def put_rate(self, rate: PriceRate) -> None:
         _, raw = await self._redis.run(
             ("HSETNX", keys.RATES, rate.id, encode(rate)), ("HGET", keys.RATES, rate.id)
         )
-        if decode(Rate, raw, f"{keys.RATES}[{rate.id}]") != rate:
-            raise Conflict(f"rate {rate.id} exists with another price: give the new one a new id")
+        if decode(PriceRate, raw, f"{keys.RATES}[{rate.id}]") != rate:
+            raise Conflict(f"rate {rate.id} exists with another price: use a new id for the new price")
 
     async def _rows(
         self, where: UsageFilter, cursor: str = "", *, page: int = PAGE
     ) -> AsyncIterator[RequestRecord]:
-        """The records that match, in order of `ended_at`, after the one that `cursor` names."""
+        """Yield the matching records in order of `ended_at`, after the one with the id `cursor`."""
         while raws := await self._page(keys.REQUESTS, keys.REQUESTS_BY_END, cursor, where.since, page):
             for raw in raws:
                 record = decode(RequestRecord, raw, keys.REQUESTS)
@@ -243,25 +238,18 @@ class RedisLedger(RedisStore):
         lowest = "-inf" if since is None else repr(float(since))
         page = await self._redis.script(_PAGE, [records, index], [cursor, lowest, count, PAGE_BYTES])
         if page == -1:
-            raise InvalidRecord(f"no record is named by the cursor {cursor!r}")
+            raise InvalidRecord(f"unknown cursor {cursor!r}")
         return list(page)
 
-    async def _index_starts(self) -> None:
-        rank = 0
-        while count := await self._redis.script(
-            _INDEX_STARTS, [keys.INTERVALS_BY_END, keys.INTERVALS_BY_START], [rank]
-        ):
-            rank += count
-
     async def _seen_all(self, seen: int, since: float | None, until: float) -> bool:
-        """Whether these are all intervals that begin before `until` and do not end before `since`."""
+        """Return whether `seen` is the number of all intervals that overlap `[since, until)`."""
         lowest = -math.inf if since is None else since
         count = await self._redis.script(
             _COUNT_OVERLAPPING,
             [keys.INTERVALS_BY_END, keys.INTERVALS_BY_START],
             [repr(float(lowest)), repr(float(until))],
         )
-        return 0 <= count <= seen
+        return int(count) <= seen
 
     async def _day(self, day: int) -> list[UsageRow]:
         flat = await self._redis.call("HGETALL", keys.usage(day))
@@ -273,5 +261,5 @@ class RedisLedger(RedisStore):
 
 
 def _identity(interval: InstanceInterval) -> bytes:
-    # A whole number of seconds may come as an int, and would read differently.
+    # A whole number of seconds may be an int, which is encoded differently.
     return encode((interval.instance_id, interval.state, float(interval.from_at)))

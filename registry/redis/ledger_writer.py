@@ -1,4 +1,4 @@
-"""Request records on their way into the ledger: whatever comes while a write is under way goes together."""
+"""Batched writes of request records: all records that arrive during a write form the next batch."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from functools import lru_cache
 import msgspec
 
 from registry import keys
-from registry.api_key import SpendPeriod
+from registry.accounting.usage_report import COLUMNS, day_of, row_of
 from registry.codec import encode
-from registry.quota import UNITS, spend_field
-from registry.redis_connections import Connections, Script
-from registry.usage import RequestRecord, voided
-from registry.usage_report import COLUMNS, day_of, row_of
+from registry.records.api_key import SpendPeriod
+from registry.records.quota import UNITS, spend_field
+from registry.records.usage import RequestRecord, voided
+from registry.redis.connections import ConnectionPool, LuaScript
 
-# Add each record whose id is new, then count it: a repetition changes nothing. A key's tokens are
-# counted while it has a limit of them (registry/redis_quota.py keeps the field), its cost always. A sum
-# that has no room left stays at its greatest: an error would leave a record that is in no sum.
-# KEYS records by-end days; ARGV a msgpack array a record (see _packed). Returns a digit a record, 1 if it
-# was new: a list would cost its reader much more.
-_ADD_REQUESTS = Script(
+# Add and count each record with a new id; a repetition changes nothing. A key's tokens are counted while it
+# has a token limit (registry/redis/quota.py creates the field), its cost always. A sum that overflows stays
+# at its maximum: an error would leave a record that is in no sum.
+# KEYS records by-end days by-client-id; ARGV a msgpack array a record (see _packed).
+# Returns a digit a record, 1 if it was new: a list would cost its reader much more.
+_ADD_REQUESTS = LuaScript(
     """
 local function add(key, field, amount)
   local sum = redis.pcall('HINCRBY', key, field, amount)
@@ -34,6 +34,7 @@ for i = 1, #ARGV do
     added[i] = 1
     redis.call('ZADD', KEYS[2], r[3], r[1])
     redis.call('SADD', KEYS[3], r[4])
+    if r[12] ~= '' then redis.call('ZADD', KEYS[4], 0, r[12]) end
     if redis.call('HEXISTS', r[5], 'tokens') == 1 then
       add(r[5], 'tokens', r[6])
     end
@@ -44,9 +45,9 @@ end
 return redis.status_reply(table.concat(added))
 """
 )
-# Put ARGV[3] in the place of the record ARGV[2] and take its cost out of the sums.
+# Replace the record ARGV[2] by ARGV[3] and subtract its cost from the sums.
 # KEYS records spend day; ARGV id record instead minus-cost sums-field spend-field*
-_VOID_REQUEST = Script(
+_VOID_REQUEST = LuaScript(
     """
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -56,41 +57,43 @@ return 1
 """
 )
 _PERIODS = tuple(SpendPeriod)
-_KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS)
+_KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS, keys.REQUESTS_BY_CLIENT_ID)
 _NEW = ord("1")
-MOST_AT_ONCE = 64
+MAX_BATCH_RECORDS = 64
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedRecord:
     packed: bytes
     added: asyncio.Future[bool]
 
 
 class LedgerWriter:
-    """One write at a time. An error is that of every record of its write."""
+    """A writer with one batch in progress at a time; an error applies to all records of its batch."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: ConnectionPool) -> None:
         self._redis = connections
-        self._waiting: list[_Waiting] = []
+        self._queue: list[_QueuedRecord] = []
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<LedgerWriter {len(self._waiting)} waiting>"
+        return f"<LedgerWriter {len(self._queue)} waiting>"
 
     def add(self, record: RequestRecord) -> asyncio.Future[bool]:
-        """Whether the record was new; or StateUnavailable. If the caller cancels it, a write under way goes
-        on, and one that waits is none."""
-        one = _Waiting(_packed(record), asyncio.get_running_loop().create_future())
-        self._waiting.append(one)
+        """Add a record; the future tells whether it was new, or raises StateUnavailable.
+
+        Cancelling the future drops a queued record, but does not stop a write in progress.
+        """
+        one = _QueuedRecord(_packed(record), asyncio.get_running_loop().create_future())
+        self._queue.append(one)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="ledger writer")
         return one.added
 
     async def void(self, record: RequestRecord) -> bool:
-        """Whether the ledger held just this record; now it holds a failed one. Raises StateUnavailable."""
+        """Replace exactly this record by a failed one; return whether it existed. Raises StateUnavailable."""
         day = day_of(record.ended_at)
         done = await self._redis.script(
             _VOID_REQUEST,
@@ -107,17 +110,17 @@ class LedgerWriter:
         return bool(done)
 
     async def _write(self) -> None:
-        batch: list[_Waiting] = []
+        batch: list[_QueuedRecord] = []
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-                # Whoever left told its client that there is no bill, and may write another record.
+            while self._queue:
+                batch, self._queue = self._queue[:MAX_BATCH_RECORDS], self._queue[MAX_BATCH_RECORDS:]
+                # A cancelled caller reported no bill to its client, and may write another record.
                 batch = [one for one in batch if not one.added.done()]
                 if not batch:
                     continue
                 try:
                     added = await self._redis.script(_ADD_REQUESTS, _KEYS, [one.packed for one in batch])
-                except Exception as error:  # handed on: each caller raises it, none waits for ever
+                except Exception as error:  # passed on: each caller raises it, none waits for ever
                     for one in batch:
                         _settle(one.added, error)
                 else:
@@ -125,12 +128,12 @@ class LedgerWriter:
                         _settle(one.added, digit == _NEW)
         finally:
             self._writing = None
-            for one in (*batch, *self._waiting):  # only if this task was cancelled
+            for one in (*batch, *self._queue):  # only if this task was cancelled
                 one.added.cancel()
 
 
 def _settle(added: asyncio.Future[bool], outcome: bool | Exception) -> None:
-    if added.done():  # its caller has left
+    if added.done():  # cancelled by its caller
         return
     if isinstance(outcome, Exception):
         added.set_exception(outcome)
@@ -155,12 +158,20 @@ def _packed(record: RequestRecord) -> bytes:
             cost,
             keys.usage(day),
             _amounts(record),
+            _client_index(record),
         )
     )
 
 
+def _client_index(record: RequestRecord) -> str:
+    """Return the record's member of the index by client request id, "" if it has none."""
+    if not record.client_request_id:
+        return ""
+    return keys.client_request(record.client_request_id, record.ended_at, record.request_id)
+
+
 def _amounts(record: RequestRecord) -> list[str]:
-    """The sums that a record adds to, each with what it adds; nothing is as good as no sum."""
+    """Return the fields of the sums that a record adds to, each with its amount; zeros are omitted."""
     row = row_of(record)
     amounts: list[str] = []
     for column, field in zip(COLUMNS, _sum_fields(record.function, record.tenant), strict=True):

@@ -1,15 +1,15 @@
-"""In Redis: how function versions serve while they load."""
+"""Live serving records in Redis."""
 
 from registry import keys
-from registry.change import LiveChanged
 from registry.codec import encode
-from registry.live import LiveRecord
-from registry.redis_connections import Script
-from registry.redis_store import PUBLISH, RedisStore, milliseconds
+from registry.records.change import LiveChanged
+from registry.records.live import LiveRecord
+from registry.redis.connections import LuaScript
+from registry.redis.store import PUBLISH, RedisStore, redis_ttl_ms
 
-# Publish a live record, unless it is older than the known one: of an earlier controller, or told before it.
+# Publish a live record unless it is older than the known one, by controller epoch and serial.
 # KEYS feed lives live; ARGV length version epoch serial record ttl-ms change
-_PUT_LIVE = Script(
+_PUT_LIVE = LuaScript(
     PUBLISH
     + """
 local known = redis.call('HMGET', KEYS[3], 'epoch', 'serial')
@@ -28,6 +28,8 @@ return 1
 
 
 class RedisLive(RedisStore):
+    """Live serving records of function versions."""
+
     async def put_live(self, record: LiveRecord, ttl_s: float) -> None:
         await self._redis.script(
             _PUT_LIVE,
@@ -38,7 +40,7 @@ class RedisLive(RedisStore):
                 record.controller_epoch,
                 record.serial,
                 encode(record),
-                milliseconds(ttl_s),
+                redis_ttl_ms(ttl_s),
                 encode(LiveChanged(record=record, ttl_s=ttl_s)),
             ],
         )

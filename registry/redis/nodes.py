@@ -1,35 +1,35 @@
-"""Nodes, instances, demand and the snapshot of everything, in Redis."""
+"""Nodes, instances, load reports and the snapshot of the whole state, in Redis."""
 
 from collections.abc import Sequence
 
 from registry import keys
-from registry.cast import CastRecord, in_order
-from registry.change import (
-    Demand,
-    DemandChanged,
-    InstanceChanged,
-    LiveChanged,
-    NodeUp,
-    ScaleAsked,
-    ScaleTarget,
-    Snapshot,
-)
 from registry.codec import decode, encode
 from registry.errors import StaleEpoch
-from registry.function import Function, FunctionVersion
-from registry.instance import TRANSITIONS, InstanceRecord
-from registry.live import LiveRecord
-from registry.node import NodeRecord
-from registry.redis_connections import Script
-from registry.redis_store import PUBLISH, RedisStore, milliseconds, published
+from registry.records.cast import CastRecord, latest_first
+from registry.records.change import (
+    InstanceChanged,
+    LiveChanged,
+    LoadReport,
+    NodeUp,
+    ScaleRequested,
+    ScaleTarget,
+    Snapshot,
+    VersionLoad,
+)
+from registry.records.function import Function, FunctionVersion
+from registry.records.instance import TRANSITIONS, InstanceRecord
+from registry.records.live import LiveRecord
+from registry.records.node import NodeRecord
+from registry.redis.connections import LuaScript
+from registry.redis.store import PUBLISH, RedisStore, feed_entry, redis_ttl_ms
 
-# Heartbeat, fenced by the node's latest epoch. A record of another epoch means a former process:
-# it is announced as gone and its instances are dropped. A node that is new or had lapsed gets its
-# instances announced again, since watchers forgot them with the node. Returns 2, or 1 if the instances
-# are not known (they expired, or never were), or 0 if the writer's epoch is not the latest.
+# Heartbeat, fenced by the node's latest epoch. A record of another epoch is that of a former process: it is
+# published as gone and its instances are dropped. The instances of a new or expired node are published again,
+# since watchers dropped them with the node. Returns 2, or 1 if the instances are unknown (expired, or never
+# published), or 0 if the writer's epoch is not the latest.
 # KEYS feed epochs nodes node instances
 # ARGV length id epoch record ttl-ms instances-ttl-s node-up node-gone-without-epoch
-_PUT_NODE = Script(
+_PUT_NODE = LuaScript(
     PUBLISH
     + """
 if tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0') then return 0 end
@@ -56,9 +56,9 @@ return known and 2 or 1
 """
 )
 
-# Forget a node, fenced by its latest epoch.
+# Remove a node, fenced by its latest epoch.
 # KEYS feed epochs nodes node instances; ARGV length id epoch node-gone-without-epoch
-_REMOVE_NODE = Script(
+_REMOVE_NODE = LuaScript(
     PUBLISH
     + """
 local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
@@ -73,7 +73,7 @@ return 1
 # Publish an instance, fenced by its node's latest epoch. The field "" names the epoch that the
 # instances belong to: those of a former process are dropped.
 # KEYS feed epochs instances; ARGV length node epoch instance-id record is-final ttl-s change
-_PUT_INSTANCE = Script(
+_PUT_INSTANCE = LuaScript(
     PUBLISH
     + """
 local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
@@ -94,38 +94,38 @@ return 1
 """
 )
 
-# KEYS feed demand gateways; ARGV length gateway change ttl-ms
-_PUT_DEMAND = Script(
+# KEYS feed report gateways; ARGV length gateway change ttl-ms
+_PUT_LOAD_REPORT = LuaScript(
     PUBLISH
     + """
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[2])
-publish('DemandChanged', ARGV[3])
+publish('LoadReport', ARGV[3])
 return 1
 """
 )
 
-# A wish enters the feed once a token. KEYS feed scale; ARGV length change ttl-s
-_ASK_SCALE = Script(
+# A scale request enters the feed once per token. KEYS feed scale; ARGV length change ttl-s
+_ASK_SCALE = LuaScript(
     PUBLISH
     + """
 if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
-publish('ScaleAsked', ARGV[2])
+publish('ScaleRequested', ARGV[2])
 return 1
 """
 )
 
-# Everything at one point of the feed. Names of what has expired are dropped on the way.
-# No time to live is longer than it was at first, even if the clock of Redis was set back since.
-# An empty feed gets a first entry, of a kind that no watcher knows: a cursor must name an entry.
+# The whole state at one point of the feed. Ids of expired records are removed on the way.
+# No time to live is longer than its initial one, even if the clock of Redis was set back since.
+# An empty feed gets a first entry of an unknown kind, since a cursor must name an entry.
 # KEYS feed functions versions nodes gateways casts lives
-# ARGV node-prefix instances-prefix demand-prefix cast-prefix live-prefix
-_SNAPSHOT = Script(
+# ARGV node-prefix instances-prefix load-prefix cast-prefix live-prefix
+_SNAPSHOT = LuaScript(
     """
 local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local cursor = last[1] and last[1][1] or redis.call('XADD', KEYS[1], '*', 'Start', '')
-local nodes, instances, demands = {}, {}, {}
+local nodes, instances, reports = {}, {}, {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local row = redis.call('HMGET', ARGV[1] .. id, 'record', 'epoch', 'ttl')
   if row[1] then
@@ -145,9 +145,9 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[6])) do
   casts[#casts + 1] = redis.call('HGET', ARGV[4] .. id, 'record') or nil
 end
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
-  local demand = redis.call('GET', ARGV[3] .. id)
-  if demand then
-    demands[#demands + 1] = {demand, redis.call('PTTL', ARGV[3] .. id)}
+  local report = redis.call('GET', ARGV[3] .. id)
+  if report then
+    reports[#reports + 1] = {report, redis.call('PTTL', ARGV[3] .. id)}
   else
     redis.call('SREM', KEYS[5], id)
   end
@@ -162,12 +162,14 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[7])) do
   end
 end
 local heads, versions = redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3])
-return {cursor, heads, versions, nodes, instances, demands, casts, lives}
+return {cursor, heads, versions, nodes, instances, reports, casts, lives}
 """
 )
 
 
 class RedisNodes(RedisStore):
+    """Nodes, instances, load reports and the snapshot."""
+
     async def next_node_epoch(self, node: str) -> int:
         return int(await self._redis.call("HINCRBY", keys.EPOCHS, node, 1))
 
@@ -180,7 +182,7 @@ class RedisNodes(RedisStore):
                 record.id,
                 record.epoch,
                 encode(record),
-                milliseconds(ttl_s),
+                redis_ttl_ms(ttl_s),
                 keys.INSTANCES_TTL_S,
                 encode(NodeUp(record=record, ttl_s=ttl_s)),
                 _gone_without_epoch(record.id),
@@ -215,16 +217,16 @@ class RedisNodes(RedisStore):
         if not done:
             raise _stale(record.node, node_epoch)
 
-    async def put_demand(self, gateway: str, demands: Sequence[Demand], ttl_s: float) -> None:
-        _, change = published(DemandChanged(gateway=gateway, demands=tuple(demands), ttl_s=ttl_s))
+    async def put_load_report(self, gateway: str, loads: Sequence[VersionLoad], ttl_s: float) -> None:
+        _, change = feed_entry(LoadReport(gateway=gateway, loads=tuple(loads), ttl_s=ttl_s))
         await self._redis.script(
-            _PUT_DEMAND,
-            [keys.FEED, keys.demand(gateway), keys.GATEWAYS],
-            [self._feed_length, gateway, change, milliseconds(ttl_s)],
+            _PUT_LOAD_REPORT,
+            [keys.FEED, keys.load_report(gateway), keys.GATEWAYS],
+            [self._feed_length, gateway, change, redis_ttl_ms(ttl_s)],
         )
 
-    async def ask_scale(self, target: ScaleTarget) -> None:
-        kind, change = published(ScaleAsked(target=target))
+    async def request_scale(self, target: ScaleTarget) -> None:
+        kind, change = feed_entry(ScaleRequested(target=target))
         if not target.token:
             command = ("XADD", keys.FEED, "MAXLEN", "~", self._feed_length, "*", kind, change)
             await self._redis.call(*command)
@@ -236,13 +238,13 @@ class RedisNodes(RedisStore):
         )
 
     async def snapshot(self) -> Snapshot:
-        cursor, heads, versions, nodes, instances, demands, casts, lives = await self._redis.script(
+        cursor, heads, versions, nodes, instances, reports, casts, lives = await self._redis.script(
             _SNAPSHOT,
             [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS, keys.LIVES],
             [
                 keys.NODE_PREFIX,
                 keys.INSTANCES_PREFIX,
-                keys.DEMAND_PREFIX,
+                keys.LOAD_PREFIX,
                 keys.CAST_PREFIX,
                 keys.LIVE_PREFIX,
             ],
@@ -265,8 +267,10 @@ class RedisNodes(RedisStore):
                     key=lambda record: record.instance_id,
                 )
             ),
-            demands=tuple(sorted((_demand(raw, ttl) for raw, ttl in demands), key=lambda d: d.gateway)),
-            casts=tuple(in_order(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
+            load_reports=tuple(
+                sorted((_load_report(raw, ttl) for raw, ttl in reports), key=lambda report: report.gateway)
+            ),
+            casts=tuple(latest_first(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
             live=tuple(
                 sorted(
                     (_live(raw, ttl) for raw, ttl in lives),
@@ -280,10 +284,10 @@ def _node_up(raw: bytes, ttl_ms: int) -> NodeUp:
     return NodeUp(record=decode(NodeRecord, raw, keys.NODE_PREFIX), ttl_s=ttl_ms / 1000)
 
 
-def _demand(raw: bytes, ttl_ms: int) -> DemandChanged:
-    change = decode(DemandChanged, raw, keys.DEMAND_PREFIX)
+def _load_report(raw: bytes, ttl_ms: int) -> LoadReport:
+    change = decode(LoadReport, raw, keys.LOAD_PREFIX)
     left_s = min(ttl_ms / 1000, change.ttl_s)
-    return DemandChanged(gateway=change.gateway, demands=change.demands, ttl_s=left_s)
+    return LoadReport(gateway=change.gateway, loads=change.loads, ttl_s=left_s)
 
 
 def _live(raw: bytes, ttl_ms: int) -> LiveChanged:
@@ -291,7 +295,7 @@ def _live(raw: bytes, ttl_ms: int) -> LiveChanged:
 
 
 def _gone_without_epoch(node: str) -> bytes:
-    """A NodeGone's JSON up to the epoch, which a script completes: it alone knows the former one."""
+    """Return the JSON of a NodeGone up to the epoch, which the script appends."""
     return b'{"id":' + encode(node) + b',"epoch":'
 
 

@@ -1,30 +1,37 @@
-"""Quotas in Redis: one script a request of a limited key, by Redis' own clock.
+"""Quotas in Redis: one script call per request of a limited key, by the clock of Redis.
 
-A request's tokens and its price are counted by the ledger's script, together with its record.
+The script of the ledger counts a request's tokens and cost, together with its record.
 """
 
 from collections.abc import Sequence
 
 from registry import keys
-from registry.api_key import ApiKey, SpendPeriod
-from registry.quota import LONGEST_PLACE_S, UNITS, Place, Standing, Verdict, spend_field
-from registry.redis_connections import Script
-from registry.redis_store import RedisStore, milliseconds
+from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.quota import (
+    MAX_CONCURRENCY_LEASE_S,
+    UNITS,
+    ConcurrencyLease,
+    RateLimitDecision,
+    RateLimitOutcome,
+    spend_field,
+)
+from registry.redis.connections import LuaScript
+from registry.redis.store import RedisStore, redis_ttl_ms
 
-# Judge (registry/quota.py) and, if the request is admitted, count it and give it a place. A repetition
-# finds its place and counts nothing. The places of gateways that died lapse by their scores.
-# A bucket from a time when Redis' clock was ahead drains from now on, and a place lapses soon. When the
-# clock jumps ahead all places lapse, until their gateways keep them again (gateway/places.py: in 5 s).
-# KEYS bucket places spend
-# ARGV place ttl-ms units requests-limit tokens-limit places-limit (0: none) spend-limit (-1: none)
-#      spend-field bucket-ttl-s longest-place-ms
-_ADMIT = Script(
+# Check the limits (`registry.records.quota.judge`); count an admitted request and store its lease. A
+# repetition finds its lease and counts nothing. Leases of dead gateways expire by their scores. A bucket
+# written while the clock was ahead drains from now on, and a lease written then expires soon. When the clock
+# jumps ahead all leases expire, until their gateways renew them (within 5 s).
+# KEYS bucket leases spend
+# ARGV lease ttl-ms units requests-limit tokens-limit concurrency-limit (0: none) spend-limit (-1: none)
+#      spend-field bucket-ttl-s max-lease-ms
+_ADMIT = LuaScript(
     """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local units = tonumber(ARGV[3])
 local requests_limit, tokens_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
-local places_limit, spend_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
+local concurrency_limit, spend_limit = tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local bucket = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
 local elapsed = now - (bucket[1] or now)
@@ -38,19 +45,19 @@ local spent = tonumber(redis.call('HGET', KEYS[3], ARGV[8]) or 0)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
 local latest = now + math.max(tonumber(ARGV[2]), tonumber(ARGV[10]))
 local beyond = redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%.0f', latest), '+inf')
-for _, place in ipairs(beyond) do redis.call('ZADD', KEYS[2], latest, place) end
-local places = redis.call('ZCARD', KEYS[2])
+for _, lease in ipairs(beyond) do redis.call('ZADD', KEYS[2], latest, lease) end
+local concurrent = redis.call('ZCARD', KEYS[2])
 
-local verdict = 'admitted'
+local outcome = 'admitted'
 if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then
-  if spend_limit >= 0 and spent >= spend_limit then verdict = 'spent'
-  elseif places_limit > 0 and places >= places_limit then verdict = 'busy'
-  elseif requests_limit > 0 and requests + units > requests_limit * units then verdict = 'requests'
-  elseif tokens_limit > 0 and tokens >= tokens_limit * units then verdict = 'tokens'
+  if spend_limit >= 0 and spent >= spend_limit then outcome = 'spent'
+  elseif concurrency_limit > 0 and concurrent >= concurrency_limit then outcome = 'busy'
+  elseif requests_limit > 0 and requests + units > requests_limit * units then outcome = 'requests'
+  elseif tokens_limit > 0 and tokens >= tokens_limit * units then outcome = 'tokens'
   else
     redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[1])
     redis.call('PEXPIRE', KEYS[2], ARGV[2])
-    places = places + 1
+    concurrent = concurrent + 1
     if requests_limit > 0 then requests = requests + units end
     if requests_limit > 0 or tokens_limit > 0 then
       -- Lua would write a large number with an exponent, which HINCRBY does not take.
@@ -61,34 +68,36 @@ if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then
     end
   end
 end
-return {verdict, requests, tokens, places, spent}
+return {outcome, requests, tokens, concurrent, spent}
 """
 )
 
-# KEYS places*; ARGV ttl-ms place*
-_KEEP = Script(
+# KEYS leases*; ARGV ttl-ms lease*
+_RENEW = LuaScript(
     """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for i, places in ipairs(KEYS) do
-  redis.call('ZADD', places, now + ARGV[1], ARGV[i + 1])
-  redis.call('PEXPIRE', places, ARGV[1])
+for i, leases in ipairs(KEYS) do
+  redis.call('ZADD', leases, now + ARGV[1], ARGV[i + 1])
+  redis.call('PEXPIRE', leases, ARGV[1])
 end
 """
 )
 
-# Places of one call.
+# Leases of one script call.
 _BATCH = 1000
 
 
 class RedisQuotas(RedisStore):
-    async def admit(self, key: ApiKey, place: str, *, ttl_s: float, now: float) -> Standing:
-        verdict, requests, tokens, places, spent = await self._redis.script(
+    """Rate limits, concurrency leases and spending of keys."""
+
+    async def admit(self, key: ApiKey, lease_id: str, *, ttl_s: float, now: float) -> RateLimitDecision:
+        outcome, requests, tokens, concurrent, spent = await self._redis.script(
             _ADMIT,
-            [keys.bucket(key.id), keys.places(key.id), keys.spend(key.id)],
+            [keys.bucket(key.id), keys.concurrency(key.id), keys.spend(key.id)],
             [
-                place,
-                milliseconds(ttl_s),
+                lease_id,
+                redis_ttl_ms(ttl_s),
                 UNITS,
                 key.requests_per_minute or 0,
                 key.tokens_per_minute or 0,
@@ -96,30 +105,30 @@ class RedisQuotas(RedisStore):
                 -1 if key.spend_limit_nanos is None else key.spend_limit_nanos,
                 spend_field(key.spend_period, now),
                 keys.BUCKET_TTL_S,
-                milliseconds(LONGEST_PLACE_S),
+                redis_ttl_ms(MAX_CONCURRENCY_LEASE_S),
             ],
         )
-        return Standing(
-            verdict=Verdict(verdict.decode()),
+        return RateLimitDecision(
+            outcome=RateLimitOutcome(outcome.decode()),
             requests_used=requests,
             tokens_used=tokens,
-            places=places,
+            concurrent=concurrent,
             spent_nanos=spent,
         )
 
-    async def keep_places(self, places: Sequence[Place], *, ttl_s: float) -> None:
-        for first in range(0, len(places), _BATCH):
-            batch = places[first : first + _BATCH]
+    async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
+        for first in range(0, len(leases), _BATCH):
+            batch = leases[first : first + _BATCH]
             await self._redis.script(
-                _KEEP,
-                [keys.places(place.key_id) for place in batch],
-                [milliseconds(ttl_s), *(place.id for place in batch)],
+                _RENEW,
+                [keys.concurrency(lease.key_id) for lease in batch],
+                [redis_ttl_ms(ttl_s), *(lease.id for lease in batch)],
             )
 
-    async def release_places(self, places: Sequence[Place]) -> None:
-        for first in range(0, len(places), _BATCH):
-            batch = places[first : first + _BATCH]
-            await self._redis.run(*(("ZREM", keys.places(place.key_id), place.id) for place in batch))
+    async def release_concurrency_leases(self, leases: Sequence[ConcurrencyLease]) -> None:
+        for first in range(0, len(leases), _BATCH):
+            batch = leases[first : first + _BATCH]
+            await self._redis.run(*(("ZREM", keys.concurrency(lease.key_id), lease.id) for lease in batch))
 
     async def spent_nanos(self, key_id: str, period: SpendPeriod, now: float) -> int:
         return int(await self._redis.call("HGET", keys.spend(key_id), spend_field(period, now)) or 0)

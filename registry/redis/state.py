@@ -1,31 +1,31 @@
 """The shared state in Redis (5 or later; nothing newer than 6.2 is used).
 
-Its parts stand in the other modules redis_*. Each change is one Lua script that also appends to the
-feed; records are JSON; reads that span keys are scripts too.
+The other modules of this package hold its parts. Each change is one Lua script that also appends to the feed;
+records are JSON; reads that span keys are scripts too.
 """
 
 from types import TracebackType
 from typing import Self
 
 from registry import keys
-from registry.api_key import ApiKey
 from registry.codec import decode, encode
 from registry.errors import Conflict, NotFound
-from registry.redis_casts import RedisCasts
-from registry.redis_connections import TIMEOUT_S, Connections, Script
-from registry.redis_feed import RedisFeed
-from registry.redis_functions import RedisFunctions
-from registry.redis_lease import RedisLeases
-from registry.redis_ledger import RedisLedger
-from registry.redis_live import RedisLive
-from registry.redis_nodes import RedisNodes
-from registry.redis_quota import RedisQuotas
+from registry.records.api_key import ApiKey
+from registry.redis.casts import RedisCasts
+from registry.redis.connections import TIMEOUT_S, ConnectionPool, LuaScript
+from registry.redis.feed import RedisFeed
+from registry.redis.functions import RedisFunctions
+from registry.redis.lease import RedisLeases
+from registry.redis.ledger import RedisLedger
+from registry.redis.live import RedisLive
+from registry.redis.nodes import RedisNodes
+from registry.redis.quota import RedisQuotas
 from registry.state import ClusterConfig, State
 
-# Replace a key's record if it is still the one that was read. Without a limit of tokens nothing is
-# left of its debt either. 0: it is another.
+# Replace a key's record if it is still the one that was read; without a token limit also clear its token
+# count. Returns 0 if the record was changed.
 # KEYS keys bucket; ARGV key-id before after has-tokens-limit
-_REPLACE_KEY = Script(
+_REPLACE_KEY = LuaScript(
     """
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 if found == ARGV[3] then return 1 end
@@ -48,7 +48,7 @@ class RedisState(
     RedisLedger,
     State,
 ):
-    """All of the shared state over one bounded set of connections; use as `async with`, or `aclose()`."""
+    """The whole shared state over one connection pool; use as `async with`, or `aclose()`."""
 
     @classmethod
     def connect(
@@ -59,8 +59,8 @@ class RedisState(
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
     ) -> Self:
-        """The state at `redis://`, `rediss://` or `unix:///path`; connections are made when needed."""
-        connections = Connections(url, limit=max_connections, timeout_s=timeout_s)
+        """Return the state at `redis://`, `rediss://` or `unix:///path`; connections are opened on demand."""
+        connections = ConnectionPool(url, limit=max_connections, timeout_s=timeout_s)
         return cls(connections, feed_length=feed_length)
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class RedisState(
             [keys.API_KEYS, keys.bucket(before.id)],
             [before.id, raw, encode(after), int(after.tokens_per_minute is not None)],
         ):
-            raise Conflict(f"the key {before.id} was changed meanwhile")
+            raise Conflict(f"the key {before.id} was changed concurrently")
 
     async def keys(self) -> list[ApiKey]:
         raws = await self._redis.call("HVALS", keys.API_KEYS)

@@ -1,4 +1,4 @@
-"""Durations as people write them: `90s`, `5m`, `1h`, `250ms`, `1h30m`."""
+"""Durations in human-readable form: `90s`, `5m`, `1h`, `250ms`, `1h30m`."""
 
 import re
 
@@ -9,7 +9,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Raises InvalidRecord naming what is wrong."""
+    """Return a duration in seconds. Raises InvalidRecord with the reason."""
     compact = text.strip().lower()
     if compact == "0":
         return 0.0

@@ -1,16 +1,16 @@
-"""Moments as people write them: `24h` (so long ago), `2026-11-21T08:00:00Z`, or Unix seconds."""
+"""Moments in human-readable form: `24h` (ago), `2026-11-21T08:00:00Z`, or Unix seconds."""
 
 import re
 from datetime import UTC, datetime
 
-from registry.durations import parse_duration
 from registry.errors import InvalidRecord
+from registry.units.durations import parse_duration
 
 _LATEST_S = 1e12
 
 
 def parse_moment(text: str, now_s: float) -> float:
-    """Unix seconds. A time without a zone is UTC. Raises InvalidRecord."""
+    """Return Unix seconds. A time without a zone is UTC. Raises InvalidRecord."""
     compact = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?[a-zA-Z][0-9a-zA-Z.]*", compact):
         return now_s - parse_duration(compact)
@@ -18,13 +18,13 @@ def parse_moment(text: str, now_s: float) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Unix seconds from Unix seconds or ISO 8601. Raises InvalidRecord."""
+    """Return Unix seconds from Unix seconds or ISO 8601. Raises InvalidRecord."""
     try:
         at = float(text)
     except ValueError:
         at = _from_iso(text)
     if not 0 <= at < _LATEST_S:
-        raise InvalidRecord(f"bad time {text!r}: it is outside of what a clock shows")
+        raise InvalidRecord(f"bad time {text!r}: it is out of range")
     return at
 
 

@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them: `256MiB`, `4GB`; `200mbit`, `100MB/s`."""
+"""Sizes and rates in human-readable form: `256MiB`, `4GB`; `200mbit`, `100MB/s`."""
 
 import re
 from decimal import Decimal
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z/]*)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes; a bare number is bytes. Raises InvalidRecord naming what is wrong."""
+    """Return bytes; a bare number is bytes. Raises InvalidRecord with the reason."""
     number, unit = _split("size", text, "256MiB, 4GB or 1024")
     factor = _SIZES.get(unit or "b")
     if factor is None:
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second, from bits (`200mbit`) or bytes (`100MB/s`). Raises InvalidRecord."""
+    """Return bytes a second, from bits (`200mbit`) or bytes (`100MB/s`). Raises InvalidRecord."""
     number, unit = _split("rate", text, "200mbit, 1gbit or 100MB/s")
     if unit in _BITS:
         rate = _whole("rate", text, number * _BITS[unit] / 8)

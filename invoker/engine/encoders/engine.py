@@ -1,4 +1,4 @@
-"""EncoderEngine: embeddings, logits and features, for a whole model or a range of its layers."""
+"""The encoder engine: embeddings, logits and features, for a whole model or a range of its layers."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
-from invoker.engine.encoders_batches import (
-    BadInput,
-    Batch,
+from invoker.engine.encoders.batches import (
+    EncoderBatch,
+    InvalidInput,
     TextLimits,
     image_batches,
     text_batches,
 )
-from invoker.engine.encoders_towers import ENCODERS, Carry, EncoderFamily, EncoderInputs, Tower
-from invoker.engine.encoders_weights import bind
+from invoker.engine.encoders.towers import ENCODERS, Carry, EncoderFamily, EncoderInputs, Tower
+from invoker.engine.encoders.weights import bind
 from registry.images.manifest import LayerSpan, Manifest
 
 
@@ -31,12 +31,12 @@ class TowerSpan:
 
 
 def is_encoder(architecture: str) -> bool:
-    """Whether EncoderEngine runs the architecture."""
+    """Return whether EncoderEngine runs the architecture."""
     return architecture in ENCODERS
 
 
 def tower_spans(manifest: Manifest) -> tuple[TowerSpan, ...]:
-    """The towers in the image's order; each begins with an `embed` step."""
+    """Return the towers in the image's order; each begins with an `embed` step."""
     spans: list[TowerSpan] = []
     layers = 0
     for step in manifest.layers:
@@ -48,10 +48,10 @@ def tower_spans(manifest: Manifest) -> tuple[TowerSpan, ...]:
     return tuple(spans)
 
 
-def steps_of_range(manifest: Manifest, first: int, last: int) -> tuple[LayerSpan, ...]:
-    """The steps that running the layers `[first, last)` needs.
+def steps_for_range(manifest: Manifest, first: int, last: int) -> tuple[LayerSpan, ...]:
+    """Return the steps that the layers `[first, last)` need.
 
-    A tower's embedding goes with its first layer and its head with its last.
+    A tower's embedding belongs to its first layer and its head to its last.
     """
     towers = iter(tower_spans(manifest))
     steps: list[LayerSpan] = []
@@ -71,10 +71,10 @@ def steps_of_range(manifest: Manifest, first: int, last: int) -> tuple[LayerSpan
 
 
 class EncoderEngine:
-    """An encoder whose weights are views into `region`; see ComputeEngine.
+    """A ComputeEngine with weights that are views into `region`.
 
-    Layers are counted over the whole image: CLIP's vision tower follows its text tower, a ResNet's
-    blocks are its layers. An engine for a part of them offers `forward_range` only.
+    Layers are counted over the whole image: CLIP's vision tower follows its text tower, a ResNet's blocks are
+    its layers. An engine for a part of them offers `forward_range` only.
     """
 
     def __init__(self, spec: ModelSpec, region: DeviceRegion, device: str) -> None:
@@ -89,18 +89,20 @@ class EncoderEngine:
                 model: Any = self._family.build(config)
         except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
             raise UnsupportedModel(f"config.json: {error}") from error
-        steps = steps_of_range(spec.manifest, self._first, self._last)
+        steps = steps_for_range(spec.manifest, self._first, self._last)
         self._device = bind(model, spec, region, self._family.prefix, steps)
         if self._device.type != torch.device(device).type:
-            raise UnsupportedModel(f"the region lies on {self._device}, the engine is for {device}")
+            raise UnsupportedModel(f"the region is on {self._device}, the engine is for {device}")
         self._model: Any = model.eval()
         self._towers: dict[str, Tower] = self._family.towers(model)
         self._spans = {span.tower: span for span in tower_spans(spec.manifest)}
         for name, tower in self._towers.items():
             span = self._spans.get(name)
             if span is None or span.last - span.first != tower.depth:
-                raise UnsupportedModel("the image's layers are not those that config.json implies")
-        self._text = TextLimits.of(spec.manifest.architecture, config)
+                raise UnsupportedModel(
+                    "the image's layers do not match config.json: pack the checkpoint again"
+                )
+        self._text = TextLimits.from_config(spec.manifest.architecture, config)
         self._vision: Any = getattr(config, "vision_config", config)
 
     def __repr__(self) -> str:
@@ -114,17 +116,17 @@ class EncoderEngine:
         pooling: str,
         normalize: bool,
     ) -> dict[str, np.ndarray]:
-        """One forward; results are float32, in the order of the inputs. Raises BadInput.
+        """Run one forward; results are float32, in the order of the inputs. Raises InvalidInput.
 
-        `pooling` and `normalize` matter to `embed` alone: features come as the model gives them.
+        `pooling` and `normalize` apply to `embed` alone: features are returned as the model computes them.
         """
         if kind not in self._family.kinds:
-            raise BadInput(f"this model computes {' and '.join(self._family.kinds)}, not {kind}")
+            raise InvalidInput(f"this model computes {' and '.join(self._family.kinds)}, not {kind}")
         if pooling not in ("mean", "cls"):
-            raise BadInput(f"pooling must be mean or cls, not {pooling!r}")
+            raise InvalidInput(f"pooling must be mean or cls, not {pooling!r}")
         span = self._spans[self._family.kinds[kind]]
         if not (self._first <= span.first and span.last <= self._last):
-            raise BadInput(f"this engine has only the layers [{self._first}, {self._last})")
+            raise InvalidInput(f"this engine has only the layers [{self._first}, {self._last})")
         name = {"embed": "embeddings", "classify": "logits"}.get(kind, "features")
         results: dict[int, np.ndarray] = {}
         with torch.inference_mode():
@@ -136,16 +138,16 @@ class EncoderEngine:
         return {name: np.stack([results[row] for row in range(len(results))])}
 
     def forward_range(self, inputs: EncoderInputs, carry: Carry | None, first: int, last: int) -> Carry:
-        """Run the layers `[first, last)` of one tower on what the layers before gave.
+        """Run the layers `[first, last)` of one tower on the carry of the layers before.
 
-        `carry` is None where `first` is the tower's first layer; after its last layer the carry holds
-        the tower's result. Any partition of a tower's layers gives the same bits.
+        `carry` is None where `first` is the tower's first layer; after its last layer the carry holds the
+        tower's result. Any partition of a tower's layers yields the same bits.
         """
         span = next((s for s in self._spans.values() if s.first <= first and last <= s.last), None)
         if span is None or not self._first <= first < last <= self._last:
-            raise BadInput(f"layers [{first}, {last}) are not a range of one tower of {self!r}")
+            raise InvalidInput(f"layers [{first}, {last}) are not a range of one tower of {self!r}")
         if (carry is None) != (first == span.first):
-            raise BadInput("a carry belongs to every range but a tower's first")
+            raise InvalidInput("a carry belongs to every range but a tower's first")
         tower = self._towers[span.tower]
         with torch.inference_mode():
             state = carry if carry is not None else tower.embed(inputs)
@@ -155,12 +157,12 @@ class EncoderEngine:
             return Carry(hidden=tower.head(inputs, state)) if last == span.last else state
 
     def close(self) -> None:
-        """Let go of the region: no view of it stays."""
+        """Release the region: no view of it is left."""
         self._model, self._towers = None, {}
 
     def _batches(
         self, kind: str, token_ids: Sequence[Sequence[int]], pixels: np.ndarray | None
-    ) -> Iterator[Batch]:
+    ) -> Iterator[EncoderBatch]:
         if kind in ("embed", "text_features"):
             assert self._text is not None
             return text_batches(token_ids, self._text, self._device)
@@ -189,7 +191,7 @@ def _parse_config(family: EncoderFamily, spec: ModelSpec) -> Any:
 
 
 def _pool(hidden: torch.Tensor, inputs: EncoderInputs, pooling: str, normalize: bool) -> torch.Tensor:
-    """One vector a text, in float32: the mean over its tokens, or the first token's."""
+    """Return one float32 vector a text, `[n, hidden]`: the mean over its tokens, or the first token's."""
     assert inputs.mask is not None
     hidden = hidden.float()
     if pooling == "mean":

@@ -39,7 +39,7 @@ class EncoderInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """What goes from one layer, or one stage, to the next. `bias` is MPNet's, which all layers share."""
+    """The state between layers or stages: `hidden`, and MPNet's `bias`, which all layers share."""
 
     hidden: torch.Tensor
     bias: torch.Tensor | None = None
@@ -54,7 +54,7 @@ class Tower(Protocol):
     def embed(self, inputs: EncoderInputs) -> Carry: ...
 
     def attention_mask(self, inputs: EncoderInputs, carry: Carry) -> torch.Tensor | None:
-        """The mask in the form that `layer` takes; made once for a run of layers."""
+        """Return the mask in the form that `layer` takes; computed once for a run of layers."""
         ...
 
     def layer(self, index: int, carry: Carry, mask: torch.Tensor | None) -> Carry: ...
@@ -63,7 +63,7 @@ class Tower(Protocol):
 
 
 class _TextTower:
-    """BERT and its kin: the last hidden states are the result, pooling comes after."""
+    """BERT and similar models: the last hidden states are the result, pooling follows."""
 
     def __init__(self, model: Any, layers: Sequence[nn.Module]) -> None:
         self._model = model
@@ -90,7 +90,7 @@ class _TextTower:
 
 
 class _MpnetTower(_TextTower):
-    """MPNet: layers share a relative position bias, whose weights lie with the embedding."""
+    """MPNet: layers share a relative position bias, the weights of which belong to the embedding."""
 
     def embed(self, inputs: EncoderInputs) -> Carry:
         hidden = self._model.embeddings(input_ids=inputs.token_ids)
@@ -102,7 +102,7 @@ class _MpnetTower(_TextTower):
 
 
 class _ClipTextTower:
-    """CLIP's text side: causal, pooled at the end-of-text token, projected."""
+    """CLIP's text tower: causal, pooled at the end-of-text token, projected."""
 
     def __init__(self, model: Any) -> None:
         self._text = model.text_model
@@ -144,7 +144,7 @@ class _ClipTextTower:
 
 
 class _ImageTower:
-    """Vision transformers: no mask, the class token carries the result."""
+    """Vision transformers: no mask; the class token carries the result."""
 
     def __init__(
         self,
@@ -234,10 +234,10 @@ def _clip_towers(model: Any) -> dict[str, Tower]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
-    """How one architecture is built and run.
+    """The construction and execution of one architecture.
 
-    `prefix` is what the base model's names may start with in a file. `kinds` maps a kind of Compute
-    to the tower that answers it.
+    `prefix` is the base model's optional name prefix in a file. `kinds` maps a kind of Compute to the tower
+    that computes it.
     """
 
     config: type[PreTrainedConfig]

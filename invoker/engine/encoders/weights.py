@@ -1,4 +1,4 @@
-"""Binding: an encoder's modules whose weights and buffers are views into a model image."""
+"""Binding: an encoder's modules with weights and buffers that are views into a model image."""
 
 import re
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ _STORED = {
     "I32": torch.int32,
 }
 
-# What checkpoints call a part, and what the modules call it. ViT's modules were renamed while its files
-# kept their names; gamma and beta come from the oldest BERT files.
+# Names in checkpoints, and in the modules. ViT's modules were renamed while its files kept their names;
+# gamma and beta come from the oldest BERT files.
 _RENAMES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -41,7 +41,7 @@ _RENAMES = tuple(
 
 
 def module_name(name: str, prefix: str) -> str:
-    """The name that the module gives to a checkpoint's tensor; `prefix` is the base model's, dropped."""
+    """Return the module's name for a checkpoint's tensor, without the base model's `prefix`."""
     name = name.removeprefix(prefix)
     for pattern, replacement in _RENAMES:
         name = pattern.sub(replacement, name)
@@ -51,10 +51,10 @@ def module_name(name: str, prefix: str) -> str:
 def bind(
     model: nn.Module, spec: ModelSpec, region: DeviceRegion, prefix: str, spans: tuple[LayerSpan, ...]
 ) -> torch.device:
-    """Give the meta-device `model` views of `region` for all tensors that lie in `spans`.
+    """Assign views of `region` to the meta-device `model`, for all tensors within `spans`.
 
-    Nothing is copied, no weight memory is allocated, and bytes outside the spans are never looked at:
-    what lies there stays on the meta device, where using it raises. Returns the region's device.
+    Nothing is copied, no weight memory is allocated, and bytes outside the spans are never read: their
+    tensors stay on the meta device, where using them raises. Returns the region's device.
     """
     if region.nbytes < spec.manifest.nbytes:
         raise UnsupportedModel(f"the region has {region.nbytes} bytes, the image {spec.manifest.nbytes}")
@@ -74,12 +74,12 @@ def bind(
         shown = ", ".join(sorted(missing)[:8])
         raise UnsupportedModel(f"the image lacks {len(missing)} tensors of the model: {shown}")
     for owner, attribute, buffer in _unsaved_buffers(model):
-        owner._buffers[attribute] = _made_buffer(attribute, buffer).to(flat.device)
+        owner._buffers[attribute] = _computed_buffer(attribute, buffer).to(flat.device)
     return flat.device
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """Every parameter and saved buffer: its module, its attribute, its full name."""
+    """Yield every parameter and saved buffer: its module, its attribute, its full name."""
     for path, owner in model.named_modules():
         saved = [name for name in owner._buffers if name not in owner._non_persistent_buffers_set]
         for attribute in (*owner._parameters, *saved):
@@ -95,8 +95,8 @@ def _unsaved_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.T
                 yield owner, attribute, buffer
 
 
-def _made_buffer(attribute: str, meta: torch.Tensor) -> torch.Tensor:
-    """A buffer that no checkpoint holds, computed for real: on the meta device it would have no values."""
+def _computed_buffer(attribute: str, meta: torch.Tensor) -> torch.Tensor:
+    """Return a buffer that no checkpoint holds, computed: on the meta device it would have no values."""
     if attribute == "position_ids":
         return torch.arange(meta.shape[-1]).expand(meta.shape)
     if attribute == "token_type_ids":
@@ -122,8 +122,10 @@ def _view(flat: torch.Tensor, entry: TensorEntry, dtype: torch.dtype) -> torch.T
     if stored is None or (stored.is_floating_point and stored != dtype):
         raise UnsupportedModel(
             f"{entry.name} is stored as {entry.dtype}, but the model runs in {dtype}; "
-            "pack the checkpoint in the dtype that it is to run in"
+            "pack the checkpoint in the dtype to run in"
         )
     if entry.nbytes != prod(entry.shape) * stored.itemsize or entry.offset % stored.itemsize:
-        raise UnsupportedModel(f"{entry.name} does not lie in the image as its shape and dtype imply")
+        raise UnsupportedModel(
+            f"{entry.name} does not have the offset and size that its shape and dtype imply"
+        )
     return flat[entry.offset : entry.offset + entry.nbytes].view(stored).view(entry.shape)

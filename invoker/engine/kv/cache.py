@@ -1,4 +1,4 @@
-"""The paged KV cache: one pool of pages for all layers, in memory that somebody else reserved."""
+"""The paged KV cache: one pool of pages for all layers, in memory that the caller reserved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PAGE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What one token costs: K and V of `layers` layers, `heads` heads of `head_dim` elements each."""
+    """The shape of a token's K and V: `layers` layers, `heads` heads of `head_dim` elements each."""
 
     layers: int
     heads: int
@@ -27,10 +27,10 @@ class KvShape:
 class KvPool:
     """K and V of each layer, `[1, heads, pages * PAGE_TOKENS, head_dim]`, as views of `memory`.
 
-    Page numbers mean the same in all layers. A head's tokens on neighbouring pages lie side by side, so
-    that attention reads them where they are: several times as fast as a copy of scattered pages.
-    A page is cleared when it is handed out: attention over a copy reads whole pages and masks what lies
-    behind a sequence's end, and a mask does not stop a NaN.
+    Page numbers are the same in all layers. A head's tokens on neighbouring pages are adjacent, so that
+    attention reads them in place: several times as fast as a copy of scattered pages. A page is cleared when
+    it is allocated: attention over a copy reads whole pages and masks what follows a sequence's end, and a
+    mask does not stop a NaN.
     """
 
     def __init__(self, shape: KvShape, memory: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ class KvPool:
                 f"needs {shape.page_bytes}"
             )
         pool = memory[: self.pages * shape.page_bytes].view(shape.dtype)
-        # Of a layer's heads those of K come first, then those of V.
+        # In each layer the heads of K come first, then those of V.
         self._pool = pool.view(shape.layers, 2 * shape.heads, self.pages, PAGE_TOKENS, shape.head_dim)
         slots = [layer.flatten(1, 2) for layer in self._pool]
         self._rows = tuple(layer.transpose(0, 1) for layer in slots)
@@ -60,23 +60,27 @@ class KvPool:
         self._pool.index_fill_(2, pages, 0)
 
     def write(self, layer: int, slots: torch.Tensor, entries: torch.Tensor) -> None:
-        """Store `[tokens, 2 * heads, head_dim]`, all keys and then all values of each token, at `slots`
-        (page * PAGE_TOKENS + offset)."""
+        """Store `entries`, `[tokens, 2 * heads, head_dim]`, at `slots` (page * PAGE_TOKENS + offset).
+
+        Each token has all keys first, then all values.
+        """
         self._rows[layer].index_copy_(0, slots, entries)
 
     def read(self, layers: slice, pages: Sequence[int], tokens: int) -> torch.Tensor:
-        """A copy of the first `tokens` tokens on a sequence's pages, `[layers, 2 * heads, tokens, head_dim]`
-        and contiguous; of each layer first the keys."""
+        """Return a copy of a sequence's first `tokens` tokens, `[layers, 2 * heads, tokens, head_dim]`.
+
+        The copy is contiguous, with the keys of each layer first.
+        """
         rows = self._pool[layers].flatten(2, 3)
-        if _side_by_side(pages):
+        if _are_adjacent(pages):
             found = rows.narrow(2, pages[0] * PAGE_TOKENS, tokens)
             return found.clone(memory_format=torch.contiguous_format)
         return rows.index_select(2, self._slots(pages, tokens))
 
     def fill(self, layers: slice, pages: Sequence[int], entries: torch.Tensor) -> None:
-        """Store what `read` gave, from a sequence's first token on."""
+        """Store the output of `read` from a sequence's first token on."""
         rows, tokens = self._pool[layers].flatten(2, 3), entries.shape[2]
-        if _side_by_side(pages):
+        if _are_adjacent(pages):
             rows.narrow(2, pages[0] * PAGE_TOKENS, tokens).copy_(entries)
         else:
             rows.index_copy_(2, self._slots(pages, tokens), entries.to(rows.device))
@@ -86,10 +90,10 @@ class KvPool:
         return (starts[:, None] + torch.arange(PAGE_TOKENS, device=starts.device)).flatten()[:tokens]
 
 
-def _side_by_side(pages: Sequence[int]) -> bool:
+def _are_adjacent(pages: Sequence[int]) -> bool:
     return tuple(pages) == tuple(range(pages[0], pages[0] + len(pages)))
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages `tokens` tokens take."""
+    """Return the number of pages that `tokens` tokens take."""
     return -(-tokens // PAGE_TOKENS)

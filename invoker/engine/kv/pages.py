@@ -1,4 +1,4 @@
-"""The page allocator of the KV cache: pure bookkeeping, no memory."""
+"""The page allocator of the KV cache: pure, without memory."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ _FREE, _CLAIMED, _USED = range(3)
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were asked for; nothing was taken."""
+    """Fewer pages are free than were requested; nothing was allocated."""
 
 
 class PageAllocator:
-    """Hands out the pages `[0, total)`, as far as it can so that those of a sequence lie side by side.
+    """Allocates the pages `[0, total)`, adjacent for each sequence where possible.
 
-    The pages behind a sequence's own that it may still need are *claimed* for it: others get them only
-    where there is nothing else left. So claims never make anybody wait, and pages lie apart only where the
-    cache is almost full.
+    The pages behind a sequence's own that it may still need are *claimed* for it: other sequences get them
+    only where nothing else is free. So claims delay no sequence, and pages are scattered only where the cache
+    is almost full.
     """
 
     def __init__(self, total: int) -> None:
@@ -38,27 +38,27 @@ class PageAllocator:
     def used(self) -> int:
         return self.total - self._left
 
-    def allocate(self, count: int, most: int = 0) -> tuple[int, ...]:
-        """Take `count` pages, which may grow to `most`, or raise OutOfPages and take none."""
+    def allocate(self, count: int, max_count: int = 0) -> tuple[int, ...]:
+        """Allocate `count` pages, which may grow to `max_count`. Raises OutOfPages, allocating none."""
         self._check(count)
         if not count:
             return ()
         runs = _runs(self._states == _FREE)
-        fitting = [run for run in runs if run[1] - run[0] >= max(count, most)]
+        fitting = [run for run in runs if run[1] - run[0] >= max(count, max_count)]
         if not fitting:
-            # The longest run is the likeliest to be long enough after all.
+            # The longest run is the most likely to suffice.
             fitting = sorted(runs, key=lambda run: run[0] - run[1])[:1]
         if not fitting or fitting[0][1] - fitting[0][0] < count:
             return self._take(self._scattered(count))
         first, end = fitting[0]
-        last, end = first + count - 1, min(end, first + most)
+        last, end = first + count - 1, min(end, first + max_count)
         if last + 1 < end:
             self._states[last + 1 : end] = _CLAIMED
             self._claims[last] = end
         return self._take(tuple(range(first, last + 1)))
 
     def grow(self, pages: Sequence[int], count: int) -> tuple[int, ...]:
-        """Take `count` more pages for a sequence that has `pages`, or raise OutOfPages and take none."""
+        """Allocate `count` more pages for a sequence that has `pages`. Raises OutOfPages, allocating none."""
         self._check(count)
         if not count:
             return ()
@@ -72,26 +72,26 @@ class PageAllocator:
         return self._take(tuple(range(first, first + count)))
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give a sequence's pages back. Releasing a page that is not in use is a bug of ours."""
+        """Free a sequence's pages, each of which must be in use."""
         if not pages:
             return
         taken = list(pages)
         assert (self._states[taken] == _USED).all(), f"one of the pages {pages} is not in use"
-        assert len(set(taken)) == len(taken), f"a page is given back twice: {pages}"
+        assert len(set(taken)) == len(taken), f"a page is released twice: {pages}"
         self._unclaim(pages[-1] + 1, self._claims.pop(pages[-1], 0))
         self._states[taken] = _FREE
         self._left += len(taken)
 
     def check_integrity(self) -> None:
-        """Assert that the books agree."""
+        """Assert that states, claims and the free count agree."""
         assert self._left == int((self._states != _USED).sum()), "a page is lost"
         for last, end in self._claims.items():
-            assert self._states[last] == _USED, f"a claim behind page {last}, which nobody has"
-            assert last + 1 < end <= self.total, f"a claim of nothing behind page {last}"
+            assert self._states[last] == _USED, f"a claim behind page {last}, which is not in use"
+            assert last + 1 < end <= self.total, f"an empty claim behind page {last}"
 
     def _check(self, count: int) -> None:
         if count > self._left:
-            raise OutOfPages(f"{count} pages asked for, {self._left} free")
+            raise OutOfPages(f"{count} pages requested, {self._left} free")
 
     def _take(self, pages: tuple[int, ...]) -> tuple[int, ...]:
         self._states[list(pages)] = _USED
@@ -103,13 +103,13 @@ class PageAllocator:
         claim[claim == _CLAIMED] = _FREE
 
     def _scattered(self, count: int) -> tuple[int, ...]:
-        """Pages of no claim, from the lowest, then claimed ones, from the highest."""
+        """Return unclaimed pages from the lowest, then claimed ones from the highest."""
         free = np.flatnonzero(self._states == _FREE)[:count]
         claimed = np.flatnonzero(self._states == _CLAIMED)[::-1][: count - len(free)]
         return tuple(np.concatenate((free, claimed)).tolist())
 
 
 def _runs(wanted: np.ndarray) -> list[tuple[int, int]]:
-    """The runs `[first, end)` of pages for which it holds, from the lowest."""
+    """Return the maximal runs `[first, end)` in which `wanted` holds, from the lowest."""
     edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

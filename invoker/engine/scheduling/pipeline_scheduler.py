@@ -1,4 +1,4 @@
-"""What the steps of a pipeline run: pure scheduling, whose steps and tokens others carry to and fro."""
+"""The scheduler of a pipeline's steps: pure; the caller carries steps and tokens between the stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,19 +8,22 @@ import numpy as np
 import torch
 
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.kv_cache import PAGE_TOKENS
+from invoker.engine.kv.cache import PAGE_TOKENS
+from invoker.engine.kv.pages import PageAllocator
 from invoker.engine.layout import batch_order
-from invoker.engine.pages import PageAllocator
-from invoker.engine.sampling import Choice
-from invoker.engine.scheduler import Chunk, Limits, Scheduler, StepPlan
-from invoker.engine.sequences import SequenceBook, failed_output
-from invoker.engine.stage_contract import Opening, StageChunk, StageInput, StageOutput, StageStep
+from invoker.engine.sampling import SampledToken
+from invoker.engine.scheduling.scheduler import Chunk, Scheduler, StepLimits, StepPlan
+from invoker.engine.scheduling.sequence_table import SequenceTable, failed_output
+from invoker.engine.stage_contract import OpenSequence, StageChunk, StageInput, StageOutput, StageStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineShape:
-    """A pipeline of `stages` stages, the least of which has `pages` pages for the KV cache of its layers, for
-    sequences of at most `context` tokens with ids below `vocabulary`. At most `steps` are under way."""
+    """A pipeline of `stages` stages with at most `steps` steps in flight.
+
+    `pages` is the smallest number of KV cache pages of a stage for its layers. Sequences have at most
+    `context` tokens, with ids below `vocabulary`.
+    """
 
     stages: int
     pages: int
@@ -32,116 +35,120 @@ class PipelineShape:
 _NOTHING = StepPlan(chunks=(), new_pages=(), preempted=())
 
 
-class Conductor:
+class PipelineScheduler:
     """The sequences of a pipeline, and the steps in which they are run.
 
-    `next_step` gives steps for the first stage, each a micro-batch: while several are under way, none decodes
-    more than its share of the sequences. `take` is given what came out at the head, step by step in order.
-    What the stages call its sequences begins with `names`.
+    `next_step` plans steps for the first stage, each a micro-batch: while several are in flight, none decodes
+    more than its share of the sequences. `complete_step` takes the head's outputs, step by step in order. The
+    stages' names of its sequences begin with `names`.
     """
 
-    def __init__(self, shape: PipelineShape, limits: Limits, *, names: str = "") -> None:
+    def __init__(self, shape: PipelineShape, limits: StepLimits, *, names: str = "") -> None:
         self.shape = shape
         self._prefix = names
         max_tokens = min(shape.context, shape.pages * PAGE_TOKENS)
-        self._book = SequenceBook(shape.vocabulary, max_tokens)
+        self._table = SequenceTable(shape.vocabulary, max_tokens)
         self._allocator = PageAllocator(shape.pages)
         self._scheduler = Scheduler(limits, self._allocator)
-        self._names: dict[str, str] = {}  # what the stages call the sequences, by request
-        self._requests: dict[str, str] = {}  # the other way round
+        self._names: dict[str, str] = {}  # the stages' names of the sequences, by request
+        self._requests: dict[str, str] = {}  # requests by name
         self._fresh_names = count()
         self._numbers = count()
-        self._open: set[str] = set()  # names that the stages know
-        self._closing: list[str] = []  # names that they are to forget with the next step
-        self._keeping: list[str] = []  # of these, names whose K and V they are to put aside
-        self._under_way: dict[int, StageStep] = {}
-        self._over: set[int] = set()  # of these, steps that failed before an older one came back
+        self._open: set[str] = set()  # names that the stages hold
+        self._closing: list[str] = []  # names to close with the next step
+        self._exporting: list[str] = []  # those of `_closing` to export
+        self._in_flight: dict[int, StageStep] = {}
+        self._landed_early: set[int] = set()  # steps in flight that returned before an older one
         self._stalled = False
 
     def __repr__(self) -> str:
-        return f"<Conductor {self._scheduler!r}, {len(self._under_way)} steps under way>"
+        return f"<PipelineScheduler {self._scheduler!r}, {len(self._in_flight)} steps in flight>"
 
     @property
     def max_sequence_tokens(self) -> int:
-        return self._book.max_tokens
+        return self._table.max_tokens
 
     @property
     def sequences(self) -> int:
-        return len(self._book)
+        return len(self._table)
 
     @property
-    def steps_under_way(self) -> int:
-        return len(self._under_way)
+    def steps_in_flight(self) -> int:
+        return len(self._in_flight)
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a step under way or to come."""
-        return len(self._book) > 0 or bool(self._under_way) or bool(self._closing)
+        """Whether there is a step in flight or to plan."""
+        return len(self._table) > 0 or bool(self._in_flight) or bool(self._closing)
 
     def add(self, sequence: NewSequence) -> None:
-        """Queue a sequence. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense."""
-        live = self._book.open(sequence)
+        """Queue a sequence. Raises OutOfKvCache if it can never fit, InvalidSequence if it breaks a rule."""
+        live = self._table.open(sequence)
         name = f"{self._prefix}{next(self._fresh_names)}"
         self._names[sequence.request_id], self._requests[name] = name, sequence.request_id
-        most = self._book.most_tokens(sequence.request_id)
-        self._scheduler.add(name, len(live.tokens), sequence.flow, most)
+        max_tokens = self._table.max_tokens_of(sequence.request_id)
+        self._scheduler.add(name, len(live.tokens), sequence.tenant, max_tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a sequence; one that is not there (any more) is no error. No output of it comes any more."""
-        if self._book.drop(request_id):
+        """Drop a sequence, of which no output follows; do nothing if there is none of that id."""
+        if self._table.drop(request_id):
             name = self._names.pop(request_id)
             del self._requests[name]
             self._scheduler.remove(name)
             self._close(name)
 
     def move(self, request_id: str) -> str:
-        """Drop a live sequence that goes on elsewhere. What the stages, with one of the next steps, put its
-        K and V aside as: "" if they have none."""
+        """Drop a live sequence that continues elsewhere; return the name of its exported K and V.
+
+        The stages export with one of the next steps. Returns "" if no stage has any.
+        """
         name = self._names[request_id]
         known = name in self._open
         self.cancel(request_id)
         if not known:
             return ""
-        self._keeping.append(name)
+        self._exporting.append(name)
         return name
 
-    def name_of(self, request_id: str) -> str:
-        """What the stages call a live sequence."""
+    def stage_name(self, request_id: str) -> str:
+        """Return the stages' name of a live sequence."""
         return self._names[request_id]
 
     def next_step(self) -> StageInput | None:
-        """The next step for the first stage; None while there is nothing to run, or enough is under way. What
-        is to be put aside is awaited elsewhere, so that a step goes out for it in any case."""
-        if len(self._under_way) >= self.shape.steps or (self._stalled and self._under_way):
-            return self._step(_NOTHING) if self._keeping else None
-        plan = self._scheduler.plan(self._most_decodes())
+        """Return the next step for the first stage; None if there is nothing to run, or enough in flight.
+
+        Exports are awaited elsewhere, so that a step goes out for them in any case.
+        """
+        if len(self._in_flight) >= self.shape.steps or (self._stalled and self._in_flight):
+            return self._step(_NOTHING) if self._exporting else None
+        plan = self._scheduler.plan(self._max_decodes())
         self._stalled = plan.stalled
         for name in plan.preempted:
             self._close(name)
-        if not plan.chunks and not self._keeping and (self._under_way or not self._closing):
+        if not plan.chunks and not self._exporting and (self._in_flight or not self._closing):
             return None
         return self._step(plan)
 
-    def take(self, output: StageOutput) -> list[TokenOutput]:
-        """What came of a step: the head's output. Nothing if the step was given up."""
-        step = self._landed(output.step.number)
+    def complete_step(self, output: StageOutput) -> list[TokenOutput]:
+        """Apply the head's output of a step; return the outputs, none if the step was abandoned."""
+        step = self._land(output.step.number)
         if step is None:
             return []
-        choices = {token.sequence: token.choice for token in output.tokens}
-        told = []
+        sampled = {token.sequence: token.sampled for token in output.tokens}
+        outputs = []
         for chunk in step.chunks:
             request_id = self._requests.get(chunk.sequence)
             if request_id is not None:  # else it was cancelled
-                told.append(self._advance(request_id, chunk, choices.get(chunk.sequence)))
-        return told
+                outputs.append(self._advance(request_id, chunk, sampled.get(chunk.sequence)))
+        return outputs
 
-    def fail(self, number: int, error: str) -> list[TokenOutput]:
-        """A step failed on a stage: its sequences end."""
-        step = self._landed(number)
+    def fail_step(self, number: int, error: str) -> list[TokenOutput]:
+        """End the sequences of a step that failed on a stage; return their last outputs."""
+        step = self._land(number)
         if step is None:
             return []
-        self._closing += step.closed  # the stages behind have not heard of it
-        self._keeping += step.kept
+        self._closing += step.closed  # the stages behind did not receive it
+        self._exporting += step.exported
         ended = []
         for chunk in step.chunks:
             request_id = self._requests.get(chunk.sequence)
@@ -150,28 +157,30 @@ class Conductor:
                 ended.append(failed_output(request_id, error, chunk.count))
         return ended
 
-    def leave(self) -> list[NewSequence]:
-        """End the pipeline: all sequences as they go on elsewhere, with their tokens so far, in the order in
-        which they came. A token that is under way is lost here, and comes again there, the same."""
+    def drain(self) -> list[NewSequence]:
+        """End the pipeline; return all sequences, with their tokens, as they continue elsewhere.
+
+        They are in order of arrival. A token in flight is lost here, and sampled again there, the same.
+        """
         left = []
-        for request_id in list(self._book):
-            live = self._book[request_id]
+        for request_id in list(self._table):
+            live = self._table[request_id]
             generated = tuple(live.tokens[len(live.request.prompt_ids) :])
             left.append(replace(live.request, generated_ids=generated))
             self.cancel(request_id)
-        for number in list(self._under_way):
-            self._landed(number)
+        for number in list(self._in_flight):
+            self._land(number)
         return left
 
     def check_integrity(self) -> None:
         """Assert that pages, queues and names are consistent."""
         self._scheduler.check_integrity()
-        assert len(self._scheduler) == len(self._book) == len(self._names) == len(self._requests)
-        assert self._open.isdisjoint(self._closing), "a sequence is open and to be forgotten"
-        assert set(self._keeping) <= set(self._closing), "a sequence is kept that is not to be forgotten"
-        assert self._open <= self._requests.keys(), "a sequence that nobody has is open"
+        assert len(self._scheduler) == len(self._table) == len(self._names) == len(self._requests)
+        assert self._open.isdisjoint(self._closing), "a sequence is both open and closing"
+        assert set(self._exporting) <= set(self._closing), "a sequence is exported that is not closing"
+        assert self._open <= self._requests.keys(), "an open sequence has no request"
 
-    def _most_decodes(self) -> int:
+    def _max_decodes(self) -> int:
         at_once = min(self.shape.stages, self.shape.steps)
         return max(1, -(-self._scheduler.running // at_once))
 
@@ -192,45 +201,47 @@ class Conductor:
             chunks=tuple(
                 [StageChunk(sequence=c.request_id, start=c.start, count=c.count, last=c.last) for c in chunks]
             ),
-            kept=tuple(self._keeping),
+            exported=tuple(self._exporting),
         )
-        self._closing, self._keeping = [], []
-        self._under_way[step.number] = step
+        self._closing, self._exporting = [], []
+        self._in_flight[step.number] = step
         return StageInput(step=step, data=self._ids(chunks))
 
-    def _opening(self, name: str) -> Opening:
+    def _opening(self, name: str) -> OpenSequence:
         request_id = self._requests[name]
-        sampling = self._book[request_id].request.sampling
-        most = self._book.most_tokens(request_id)
-        return Opening(sequence=name, most=most, sampling=sampling, call=request_id)
+        sampling = self._table[request_id].request.sampling
+        max_tokens = self._table.max_tokens_of(request_id)
+        return OpenSequence(sequence=name, max_tokens=max_tokens, sampling=sampling, call=request_id)
 
     def _ids(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         ids: list[int] = []
         for chunk in chunks:
-            known = self._book[self._requests[chunk.request_id]].tokens
+            known = self._table[self._requests[chunk.request_id]].tokens
             ids += known[chunk.start : chunk.start + chunk.count]
         return torch.from_numpy(np.array(ids, dtype=np.int64))
 
-    def _advance(self, request_id: str, chunk: StageChunk, choice: Choice | None) -> TokenOutput:
-        """What a chunk gave its sequence."""
-        if (choice is not None) != chunk.last:
-            told = failed_output(request_id, f"{chunk} came back without what it wants", chunk.count)
+    def _advance(self, request_id: str, chunk: StageChunk, sampled: SampledToken | None) -> TokenOutput:
+        """Apply the result of a chunk to its sequence."""
+        if (sampled is not None) != chunk.last:
+            output = failed_output(
+                request_id, f"{chunk} returned {'no token' if chunk.last else 'a token'}", chunk.count
+            )
         else:
-            told = self._book.advance(request_id, choice, chunk.count)
-        if told.error or told.finish_reason:
+            output = self._table.advance(request_id, sampled, chunk.count)
+        if output.error or output.finish_reason:
             self.cancel(request_id)
-        elif choice is not None:
+        elif sampled is not None:
             self._scheduler.append_token(chunk.sequence)
-        return told
+        return output
 
-    def _landed(self, number: int) -> StageStep | None:
-        """A step is not under way any more; None if it was given up. The scheduler hears of it in order."""
-        step = self._under_way.get(number)
+    def _land(self, number: int) -> StageStep | None:
+        """Take a step out of flight, completing steps in order; return None if it was abandoned."""
+        step = self._in_flight.get(number)
         if step is None:
             return None
-        self._over.add(number)
-        while self._under_way and (oldest := next(iter(self._under_way))) in self._over:
-            self._over.remove(oldest)
-            if self._under_way.pop(oldest).chunks:
-                self._scheduler.ran()
+        self._landed_early.add(number)
+        while self._in_flight and (oldest := next(iter(self._in_flight))) in self._landed_early:
+            self._landed_early.remove(oldest)
+            if self._in_flight.pop(oldest).chunks:
+                self._scheduler.step_done()
         return step

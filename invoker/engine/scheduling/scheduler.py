@@ -1,49 +1,53 @@
-"""Which tokens run in the next step: a pure scheduler, plain data in and out.
+"""The scheduler of an engine: which tokens run in the next step. Pure, plain data in and out.
 
-Sequences belong to *flows*. Within a flow they are admitted in the order in which they came; between
-flows that have prompts to run, the one of which fewer tokens were run goes first (start-time fair
-queueing), so that a newcomer's prompt is not behind the prompts of a flow that sent many. A flow's only
-prompt, once begun, is not interrupted by a flow that has several: that one goes on when it is run, and is
-owed as much. What a flow ran while no other wanted to is not held against it. What runs decodes in every
-step, whoever it belongs to, but for the one step, never two in a row, that is a newcomer's beside a flow
-that sent many.
+Sequences are in the queue of their tenant. Within a queue they are admitted in order of arrival; between
+queues with prompts to run, the one with fewer prompt tokens run is served first (start-time fair queueing,
+Goyal et al., SIGCOMM 1996), so that a newcomer's prompt does not wait behind the prompts of a tenant that
+sent many. A tenant's only prompt, once started, is not interrupted by a tenant with several: that one
+continues when it has run, and is credited as much. What a tenant runs while no other has a backlog is not
+charged. Every admitted sequence decodes in every step, with one exception: a step, never two in a row, that
+belongs to a newcomer beside a tenant with several sequences.
 
-When pages run out, the youngest sequence of a flow gives way: it goes back to the head of its flow's
-queue with its tokens so far and is computed again later (preemption by recomputation).
+When pages run out, the youngest sequence of a queue is preempted: it returns to the head of its queue with
+its tokens, and is recomputed later.
 
-Several plans may be under way, one behind the other, as in a pipeline: a prompt's next chunk can follow at
-once, its next token not before the last chunk's came back, and what is under way gives no pages up.
+Several plans may be in flight, as in a pipeline: a prompt's next chunk can follow at once, its next token
+only after the last chunk has returned, and a sequence in flight is not preempted.
 """
 
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from invoker.engine.flows import Flow, Scheduled, next_flow
-from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
-from invoker.engine.pages import PageAllocator
+from invoker.engine.kv.cache import PAGE_TOKENS, pages_for
+from invoker.engine.kv.pages import PageAllocator
+from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQueue, next_queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """At most `sequences` at once. A step takes one token of each that decodes, and beside these prompts:
-    at most `prefill_tokens` if a flow's only sequence is first or the engine was idle and nobody waits
-    beside a flow with several, else at most `turn_tokens`. So a step of a flow that sends much is short: a
-    newcomer waits until it is over, and so do those that decode, into whose steps a long prompt is spread."""
+class StepLimits:
+    """The limits of a step: at most `sequences` admitted at once, and a number of prompt tokens.
+
+    A step takes one token of each decoding sequence, and beside these prompts: at most `prefill_tokens` if a
+    tenant's only sequence is first, or if the engine was idle and no tenant waits beside one with several;
+    else at most `shared_prefill_tokens`. So the steps of a tenant with many prompts are short: a newcomer
+    waits only until the current one ends, and so do the decoding sequences, into the steps of which a long
+    prompt is spread.
+    """
 
     sequences: int
     prefill_tokens: int
-    turn_tokens: int
+    shared_prefill_tokens: int
 
     def __post_init__(self) -> None:
-        if min(self.sequences, self.prefill_tokens, self.turn_tokens) < 1:
+        if min(self.sequences, self.prefill_tokens, self.shared_prefill_tokens) < 1:
             raise ValueError(f"limits must be at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Run tokens `[start, start + count)` of a sequence. `pages` hold its tokens in order.
+    """The tokens `[start, start + count)` of a sequence, to be run. `pages` hold its tokens in order.
 
-    With `last` the chunk ends at the sequence's last known token, so its logits give the next one.
+    With `last` the chunk ends at the sequence's last known token, so its logits yield the next one.
     """
 
     request_id: str
@@ -55,8 +59,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one step runs, which pages are handed out for it, and who had to give way. `stalled` if somebody
-    waits for room that what is under way should give up: a plan can make it once nothing is."""
+    """The chunks of one step, the pages allocated for it, and the preempted sequences.
+
+    `stalled` if a sequence waits for room that only sequences in flight hold: once they return a plan can
+    preempt them.
+    """
 
     chunks: tuple[Chunk, ...]
     new_pages: tuple[int, ...]
@@ -65,20 +72,21 @@ class StepPlan:
 
 
 class Scheduler:
-    """Sequences are added, planned, and after each step either advanced by a token or removed."""
+    """Plans steps. Sequences are added, planned, and after each step extended by a token or removed."""
 
-    def __init__(self, limits: Limits, allocator: PageAllocator) -> None:
+    def __init__(self, limits: StepLimits, allocator: PageAllocator) -> None:
         self._limits = limits
         self._allocator = allocator
-        self._sequences: dict[str, Scheduled] = {}
-        self._flows: dict[str, Flow] = {}  # those with sequences
-        self._ahead: dict[str, int] = {}  # tags of flows that have left while others wanted to go on
-        self._now = 0  # the virtual time: the tag of what went first last
-        self._paused = False  # nothing decoded in the last step, for a newcomer's sake
-        self._running: list[Scheduled] = []  # in order of admission: the first never gives way
+        self._sequences: dict[str, ScheduledSequence] = {}
+        self._queues: dict[str, TenantQueue] = {}  # those with sequences
+        self._ahead: dict[str, int] = {}  # tags of queues that emptied while others had a backlog
+        self._now = 0  # the virtual time: the tag of the queue served last
+        self._paused = False  # the last step belonged to a newcomer: nothing decoded
+        self._running: list[ScheduledSequence] = []  # in order of admission: the first is never preempted
         self._arrivals = 0
-        self._under_way: deque[tuple[Scheduled, ...]] = deque()  # what each plan runs, the oldest first
-        self._turns = 0
+        # The sequences of each plan, the oldest first.
+        self._in_flight: deque[tuple[ScheduledSequence, ...]] = deque()
+        self._plans = 0
         self._stalled = False
 
     def __repr__(self) -> str:
@@ -93,58 +101,68 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """How many sequences have pages."""
+        """The number of sequences with pages."""
         return len(self._running)
 
-    def add(self, request_id: str, length: int, flow: str = "", most: int = 0, kept: int = 0) -> None:
-        """Queue a sequence of `length` known tokens, which must be able to fit all pages together. It may
-        grow to `most`: room for so many is kept side by side as long as nobody else needs it. The first
-        `kept` tokens need not be run if its first chunk begins behind them."""
+    def add(
+        self, request_id: str, length: int, tenant: str = "", max_tokens: int = 0, imported: int = 0
+    ) -> None:
+        """Queue a sequence of `length` known tokens, which must fit all pages together.
+
+        It may grow to `max_tokens`: adjacent pages are claimed for it while no other sequence needs them. The
+        first `imported` tokens are not run if its first chunk begins behind them.
+        """
         assert request_id not in self._sequences, f"{request_id} is there already"
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
-        assert 0 <= kept < length, f"of {length} tokens at least one must be run"
-        if flow not in self._flows:
-            self._flows[flow] = Flow(flow, self._ahead.pop(flow, 0))
-        sequence = Scheduled(request_id, self._flows[flow], self._arrivals, length, most, kept)
+        assert 0 <= imported < length, f"of {length} tokens at least one must be run"
+        if tenant not in self._queues:
+            self._queues[tenant] = TenantQueue(tenant, self._ahead.pop(tenant, 0))
+        queue = self._queues[tenant]
+        sequence = ScheduledSequence(request_id, queue, self._arrivals, length, max_tokens, imported)
         self._arrivals += 1
         self._sequences[request_id] = sequence
-        sequence.flow.waiting.append(sequence)
+        sequence.queue.waiting.append(sequence)
 
     def remove(self, request_id: str) -> None:
-        """Forget a sequence, finished or not, and free its pages."""
+        """Drop a sequence, finished or not, and free its pages."""
         sequence = self._sequences.pop(request_id)
-        flow = sequence.flow
+        queue = sequence.queue
         if sequence.pages:
             self._running.remove(sequence)
-            flow.running.remove(sequence)
+            queue.running.remove(sequence)
         else:
-            flow.waiting.remove(sequence)
+            queue.waiting.remove(sequence)
         self._allocator.release(sequence.pages)
-        if not flow:
-            del self._flows[flow.name]
-            self._ahead[flow.name] = flow.tag
+        if not queue:
+            del self._queues[queue.name]
+            self._ahead[queue.name] = queue.tag
 
-    def held(self, request_id: str) -> tuple[tuple[int, ...], int]:
-        """A sequence's pages, and how many tokens' K and V lie there once nothing of it is under way."""
+    def cached_pages(self, request_id: str) -> tuple[tuple[int, ...], int]:
+        """Return a sequence's pages, and its number of tokens with K and V once its plans have run."""
         sequence = self._sequences[request_id]
         return sequence.pages, sequence.cached
 
-    def ran(self) -> None:
-        """Record that the oldest plan under way has run: the K and V of its chunks are in the pages. Of one
-        that failed they are not, so its sequences must be removed. A plan without chunks is never there."""
-        if self._under_way:
-            for sequence in self._under_way.popleft():
-                sequence.under_way -= 1
+    def step_done(self) -> None:
+        """Record that the oldest plan in flight has run: the K and V of its chunks are in the pages.
+
+        After a failed step they are not, so its sequences must be removed. A plan without chunks is never in
+        flight.
+        """
+        if self._in_flight:
+            for sequence in self._in_flight.popleft():
+                sequence.in_flight -= 1
 
     def append_token(self, request_id: str) -> None:
-        """Record that a sequence has grown by the token that its last chunk gave."""
+        """Record that a sequence has grown by the token that its last chunk yielded."""
         sequence = self._sequences[request_id]
         assert sequence.cached == sequence.length, f"{request_id} is not at its end"
         sequence.length += 1
 
-    def plan(self, most_decodes: int | None = None) -> StepPlan:
-        """Choose the next step's chunks, with at most so many that decode: those whose turn is longest ago.
-        No chunks if there is nothing to do; such a plan is not under way."""
+    def plan(self, max_decodes: int | None = None) -> StepPlan:
+        """Plan the next step, with at most `max_decodes` decoding sequences: those planned longest ago.
+
+        The plan has no chunks if there is nothing to do; such a plan is not in flight.
+        """
         self._stalled = False
         new_pages: list[int] = []
         preempted: list[str] = []
@@ -152,12 +170,12 @@ class Scheduler:
         while index < len(self._running):
             sequence = self._running[index]
             new_pages += self._grow(index, preempted)
-            index += bool(sequence.pages)  # else it gave way itself, and another stands there now
+            index += bool(sequence.pages)  # else it was preempted, and another is at `index`
         prefill = self._share_prefill(new_pages, preempted)
         self._paused = not self._paused and self._serves_newcomer(prefill)
         decoding = [sequence for sequence in self._running if sequence.decodes and not self._paused]
-        if most_decodes is not None:
-            decoding = sorted(decoding, key=lambda sequence: sequence.turn)[:most_decodes]
+        if max_decodes is not None:
+            decoding = sorted(decoding, key=lambda sequence: sequence.last_plan)[:max_decodes]
         return StepPlan(
             chunks=self._launch({sequence.request_id for sequence in decoding}, prefill),
             new_pages=tuple(new_pages),
@@ -166,25 +184,25 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Assert that pages are owned once, and that arrival orders each flow."""
+        """Assert that pages have one owner, and that each queue is in order of arrival."""
         self._allocator.check_integrity()
         owned = [page for sequence in self._sequences.values() for page in sequence.pages]
         assert len(owned) == len(set(owned)) == self._allocator.used, "a page is shared or leaked"
-        for flow in self._flows.values():
-            order = [s.arrival for s in (*flow.running, *flow.waiting)]
-            assert order == sorted(order), "a younger sequence is ahead of an older one of its flow"
-            assert order, f"{flow.name} is empty"
-            assert flow.running == [s for s in self._running if s.flow is flow], "the order of admission"
-            for sequence in flow.waiting:
+        for queue in self._queues.values():
+            order = [s.arrival for s in (*queue.running, *queue.waiting)]
+            assert order == sorted(order), "a younger sequence is ahead of an older one"
+            assert order, f"the queue of {queue.name} is empty"
+            assert queue.running == [s for s in self._running if s.queue is queue], "the order of admission"
+            for sequence in queue.waiting:
                 assert not sequence.pages and not sequence.cached, f"{sequence} waits with pages"
-        assert sum(map(len, self._flows.values())) == len(self._sequences), "a sequence is lost"
+        assert sum(map(len, self._queues.values())) == len(self._sequences), "a sequence is lost"
         for sequence in self._running:
             room = len(sequence.pages) * PAGE_TOKENS
             assert sequence.cached <= min(room, sequence.length), f"{sequence} has outgrown its pages"
 
     def _launch(self, decoding: set[str], prefill: Counter[str]) -> tuple[Chunk, ...]:
-        """The chunks of a plan, which is under way from now on."""
-        self._turns += 1
+        """Return the chunks of a plan, which is in flight from now on."""
+        self._plans += 1
         chunks, run = [], []
         for sequence in self._running:
             count = 1 if sequence.request_id in decoding else prefill[sequence.request_id]
@@ -192,24 +210,27 @@ class Scheduler:
                 chunks.append(_chunk(sequence, count))
                 run.append(sequence)
                 sequence.cached += count
-                sequence.under_way += 1
-                sequence.turn = self._turns
+                sequence.in_flight += 1
+                sequence.last_plan = self._plans
         if chunks:
-            self._under_way.append(tuple(run))
+            self._in_flight.append(tuple(run))
         return tuple(chunks)
 
     # Pages.
 
     def _grow(self, index: int, preempted: list[str]) -> tuple[int, ...]:
-        """Give the running sequence at `index` the pages for all of its tokens, from younger ones if
-        need be; if there is none it gives way itself. Nothing if it is to wait for what is under way."""
+        """Allocate the pages for all tokens of the running sequence at `index`, preempting younger ones.
+
+        If there is none to preempt, it is preempted itself. Returns no pages if it has to wait for plans in
+        flight.
+        """
         sequence = self._running[index]
         needed = pages_for(sequence.length) - len(sequence.pages)
         if not needed:
             return ()
         while needed > self._allocator.free:
             victim = self._youngest_from(index)
-            if victim.under_way:
+            if victim.in_flight:
                 self._stalled = True
                 return ()
             self._preempt(victim, preempted)
@@ -219,48 +240,53 @@ class Scheduler:
         sequence.pages += new
         return new
 
-    def _youngest_from(self, index: int) -> Scheduled:
-        """Of those at `index` and after, the youngest of the flow that holds the most pages. A flow's only
-        running sequence gives way only where all are such, and then the one admitted last does."""
-        last = {one.flow: one for one in self._running[index:] if len(one.flow.running) > 1}
+    def _youngest_from(self, index: int) -> ScheduledSequence:
+        """Return the youngest sequence, at `index` or after, of the queue that holds the most pages.
+
+        A queue's only running sequence is returned only where all are such, and then the one admitted last.
+        """
+        last = {one.queue: one for one in self._running[index:] if len(one.queue.running) > 1}
         if not last:
             return self._running[-1]
-        return last[max(last, key=lambda flow: flow.pages)]
+        return last[max(last, key=lambda queue: queue.pages)]
 
-    def _preempt(self, sequence: Scheduled, preempted: list[str]) -> None:
+    def _preempt(self, sequence: ScheduledSequence, preempted: list[str]) -> None:
         self._running.remove(sequence)
-        sequence.flow.running.remove(sequence)
+        sequence.queue.running.remove(sequence)
         self._allocator.release(sequence.pages)
         sequence.pages, sequence.cached = (), 0
-        sequence.flow.waiting.appendleft(sequence)
+        sequence.queue.waiting.appendleft(sequence)
         preempted.append(sequence.request_id)
 
-    def _admit(self, sequence: Scheduled, prefill: Counter[str], preempted: list[str]) -> bool:
-        """Let the first waiting sequence of its flow in, if there is or can be made room."""
+    def _admit(self, sequence: ScheduledSequence, prefill: Counter[str], preempted: list[str]) -> bool:
+        """Admit the first waiting sequence of its queue if there is, or can be, room."""
         needed = pages_for(sequence.length)
         if len(self._running) >= self._limits.sequences or needed > self._allocator.free:
-            victims = self._too_many(sequence.flow, needed, prefill)
+            victims = self._victims_for(sequence.queue, needed, prefill)
             if not victims:
                 return False
             for victim in victims:
                 self._preempt(victim, preempted)
-        sequence.flow.running.append(sequence.flow.waiting.popleft())
+        sequence.queue.running.append(sequence.queue.waiting.popleft())
         self._running.append(sequence)
-        sequence.pages = self._allocator.allocate(needed, pages_for(sequence.most))
-        sequence.cached, sequence.kept = sequence.kept, 0
+        sequence.pages = self._allocator.allocate(needed, pages_for(sequence.max_tokens))
+        sequence.cached, sequence.imported = sequence.imported, 0
         return True
 
-    def _too_many(self, flow: Flow, needed: int, prefill: Counter[str]) -> list[Scheduled]:
-        """Who gives way so that a flow that runs nothing yet can run a sequence of `needed` pages: the
-        youngest of flows that hold more than their share, but no flow's only one. Empty if it is in vain."""
-        if flow.running:
+    def _victims_for(self, queue: TenantQueue, needed: int, prefill: Counter[str]) -> list[ScheduledSequence]:
+        """Return the sequences to preempt so that an idle queue can run a sequence of `needed` pages.
+
+        They are the youngest of queues that hold more than their share, but no queue's only one. Empty if
+        that does not make enough room.
+        """
+        if queue.running:
             return []
-        page_share = self._allocator.total // len(self._flows)
-        slot_share = self._limits.sequences // len(self._flows)
-        left = {other: list(other.running) for other in self._flows.values()}
+        page_share = self._allocator.total // len(self._queues)
+        slot_share = self._limits.sequences // len(self._queues)
+        left = {other: list(other.running) for other in self._queues.values()}
         held = {other: other.pages for other in left}
         free, slots = self._allocator.free, self._limits.sequences - len(self._running)
-        victims: list[Scheduled] = []
+        victims: list[ScheduledSequence] = []
         while free < needed or slots < 1:
             rich = [
                 other
@@ -277,7 +303,7 @@ class Scheduler:
             held[richest] -= len(victim.pages)
             free += len(victim.pages)
             slots += 1
-        if any(victim.under_way for victim in victims):
+        if any(victim.in_flight for victim in victims):
             self._stalled = True
             return []
         return victims
@@ -285,55 +311,58 @@ class Scheduler:
     # Prompts.
 
     def _share_prefill(self, new_pages: list[int], preempted: list[str]) -> Counter[str]:
-        """How many tokens of which prompts run in this step; lets waiting sequences in as far as it can."""
+        """Return the number of prompt tokens of each sequence in this step, admitting waiting sequences."""
         prefill: Counter[str] = Counter()
         limits = self._limits
-        admits = not preempted  # whoever gave way must not be let in again by the same step
-        queues = self._wanting()
-        crowded = len(queues) > 1 and any(len(flow) > 1 for flow in queues)
-        left = limits.turn_tokens if self._running or crowded else limits.prefill_tokens
-        while left > 0 and queues:
-            flow = next_flow(queues)
-            sequence = queues[flow].popleft()
-            if not queues[flow]:
-                del queues[flow]
+        admits = not preempted  # a preempted sequence must not be admitted by the same step
+        prompts = self._backlogged()
+        crowded = len(prompts) > 1 and any(len(queue) > 1 for queue in prompts)
+        left = limits.shared_prefill_tokens if self._running or crowded else limits.prefill_tokens
+        while left > 0 and prompts:
+            queue = next_queue(prompts)
+            sequence = prompts[queue].popleft()
+            if not prompts[queue]:
+                del prompts[queue]
             if not sequence.pages:
-                # Once one found no room nobody else is let in, so that room for it comes about.
+                # After one that found no room none is admitted, so that room for it becomes free.
                 admits = admits and self._admit(sequence, prefill, preempted)
                 if not admits:
                     continue
                 admits = not preempted
                 new_pages += sequence.pages
-            alone = len(flow) == 1 and not prefill
-            count = min(sequence.missing, limits.prefill_tokens if alone else left)
+            alone = len(queue) == 1 and not prefill
+            count = min(sequence.uncached, limits.prefill_tokens if alone else left)
             prefill[sequence.request_id] = count
-            self._now = max(self._now, flow.tag)
-            flow.tag += count
+            self._now = max(self._now, queue.tag)
+            queue.tag += count
             left = 0 if self._serves_newcomer(prefill) else left - count
         return prefill
 
     def _serves_newcomer(self, prefill: Counter[str]) -> bool:
-        """Whether what goes first is a flow's only sequence, beside a flow with several: then it is all."""
+        """Return whether the first prompt is a queue's only sequence, beside a queue with several."""
         if not prefill:
             return False
-        flow = self._sequences[next(iter(prefill))].flow
-        return len(flow) == 1 and any(len(other) > 1 for other in self._flows.values())
+        queue = self._sequences[next(iter(prefill))].queue
+        return len(queue) == 1 and any(len(other) > 1 for other in self._queues.values())
 
-    def _wanting(self) -> dict[Flow, deque[Scheduled]]:
-        """The flows that have prompts to run. One that had none before begins at the present, and when
-        none has any all is forgotten: what was run alone is not held against anybody."""
-        queues = {flow: prompts for flow in self._flows.values() if (prompts := flow.prompts)}
-        if not queues:
-            self._now = max((self._now, *self._ahead.values(), *(f.tag for f in self._flows.values())))
+    def _backlogged(self) -> dict[TenantQueue, deque[ScheduledSequence]]:
+        """Return the queues with prompts to run, and these prompts.
+
+        A queue that had none before starts at the current virtual time. When no queue has any, all tags are
+        reset: what ran alone is not charged.
+        """
+        prompts = {queue: own for queue in self._queues.values() if (own := queue.prompts)}
+        if not prompts:
+            self._now = max((self._now, *self._ahead.values(), *(f.tag for f in self._queues.values())))
             self._ahead.clear()
-        for flow in self._flows.values():
-            if flow in queues and not flow.wanting:
-                flow.tag = max(flow.tag, self._now)
-            flow.wanting = flow in queues
-        return queues
+        for queue in self._queues.values():
+            if queue in prompts and not queue.is_backlogged:
+                queue.tag = max(queue.tag, self._now)
+            queue.is_backlogged = queue in prompts
+        return prompts
 
 
-def _chunk(sequence: Scheduled, count: int) -> Chunk:
+def _chunk(sequence: ScheduledSequence, count: int) -> Chunk:
     end = sequence.cached + count
     return Chunk(
         request_id=sequence.request_id,

@@ -1,21 +1,21 @@
-"""The sequences that an engine has not finished: what may come in, and when one is at its end."""
+"""The unfinished sequences of an engine: admission checks, appended tokens, finish reasons."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.sampling import Choice
+from invoker.engine.sampling import SampledToken
 
 
-class BadSequence(EngineError):
-    """The sequence breaks a rule of the engine, whatever the load."""
+class InvalidSequence(EngineError):
+    """The sequence breaks a rule of the engine, at any load."""
 
     code = "bad_request"
 
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence that has not finished. `tokens` are the prompt and all generated so far."""
+    """An unfinished sequence. `tokens` are the prompt and all generated tokens."""
 
     request: NewSequence
     tokens: list[int]
@@ -23,8 +23,8 @@ class LiveSequence:
     stops: frozenset[int]
 
 
-class SequenceBook:
-    """Live sequences by request, of at most `max_tokens` token ids below `vocabulary`."""
+class SequenceTable:
+    """Unfinished sequences by request, each of at most `max_tokens` token ids below `vocabulary`."""
 
     def __init__(self, vocabulary: int, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -32,7 +32,7 @@ class SequenceBook:
         self._live: dict[str, LiveSequence] = {}
 
     def __repr__(self) -> str:
-        return f"<SequenceBook {len(self)} sequences>"
+        return f"<SequenceTable {len(self)} sequences>"
 
     def __len__(self) -> int:
         return len(self._live)
@@ -47,7 +47,7 @@ class SequenceBook:
         return self._live[request_id]
 
     def open(self, sequence: NewSequence) -> LiveSequence:
-        """Take a sequence in. Raises OutOfKvCache if it can never fit, BadSequence if it makes no sense."""
+        """Add a sequence. Raises OutOfKvCache if it can never fit, InvalidSequence if it breaks a rule."""
         tokens = [*sequence.prompt_ids, *sequence.generated_ids]
         self._check(sequence, tokens)
         sampling = sequence.sampling
@@ -58,31 +58,33 @@ class SequenceBook:
         self._live[sequence.request_id] = live
         return live
 
-    def most_tokens(self, request_id: str) -> int:
-        """How long the sequence may become."""
+    def max_tokens_of(self, request_id: str) -> int:
+        """Return the maximum length that the sequence may reach, in tokens."""
         live = self._live[request_id]
         return min(len(live.tokens) + live.request.sampling.max_tokens - live.generated, self.max_tokens)
 
     def drop(self, request_id: str) -> bool:
-        """Forget a sequence; whether it was there."""
+        """Remove a sequence; return whether it was there."""
         return self._live.pop(request_id, None) is not None
 
-    def advance(self, request_id: str, choice: Choice | None, work: int) -> TokenOutput:
-        """Take a sequence's choice in (None after a part of a prompt), and say what came of it. Whoever gets
-        a `finish_reason` or an `error` is still to be dropped."""
-        if choice is None:
+    def advance(self, request_id: str, sampled: SampledToken | None, work: int) -> TokenOutput:
+        """Append a sampled token (None after a part of a prompt) and return the output.
+
+        The caller drops a sequence with a `finish_reason` or an `error`.
+        """
+        if sampled is None:
             return TokenOutput(
                 request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work
             )
-        if choice.token_id is None:
+        if sampled.token_id is None:
             return failed_output(request_id, "the model's output is not a number", work)
         live = self._live[request_id]
-        live.tokens.append(choice.token_id)
+        live.tokens.append(sampled.token_id)
         live.generated += 1
         return TokenOutput(
             request_id=request_id,
-            token_id=choice.token_id,
-            logprob=choice.logprob,
+            token_id=sampled.token_id,
+            logprob=sampled.logprob,
             finish_reason=self._finish_reason(live),
             work=work,
         )
@@ -90,17 +92,17 @@ class SequenceBook:
     def _check(self, sequence: NewSequence, tokens: Sequence[int]) -> None:
         request_id, sampling = sequence.request_id, sequence.sampling
         if request_id in self._live:
-            raise BadSequence(f"sequence {request_id} is running already")
+            raise InvalidSequence(f"sequence {request_id} is running already")
         if not sequence.prompt_ids:
-            raise BadSequence("the prompt is empty")
+            raise InvalidSequence("the prompt is empty")
         if len(sequence.generated_ids) >= sampling.max_tokens:
-            raise BadSequence(
+            raise InvalidSequence(
                 f"{len(sequence.generated_ids)} tokens of at most {sampling.max_tokens} are generated already"
             )
         if min(tokens) < 0 or max(tokens) >= self._vocabulary:
-            raise BadSequence(f"a token id is outside of [0, {self._vocabulary})")
+            raise InvalidSequence(f"a token id is outside [0, {self._vocabulary})")
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise BadSequence("temperature and top_k must be 0 or more, top_p above 0 and at most 1")
+            raise InvalidSequence("temperature and top_k must be at least 0, top_p above 0 and at most 1")
         if len(tokens) >= self.max_tokens:
             raise OutOfKvCache(
                 f"{len(tokens)} tokens leave no room for another within {self.max_tokens} tokens"
@@ -114,7 +116,7 @@ class SequenceBook:
 
 
 def failed_output(request_id: str, message: str, work: int) -> TokenOutput:
-    """The last output of a sequence that an error ended."""
+    """Return the last output of a sequence that an error ended."""
     return TokenOutput(
         request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work, error=message
     )

@@ -1,43 +1,43 @@
-"""Picks planner and block count from what was measured of the links, and says why (pure).
+"""The choice of planner and block count from measured links, with the reason (pure).
 
-With several pulls in flight a block costs its time at the port, and latency is paid once a hop. So both
-the binomial pipeline and the chain cost blocks + hops such times: ceil(log2 L) hops, or L - 1. What tells
-them apart besides is that the pipeline changes partner with every block. Over TCP a connection that was
-idle begins again with a small window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
+With several pulls in flight a block costs its time at the port, and latency is paid once a hop. So both the
+binomial pipeline and the chain cost blocks + hops such times: ceil(log2 L) hops, or L - 1. They differ also
+in that the pipeline changes partner with every block. Over TCP an idle connection restarts with a small
+window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import BINOMIAL, CHAIN, Planner
-from rdmacast.planners.edge import with_edge
-from rdmacast.planners.multi_chain import multi_chain
-from rdmacast.planners.topology import Site
-from rdmacast.pull_report import MOST_SLOW
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, TransferPlanner
+from rdmacast.plan.planners.edge import with_edge
+from rdmacast.plan.planners.multi_chain import multi_chain
+from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.protocol.pull_report import MAX_SLOW
 
 # Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
-LEAST_BLOCK_BYTES = 512 << 10
+MIN_BLOCK_BYTES = 512 << 10
 # Over links so slow that one unit takes `_SPARE_S` processors have time for each.
-LEAST_SLOW_BLOCK_BYTES = LEAST_BLOCK_BYTES // 2
+MIN_SLOW_BLOCK_BYTES = MIN_BLOCK_BYTES // 2
 _SPARE_S = 0.02
-MOST_BLOCKS = 512
+MAX_CHOSEN_BLOCKS = 512
 # The pipeline completes its targets together, so it is taken unless the chain is faster by more.
-_LIKE = 1.01
+_MAX_SLOWDOWN = 1.01
 _AS_FAST = 1.003
 # Above this spread of rates a slow node must not pass on what fast ones wait for: it is left at the edge, or,
 # where slow ones are many, put last in a chain.
-_MIXED = 1.5
-_FEW = 4  # at most one node of so many is at the edge
-# A block that takes longer is worth the time to ask for the next only once it is here: the pipeline then
-# keeps to its steps, where else two blocks meet at one port and all that follow are late.
-_IN_TURN_S = 0.02
+_MIXED_SPREAD = 1.5
+_MIN_NODES_PER_SLOW = 4  # at most one in so many nodes is at the edge
+# A block that takes longer is worth requesting the next only after it arrived: the pipeline then
+# keeps to its steps, where otherwise two blocks meet at one port and all that follow are late.
+_MIN_SLOT_S = 0.02
 _SCATTER_ALLGATHER = "scatter-allgather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
-    """What was measured of the links: the slowest port, and what a block costs besides its bytes."""
+    """Measurements of the links: the slowest port's rate, and what a block costs besides its bytes."""
 
     bytes_per_s: float
     latency_s: float = 0.0
@@ -51,35 +51,35 @@ class LinkFacts:
             raise ValueError("a link's latency, overhead and restart must be 0 or more")
 
 
-# Links of which nothing was told: 10 Gbit/s. To ask for a block, check it and tell of it costs about the same
+# Links without measurements: 10 Gbit/s. To request a block, check and publish it costs about the same
 # over any transport.
 _USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4)
 _TCP_RESTART_S = 1e-3
 
 
-def usual_links(transport: str = "tcp") -> LinkFacts:
-    """What to take for true of links that go by `transport`, where nothing was measured."""
+def default_link_facts(transport: str = "tcp") -> LinkFacts:
+    """Return the assumed facts of links by `transport` where nothing was measured."""
     if transport != "tcp":
         return _USUAL
     return replace(_USUAL, restart_s=_TCP_RESTART_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """The planner and block count to use, how long it should take, and the reason in one line.
+class PlannerChoice:
+    """The planner and block count to use, the predicted duration, and the reason in one line.
 
-    With `in_turn` blocks should come one at a time, in the order of the plan's steps.
-    `sites` are what the planner is to know of the nodes; None where they are alike. The plan is for the nodes
-    that are not at the `edge`: those are slow, and take what the others have.
+    With `in_slots` blocks should arrive one at a time, in the order of the plan's steps. `sites` describe
+    the nodes to the planner; None where they are alike. The plan is for the nodes that are not at the
+    `edge`: those are slow, and take what the others have.
     """
 
     planner: str
     blocks: int
     predicted_s: float
     reason: str
-    sites: tuple[Site, ...] | None = None
+    sites: tuple[NodeTopology, ...] | None = None
     edge: tuple[int, ...] = ()
-    in_turn: bool = False
+    in_slots: bool = False
 
     def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
         shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks)
@@ -100,9 +100,9 @@ def choose_planner(
     nbytes: int,
     facts: LinkFacts,
     blocks: int | None = None,
-    sites: Sequence[Site] | None = None,
-) -> Decision:
-    """Decide for `nodes` nodes of which `sources` hold the image of `nbytes`; `blocks` fixes the count."""
+    sites: Sequence[NodeTopology] | None = None,
+) -> PlannerChoice:
+    """Choose for `nodes` nodes of which `sources` hold the image; `blocks` fixes the count."""
     if not 1 <= sources <= nodes or nbytes <= 0:
         raise ValueError("a cast has 1 to all nodes as sources, and more than 0 bytes")
     if blocks is not None and blocks < 1:
@@ -110,22 +110,30 @@ def choose_planner(
     edge = _edge(sites, sources)
     if sites is not None and edge:
         fast = [site for node, site in enumerate(sites) if node not in edge]
-        inner = choose_planner(
-            nodes=len(fast),
-            sources=sources - sum(node < sources for node in edge),
-            nbytes=nbytes,
-            facts=replace(facts, bytes_per_s=min(site.bytes_per_s for site in fast)),
-            blocks=blocks,
-        )
+        fast_facts = replace(facts, bytes_per_s=min(site.bytes_per_s for site in fast))
+        fast_sources = sources - sum(node < sources for node in edge)
+        inner = _choose(len(fast), fast_sources, nbytes, fast_facts, blocks, None)
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
-        return replace(inner, edge=edge, reason=reason, in_turn=False)
+        return replace(inner, edge=edge, reason=reason, in_slots=False)
+    return _choose(nodes, sources, nbytes, facts, blocks, sites)
+
+
+def _choose(
+    nodes: int,
+    sources: int,
+    nbytes: int,
+    facts: LinkFacts,
+    blocks: int | None,
+    sites: Sequence[NodeTopology] | None,
+) -> PlannerChoice:
+    """Choose for nodes of which none is left at the edge."""
     members = -(-nodes // sources)
     counts = [blocks] if blocks else _block_counts(_most_blocks(nbytes, facts))
     tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
     pipeline, chain = tried
     spread = _spread(sites)
-    if sites is not None and spread > _MIXED:
-        return Decision(
+    if sites is not None and spread > _MIXED_SPREAD:
+        return PlannerChoice(
             planner="multi-chain",
             blocks=chain[1],
             predicted_s=chain[0],
@@ -133,38 +141,38 @@ def choose_planner(
             "and in a pipeline fast nodes would wait for slow ones",
             sites=tuple(sites),
         )
-    if members > 2 and pipeline[0] <= chain[0] * _LIKE:
-        in_turn = comes_in_turn(BINOMIAL.name, nbytes / pipeline[1], facts.bytes_per_s)
-        return replace(_decided(BINOMIAL, pipeline, CHAIN, chain, members, facts), in_turn=in_turn)
+    if members > 2 and pipeline[0] <= chain[0] * _MAX_SLOWDOWN:
+        in_slots = uses_slots(BINOMIAL.name, nbytes / pipeline[1], facts.bytes_per_s)
+        return replace(_decided(BINOMIAL, pipeline, CHAIN, chain, members, facts), in_slots=in_slots)
     return _decided(CHAIN, chain, BINOMIAL, pipeline, members, facts)
 
 
-def comes_in_turn(planner: str, block_bytes: float, bytes_per_s: float) -> bool:
-    """Whether blocks of this size should come one at a time, in the order of the plan's steps.
+def uses_slots(planner: str, block_bytes: float, bytes_per_s: float) -> bool:
+    """Return whether blocks of this size should arrive one at a time, in the order of the plan's steps.
 
-    Those of scatter and allgather always: else the source gives all parts at once, and none goes around
-    before the last of them is given.
+    Those of scatter and allgather always: else the source sends all parts at once, and none is passed on
+    before the last of them is sent.
     """
     if planner == _SCATTER_ALLGATHER:
         return True
-    return planner == BINOMIAL.name and block_bytes >= _IN_TURN_S * bytes_per_s
+    return planner == BINOMIAL.name and block_bytes >= _MIN_SLOT_S * bytes_per_s
 
 
-def predict_s(planner: Planner, members: int, nbytes: int, facts: LinkFacts, blocks: int) -> float:
-    """How long a sub-group of `members` nodes takes with the binomial pipeline or the chain."""
+def predict_s(planner: TransferPlanner, members: int, nbytes: int, facts: LinkFacts, blocks: int) -> float:
+    """Return the seconds that `members` nodes take with the binomial pipeline or the chain."""
     if members == 1:
         return 0.0
     hops = (members - 1).bit_length() if planner is BINOMIAL else members - 1
-    # Between two nodes nobody changes partner, and of three or more the pipeline always does.
+    # Two nodes never change partner; with three or more the pipeline always does.
     change_s = facts.restart_s if planner is BINOMIAL and members > 2 else 0.0
     block_s = nbytes / blocks / facts.bytes_per_s + facts.overhead_s + change_s
     return (blocks - 1 + hops) * block_s + hops * facts.latency_s
 
 
 def _best(
-    planner: Planner, members: int, nbytes: int, facts: LinkFacts, counts: Sequence[int]
+    planner: TransferPlanner, members: int, nbytes: int, facts: LinkFacts, counts: Sequence[int]
 ) -> tuple[float, int]:
-    """(seconds, blocks) of the finest count that is as fast as any: fine blocks can be executed early."""
+    """Return (seconds, blocks) of the finest count that is as fast as any: fine blocks execute early."""
     times_s = {count: predict_s(planner, members, nbytes, facts, count) for count in counts}
     least_s = min(times_s.values())
     finest = max(count for count, seconds in times_s.items() if seconds <= least_s * _AS_FAST)
@@ -172,59 +180,64 @@ def _best(
 
 
 def _most_blocks(nbytes: int, facts: LinkFacts) -> int:
-    most = max(1, nbytes // LEAST_BLOCK_BYTES)
-    if _SPARE_S * facts.bytes_per_s <= LEAST_SLOW_BLOCK_BYTES:
-        most = -(-nbytes // LEAST_SLOW_BLOCK_BYTES)
-    return min(MOST_BLOCKS, most)
+    most = max(1, nbytes // MIN_BLOCK_BYTES)
+    if _SPARE_S * facts.bytes_per_s <= MIN_SLOW_BLOCK_BYTES:
+        most = -(-nbytes // MIN_SLOW_BLOCK_BYTES)
+    return min(MAX_CHOSEN_BLOCKS, most)
 
 
 def _block_counts(most: int) -> list[int]:
-    """Counts to try: powers of two and the steps half-way between, up to the most that there may be."""
+    """Return the counts to try: powers of two and the values half-way between, up to `most`."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
 
 
-def _edge(sites: Sequence[Site] | None, sources: int) -> tuple[int, ...]:
-    """The slow nodes, where they are few and the others alike. The first `sources` nodes hold the image."""
+def _edge(sites: Sequence[NodeTopology] | None, sources: int) -> tuple[int, ...]:
+    """Return the slow nodes if they are few and the others alike.
+
+    The first `sources` nodes hold the image.
+    """
     rates = [site.bytes_per_s for site in sites or ()]
-    usual = sorted(rates)[len(rates) // 2] if rates else 0.0
-    slow = tuple(node for node, rate in enumerate(rates) if rate * _MIXED < usual)
+    typical = sorted(rates)[len(rates) // 2] if rates else 0.0
+    slow = tuple(node for node, rate in enumerate(rates) if rate * _MIXED_SPREAD < typical)
     fast = [node for node in range(len(rates)) if node not in slow]
-    if not 0 < len(slow) * _FEW <= len(rates) or len(slow) > MOST_SLOW or not fast[0] < sources <= fast[-1]:
+    if (
+        not 0 < len(slow) * _MIN_NODES_PER_SLOW <= len(rates)
+        or len(slow) > MAX_SLOW
+        or not fast[0] < sources <= fast[-1]
+    ):
         return ()
-    return slow if _spread([(sites or ())[node] for node in fast]) <= _MIXED else ()
+    return slow if _spread([(sites or ())[node] for node in fast]) <= _MIXED_SPREAD else ()
 
 
-def _spread(sites: Sequence[Site] | None) -> float:
+def _spread(sites: Sequence[NodeTopology] | None) -> float:
     rates = [site.bytes_per_s for site in sites or ()]
     return max(rates) / min(rates) if rates else 1.0
 
 
 def _decided(
-    planner: Planner,
+    planner: TransferPlanner,
     chosen: tuple[float, int],
-    other: Planner,
+    other: TransferPlanner,
     rival: tuple[float, int],
     members: int,
     facts: LinkFacts,
-) -> Decision:
+) -> PlannerChoice:
     seconds, blocks = chosen
+    times = f"{_duration(seconds)} where the {other.name} takes {_duration(rival[0])}"
     if members <= 2:
         why = "each source has one target at most, so all planners are alike"
     elif planner is CHAIN:
         why = (
-            f"{_time(seconds)} where the {other.name} takes {_time(rival[0])}: its change of partners costs "
-            f"{_time(facts.restart_s)} a block, more than the chain's {members - 1} hops"
+            f"{times}: its change of partners costs "
+            f"{_duration(facts.restart_s)} a block, more than the chain's {members - 1} hops"
         )
     else:
         hops = (members - 1).bit_length()
-        why = (
-            f"{_time(seconds)} where the {other.name} takes {_time(rival[0])} with {rival[1]} blocks: "
-            f"{hops} hops, not {members - 1}"
-        )
+        why = f"{times} with {rival[1]} blocks: {hops} hops, not {members - 1}"
     reason = f"{planner.name}, {blocks} blocks: {why}"
-    return Decision(planner=planner.name, blocks=blocks, predicted_s=seconds, reason=reason)
+    return PlannerChoice(planner=planner.name, blocks=blocks, predicted_s=seconds, reason=reason)
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

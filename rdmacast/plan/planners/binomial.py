@@ -9,7 +9,7 @@ that what the vertex sends next is always with the sender. It takes blocks + cei
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.transfers import Ints, Transfers, gathered, ints
+from rdmacast.plan.transfers import Ints, Transfers, gathered, ints
 
 _NOTHING = -1
 
@@ -19,7 +19,7 @@ def steps(members: int, blocks: int) -> int:
 
 
 def binomial(members: int, blocks: int) -> Transfers:
-    """Node 0 gives all blocks to the others."""
+    """Return the transfers by which node 0 sends all blocks to the others."""
     if members == 1:
         return gathered([])
     dimensions = members.bit_length() - 1
@@ -52,9 +52,10 @@ def _at(step: int, source: Ints, target: Ints, block: NDArray[np.int64]) -> Tran
 
 
 def _lags(dimensions: int) -> NDArray[np.int64]:
-    """`lags[phase, v]`: how far behind the source's block the one is that v sends in that phase.
+    """Return `lags[phase, v]`: how far behind the source's block the one is that v sends in that phase.
 
-    The next bit of v that is set, counted from the phase upwards and around, tells when v last received.
+    The next bit of v that is set, counted from the phase upwards and around, is the step in which v last
+    received.
     """
     vertex = np.arange(1 << dimensions)
     lags = np.full((dimensions, len(vertex)), dimensions, dtype=np.int64)
@@ -82,14 +83,14 @@ class _Roles:
         self._only_sender = np.full(vertices, _NOTHING, dtype=np.int64)
 
     def hand_over(self) -> tuple[Ints, Ints, NDArray[np.int64]]:
-        """(source, target, block): each receiver gives its sender the block that this lacks, if any."""
+        """Return (source, target, block) where a receiver passes its sender the block that this lacks."""
         giving = self._doubled[self._only_receiver[self._doubled] != _NOTHING]
         given = self._only_receiver[giving]
         self._only_receiver[giving] = _NOTHING
         return self.receiver[giving], self.sender[giving], given
 
     def received(self, receivers: NDArray[np.int64], blocks: NDArray[np.int64]) -> None:
-        """After `hand_over`: the receivers of these vertices got blocks that the vertices had not."""
+        """Record, after `hand_over`, that the receivers of these vertices got blocks new to the vertices."""
         self._only_receiver[receivers] = blocks
 
     def swap(self, dimension: int) -> None:

@@ -1,11 +1,11 @@
-"""The binomial tree of whole messages: in each round all complete nodes give everything to one more (pure).
+"""The binomial tree of whole messages: in each round all complete nodes send everything to one more (pure).
 
-What torch.distributed's gloo does. It takes blocks x ceil(log2 nodes) steps.
+The scheme of torch.distributed's gloo. It takes blocks x ceil(log2 nodes) steps.
 """
 
 import numpy as np
 
-from rdmacast.transfers import Transfers, ints
+from rdmacast.plan.transfers import Transfers, ints
 
 
 def steps(members: int, blocks: int) -> int:
@@ -13,7 +13,7 @@ def steps(members: int, blocks: int) -> int:
 
 
 def binomial_tree(members: int, blocks: int) -> Transfers:
-    """In round r node v < 2^r gives all blocks to node v + 2^r."""
+    """Return the transfers: in round r node v < 2^r sends all blocks to node v + 2^r."""
     target = np.repeat(np.arange(1, members), blocks)
     block = np.tile(np.arange(blocks), members - 1)
     rounds = np.array([max(0, node.bit_length() - 1) for node in range(members)], dtype=np.int64)[target]

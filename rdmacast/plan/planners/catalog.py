@@ -5,35 +5,35 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners import binomial, binomial_tree, chain, scatter_allgather, sequential, tree
-from rdmacast.planners.multi_chain import multi_chain
-from rdmacast.planners.subgroups import Scheme, plan_subgroups
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners import binomial, binomial_tree, chain, scatter_allgather, sequential, tree
+from rdmacast.plan.planners.multi_chain import multi_chain
+from rdmacast.plan.planners.subgroups import Scheme, plan_subgroups
 
 
-class Planner(Protocol):
-    """Decides who sends which block to whom; pure, and the same for the same shape."""
+class TransferPlanner(Protocol):
+    """A planner of transfers; pure, and the same for the same shape."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def summary(self) -> str:
-        """What it does and how many steps it takes with N nodes, one source and b blocks, in a line."""
+        """The scheme and its number of steps with N nodes, one source and b blocks, in a line."""
         ...
 
     def plan(self, shape: CastShape) -> TransferPlan:
-        """A plan that is valid for every shape."""
+        """Return a plan, which is valid for every shape."""
         ...
 
     def steps(self, shape: CastShape) -> int:
-        """How many steps the plan has, without making all of it."""
+        """Return the number of steps of the plan, without making all of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SubgroupPlanner:
-    """A scheme for one source, run by k sub-groups side by side, each `alike` of them in one order."""
+    """A scheme for one source, run by k sub-groups in parallel; each `alike` of them share a block order."""
 
     name: str
     summary: str
@@ -53,7 +53,7 @@ class SubgroupPlanner:
 
 @dataclass(frozen=True, slots=True)
 class MultiChainPlanner:
-    """Chains; without a topology one chain a source."""
+    """Chains over a topology; without one, one chain a source."""
 
     name: str = "multi-chain"
     summary: str = "chains over a topology, blocks in execution order: b + N - 2"
@@ -78,7 +78,7 @@ UNTURNED = replace(
     BINOMIAL, name="binomial-unturned", summary="the same, all sub-groups in one order", alike=1 << 30
 )
 
-PLANNERS: Mapping[str, Planner] = MappingProxyType(
+PLANNERS: Mapping[str, TransferPlanner] = MappingProxyType(
     {
         planner.name: planner
         for planner in (
@@ -110,7 +110,7 @@ PLANNERS: Mapping[str, Planner] = MappingProxyType(
 
 
 def bound(shape: CastShape) -> int:
-    """The fewest steps that any plan can take."""
+    """Return the fewest steps that any plan can take."""
     if len(shape.sources) == shape.nodes:
         return 0
     doublings = (-(-shape.nodes // len(shape.sources)) - 1).bit_length()

@@ -1,27 +1,27 @@
-"""A plan over the fast nodes of a cast, from which slow ones take turns at its edge (pure)."""
+"""A plan over a cast's fast nodes, with slow nodes at its edge that pull from them in rotation (pure)."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.transfers import Transfers, gathered, ints
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.transfers import Transfers, gathered, ints
 
 
 def with_edge(inner: TransferPlan, shape: CastShape, edge: Sequence[int]) -> TransferPlan:
-    """`inner` is for the nodes of `shape` that are not at the edge, in their order.
+    """Add the slow nodes to `inner`, the plan for the other nodes of `shape` in their order.
 
-    Those at the edge take each block from another node, as in `stragglers.order_around`. Their steps come
-    last, but whoever carries the plan out gives a block as soon as it is there.
+    Those at the edge take each block from another node, as in `stragglers.order_around`. Their steps are
+    last, but a node serves a block as soon as it has it.
     """
     fast = np.array([node for node in range(shape.nodes) if node not in edge])
     slow = [node for node in sorted(edge) if node not in shape.sources]
     moved, block = inner.transfers, np.arange(shape.blocks)
     parts = [Transfers(moved.step, ints(fast[moved.source]), ints(fast[moved.target]), moved.block)]
     for node in slow:
-        giver = fast[(block + sorted(edge).index(node)) % len(fast)]
+        sending = fast[(block + sorted(edge).index(node)) % len(fast)]
         parts.append(
-            Transfers(ints(inner.steps + block), ints(giver), ints(np.full_like(block, node)), ints(block))
+            Transfers(ints(inner.steps + block), ints(sending), ints(np.full_like(block, node)), ints(block))
         )
     groups = [tuple(int(fast[node]) for node in group) for group in inner.groups]
     return TransferPlan(

@@ -1,10 +1,10 @@
 """Chains over a topology, the fastest nodes first, after BlitzScale (pure).
 
-Sources whose sending would slow requests are left out while others hold the model. A scale-up domain is
-one link of a chain: its ports take different blocks at once, and inside the domain each block spreads in
-one step that uses no port. Targets are fed inside their leaf switch where what holds the model there is
-fast enough. Unlike the paper's algorithm, which always extends the newest chain, a target goes to the
-shortest chain that is fit, so that every source is used. Blocks are sent in execution order.
+Sources that serve prefill are left out while others hold the model. A scale-up domain is one link of a
+chain: its ports receive different blocks at once, and inside the domain each block spreads in one step that
+uses no port. Targets are fed inside their leaf switch where the holders there are fast enough. Unlike the
+paper's algorithm, which always extends the newest chain, a target joins the shortest chain that is fit, so
+that every source is used. Blocks are sent in execution order.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.topology import Site, Unit, domains_of, units_of
-from rdmacast.transfers import Transfers, gathered, ints
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.topology import NodeTopology, Unit, domains_of, units_of
+from rdmacast.plan.transfers import Transfers, gathered, ints
 
 _Numbers = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The end of a chain: a unit that holds the model, or will, and sends to nobody yet."""
+    """The end of a chain: a unit that holds the model, or will, and sends to no other yet."""
 
     unit: Unit
     hops: int
@@ -31,15 +31,15 @@ class _Tail:
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """`senders` give all blocks to `unit`, the ports on both sides taking turns."""
+    """An edge of a chain: `senders` send all blocks to `unit`, the ports on both sides in rotation."""
 
     senders: tuple[int, ...]
     unit: Unit
 
 
-def multi_chain(shape: CastShape, sites: Sequence[Site] | None = None) -> TransferPlan:
-    """`sites` are the nodes' places; without them all stand alike under one leaf switch."""
-    sites = [Site()] * shape.nodes if sites is None else sites
+def multi_chain(shape: CastShape, sites: Sequence[NodeTopology] | None = None) -> TransferPlan:
+    """Return a plan of chains; without `sites` all nodes are alike under one leaf switch."""
+    sites = [NodeTopology()] * shape.nodes if sites is None else sites
     if len(sites) != shape.nodes:
         raise ValueError(f"{len(sites)} sites were given for {shape.nodes} nodes")
     near = _near_targets(shape, sites)
@@ -64,17 +64,17 @@ def multi_chain(shape: CastShape, sites: Sequence[Site] | None = None) -> Transf
     )
 
 
-def _near_targets(shape: CastShape, sites: Sequence[Site]) -> dict[int, int]:
-    """Targets that share a scale-up domain with a source, and that source: they need no port."""
+def _near_targets(shape: CastShape, sites: Sequence[NodeTopology]) -> dict[int, int]:
+    """Return targets that share a scale-up domain with a source, and that source: they need no port."""
     numbers = domains_of(sites)
     holders = {numbers[source]: source for source in reversed(shape.sources)}
     return {node: holders[numbers[node]] for node in shape.targets if numbers[node] in holders}
 
 
-def _first_tails(sources: Sequence[int], near: dict[int, int], sites: Sequence[Site]) -> list[_Tail]:
-    """Who may send over the network at first: sources and the targets near them, by scale-up domain.
+def _first_tails(sources: Sequence[int], near: dict[int, int], sites: Sequence[NodeTopology]) -> list[_Tail]:
+    """Return the first senders over the network: sources and the targets near them, by scale-up domain.
 
-    Sources that serve prefill may not, unless there is nobody else.
+    Sources that serve prefill send only if there are no others.
     """
     free = [source for source in sources if not sites[source].serves_prefill]
     units = units_of([*free, *near] or sources, sites)
@@ -82,7 +82,7 @@ def _first_tails(sources: Sequence[int], near: dict[int, int], sites: Sequence[S
 
 
 def _in_order(waiting: Sequence[Unit], holding: Sequence[Unit]) -> list[Unit]:
-    """By leaf, those whose sources are fastest first, leaves without a source last; then fastest first."""
+    """Order units by leaf: leaves with the fastest sources first, those without last; then fastest first."""
     rates: dict[int, float] = {}
     for unit in holding:
         rates[unit.leaf] = rates.get(unit.leaf, 0.0) + unit.bytes_per_s
@@ -90,9 +90,9 @@ def _in_order(waiting: Sequence[Unit], holding: Sequence[Unit]) -> list[Unit]:
 
 
 def _feeders(unit: Unit, tails: Sequence[_Tail]) -> list[_Tail]:
-    """The tails that feed a unit: as many as it takes to be as fast as the unit, shortest chains first.
+    """Return the tails that feed a unit: enough to match its rate, shortest chains first.
 
-    Of the unit's own leaf if the tails there are fast enough together.
+    Those of the unit's own leaf if they are fast enough together.
     """
     near = [tail for tail in tails if tail.unit.leaf == unit.leaf]
     fit = near if sum(tail.unit.bytes_per_s for tail in near) >= unit.bytes_per_s else tails
@@ -105,7 +105,7 @@ def _feeders(unit: Unit, tails: Sequence[_Tail]) -> list[_Tail]:
 
 
 class _Timetable:
-    """Puts the edges' transfers into the earliest steps that the law of plans allows."""
+    """A scheduler of the edges' transfers into the earliest steps that the rules of plans allow."""
 
     def __init__(self, shape: CastShape, near: dict[int, int]) -> None:
         self._blocks = shape.blocks
@@ -121,10 +121,10 @@ class _Timetable:
         return gathered(self._parts)
 
     def _feed(self, edge: _Edge) -> None:
-        senders, takers = np.array(edge.senders), np.array(edge.unit.nodes)
+        senders, receivers = np.array(edge.senders), np.array(edge.unit.nodes)
         block = np.arange(self._blocks)
-        source, target = senders[block % len(senders)], takers[block % len(takers)]
-        step = _waves(self._held[source, block], min(len(senders), len(takers)))
+        source, target = senders[block % len(senders)], receivers[block % len(receivers)]
+        step = _waves(self._held[source, block], min(len(senders), len(receivers)))
         self._send(step, source, target, block)
         for node in edge.unit.nodes:
             other = target != node
@@ -136,7 +136,7 @@ class _Timetable:
 
 
 def _waves(ready: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Steps for blocks of which `width` go at once, in order, none before the step at which it is ready."""
+    """Return steps for blocks of which `width` are sent at once, in order, none before it is ready."""
     first = np.maximum.reduceat(ready, np.arange(0, len(ready), width))
     count = np.arange(len(first))
     steps = np.maximum.accumulate(first - count) + count

@@ -1,23 +1,23 @@
-"""One node's own part of a plan, without making the whole of it (pure).
+"""One node's own part of a plan, computed without the whole plan (pure).
 
-A binomial pipeline of thousands of nodes has millions of transfers, of which a node must know its own.
+A binomial pipeline of thousands of nodes has millions of transfers, of which a node needs only its own.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS
-from rdmacast.planners.subgroups import begins, subgroups
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS
+from rdmacast.plan.planners.subgroups import begins, subgroups
 
-Order = tuple[tuple[int, int], ...]  # (source, block): whom to pull what from, first to last
+Order = tuple[tuple[int, int], ...]  # (source, block) in the order to pull
 
 # A node's part of a scheme: (members, blocks, its number) to the sources and blocks in order.
 _Part = Callable[[int, int, int], list[tuple[int, int]]]
 
 
 def own_part(planner: str, shape: CastShape, node: int) -> Order:
-    """What `TransferPlan.receives(node)` of the planner's plan says."""
+    """Return what `TransferPlan.receives(node)` of the planner's plan returns, as (source, block)."""
     if node in shape.sources:
         return ()
     if planner == MULTI_CHAIN.name:
@@ -34,7 +34,7 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
 
 
 def _multi_chain(shape: CastShape, node: int) -> Order:
-    """Without a topology the targets join the sources' chains in turns."""
+    """Return the part in chains without a topology, which the targets join in rotation."""
     targets, chains = shape.targets, len(shape.sources)
     turn = targets.index(node)
     source = shape.sources[turn] if turn < chains else targets[turn - chains]
@@ -46,7 +46,7 @@ def _chain(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
 
 
 def _binomial(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
-    """The same steps as in `binomial`, for the node's own vertex."""
+    """Compute the steps of `binomial` for the node's own vertex."""
     dimensions = members.bit_length() - 1
     vertices = 1 << dimensions
     twins = members - vertices
@@ -74,14 +74,14 @@ def _binomial(members: int, blocks: int, node: int) -> list[tuple[int, int]]:
             receiver, sender = sender, receiver
             only_receiver, only_sender = only_sender, only_receiver
     if twin != vertex:
-        for giver, taker, only in ((receiver, sender, only_receiver), (sender, receiver, only_sender)):
-            if taker == node and only is not None:
-                part.append((giver, only))
+        for sending, receiving, only in ((receiver, sender, only_receiver), (sender, receiver, only_sender)):
+            if receiving == node and only is not None:
+                part.append((sending, only))
     return part
 
 
 def _outgoing(vertex: int, step: int, dimensions: int, blocks: int) -> int:
-    """The block that the vertex sends in the step; below 0 if it has none yet."""
+    """Return the block that the vertex sends in the step; below 0 if it has none yet."""
     if vertex == 0:
         return min(step, blocks - 1)
     phase = step % dimensions
@@ -90,7 +90,7 @@ def _outgoing(vertex: int, step: int, dimensions: int, blocks: int) -> int:
 
 
 def _sender(vertex: int, step: int, dimensions: int, vertices: int, twins: int) -> int:
-    """The node that sends for the vertex: twins swap after each step along a dimension that is set in it."""
+    """Return the sending node of the vertex: twins swap after each step along a dimension set in it."""
     if not 1 <= vertex <= twins:
         return vertex
     rounds, phase = divmod(step, dimensions)

@@ -1,4 +1,4 @@
-"""Scatter, then a ring allgather: each target gets a part of its own, then all parts go around (pure).
+"""Scatter, then a ring allgather: each target gets a part of its own, then all parts circulate (pure).
 
 Open MPI's best broadcast of large messages. It takes 2 blocks (nodes - 1) / nodes steps where the nodes
 divide the blocks. With fewer blocks than nodes some parts are empty, and the ring costs more.
@@ -7,8 +7,8 @@ divide the blocks. With fewer blocks than nodes some parts are empty, and the ri
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.planners.subgroups import balanced
-from rdmacast.transfers import Transfers, gathered, ints
+from rdmacast.plan.planners.subgroups import balanced
+from rdmacast.plan.transfers import Transfers, gathered, ints
 
 _Numbers = NDArray[np.int64]
 
@@ -18,7 +18,7 @@ def steps(members: int, blocks: int) -> int:
 
 
 def scatter_allgather(members: int, blocks: int) -> Transfers:
-    """Node v's part is the v-th of balanced ranges; node 0 scatters the others' and holds back its own."""
+    """Return the transfers: node 0 scatters balanced ranges, the v-th to node v, which then circulate."""
     if members == 1:
         return gathered([])
     parts = balanced(blocks, members)
@@ -32,9 +32,9 @@ def scatter_allgather(members: int, blocks: int) -> Transfers:
 
 
 def _turn(turn: int, members: int, first: _Numbers, size: _Numbers, begin: int) -> Transfers:
-    """One round of the ring: each node gives its right neighbour the part that it got in the round before.
+    """Return one round of the ring: each node passes on the part that it got in the round before.
 
-    Nothing is given to node 0, which holds all.
+    Node 0, which holds all, receives nothing.
     """
     source = np.arange(members - 1)
     part = (source - turn) % members

@@ -1,11 +1,11 @@
-"""Sequential: the source gives everything to one target after the other (pure).
+"""Sequential: the source sends everything to one target after the other (pure).
 
 It takes blocks x (nodes - 1) steps.
 """
 
 import numpy as np
 
-from rdmacast.transfers import Transfers, ints
+from rdmacast.plan.transfers import Transfers, ints
 
 
 def steps(members: int, blocks: int) -> int:
@@ -13,6 +13,6 @@ def steps(members: int, blocks: int) -> int:
 
 
 def sequential(members: int, blocks: int) -> Transfers:
-    """Node 0 sends all blocks to node 1, then to node 2, and so on."""
+    """Return the transfers: node 0 sends all blocks to node 1, then to node 2, and so on."""
     step = np.arange((members - 1) * blocks)
     return Transfers(ints(step), ints(np.zeros_like(step)), ints(1 + step // blocks), ints(step % blocks))

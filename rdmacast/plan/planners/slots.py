@@ -1,19 +1,21 @@
-"""In which steps of a plan a node gets its blocks, and what their sources give before (pure)."""
+"""The steps of a plan in which a node gets its blocks, and the steps of their sources before (pure)."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import PLANNERS
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.catalog import PLANNERS
 
-MOST_TRANSFERS = 1 << 15  # the whole plan is worked out: some 10 ms
+MAX_SLOTTED_TRANSFERS = 1 << 15  # the whole plan is worked out: some 10 ms
 
 
-def steps_of(planner: str, shape: CastShape, node: int) -> Mapping[int, tuple[int, int]]:
-    """By block: the step in which the node gets it, and one more than the last before it in which its source
-    gives something (0: none). Empty for a plan that is too large to be worked out whole by each node."""
-    if (shape.nodes - len(shape.sources)) * shape.blocks > MOST_TRANSFERS:
+def slots_of(planner: str, shape: CastShape, node: int) -> Mapping[int, tuple[int, int]]:
+    """Return each block's step at the node, and one more than the source's step before it (0: none).
+
+    Empty for a plan that is too large to be computed whole by each node.
+    """
+    if (shape.nodes - len(shape.sources)) * shape.blocks > MAX_SLOTTED_TRANSFERS:
         return {}
     transfers = PLANNERS[planner].plan(shape).transfers
     mine = np.flatnonzero(transfers.target == node)

@@ -1,4 +1,4 @@
-"""k sources make k sub-groups that run one scheme side by side, each in a block order of its own (pure)."""
+"""Sub-groups, one a source, which run a scheme in parallel with different block orders (pure)."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -6,22 +6,24 @@ from itertools import pairwise
 
 import numpy as np
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.transfers import Ints, Transfers, gathered, ints
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.transfers import Ints, Transfers, gathered, ints
 
-# How one node (number 0) gives `blocks` blocks to the others of `members` nodes.
+# (members, blocks) to the transfers by which node 0 sends the blocks to the other members.
 Scheme = Callable[[int, int], Transfers]
 
 
 def balanced(items: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """`parts` half-open ranges of `items` items, their sizes differing by at most one."""
+    """Return `parts` half-open ranges of `items` items whose sizes differ by at most one."""
     return tuple(pairwise(items * part // parts for part in range(parts + 1)))
 
 
 def begins(parts: int, blocks: int, borders: Sequence[int] = ()) -> tuple[int, ...]:
-    """Where `parts` parts of the blocks begin: each at another border (0 is one), so that the longest part is
-    as short as can be, and else near to where it would if all were balanced. Where there are fewer borders
-    than parts, balanced they are."""
+    """Return where `parts` parts of the blocks begin, each at another border (0 is one).
+
+    The longest part is as short as possible, and each begins as near as possible to its place in a balanced
+    division. With fewer borders than parts the division is balanced.
+    """
     even = tuple(first for first, _ in balanced(blocks, parts))
     known = sorted({0, *borders})
     if len(known) < parts:
@@ -40,7 +42,7 @@ def begins(parts: int, blocks: int, borders: Sequence[int] = ()) -> tuple[int, .
 
 
 def _earliest(parts: int, blocks: int, borders: Sequence[int], longest: int) -> list[int]:
-    """The first border at which each part can begin if none from there on is longer than that."""
+    """Return the first border at which each part can begin if no later part is longer than `longest`."""
     found = [blocks]
     for _ in range(parts):
         place = bisect_left(borders, found[-1] - longest)
@@ -49,12 +51,12 @@ def _earliest(parts: int, blocks: int, borders: Sequence[int], longest: int) -> 
 
 
 def chunks(parts: int, blocks: int, borders: Sequence[int] = ()) -> tuple[tuple[int, int], ...]:
-    """The half-open ranges that begin there."""
+    """Return the half-open ranges that start at `begins`."""
     return tuple(pairwise((*begins(parts, blocks, borders), blocks)))
 
 
 def subgroups(shape: CastShape) -> tuple[tuple[int, ...], ...]:
-    """One group a source, the source first; sizes differ by at most one, the larger ones first."""
+    """Return one group a source, the source first; sizes differ by at most one, the larger ones first."""
     targets, groups, start = shape.targets, [], 0
     size, larger = divmod(shape.nodes, len(shape.sources))
     for index, source in enumerate(shape.sources):
@@ -65,8 +67,10 @@ def subgroups(shape: CastShape) -> tuple[tuple[int, ...], ...]:
 
 
 def shifted_orders(groups: int, blocks: int, alike: int = 1, borders: Sequence[int] = ()) -> tuple[Ints, ...]:
-    """The block order of each group: all blocks, turned so that group i begins with chunk i. Each `alike`
-    groups, if they are to have one order, have that of the first of them."""
+    """Return the block order of each group: all blocks, rotated so that group i begins with chunk i.
+
+    Each `alike` groups share the order of the first of them.
+    """
     starts = begins(groups, blocks, borders)
     return tuple(
         ints((starts[group // alike * alike] + np.arange(blocks)) % blocks) for group in range(groups)
@@ -76,10 +80,10 @@ def shifted_orders(groups: int, blocks: int, alike: int = 1, borders: Sequence[i
 def plan_subgroups(
     planner: str, scheme: Scheme, shape: CastShape, *, whole: bool = False, alike: int = 1
 ) -> TransferPlan:
-    """Each sub-group runs the scheme; their orders are shifted so that together they hold all early.
+    """Run the scheme in each sub-group, with orders shifted so that together they hold all blocks early.
 
-    The chunks are as many as there are groups with a target: where k exceeds half of the nodes, the
-    sources left alone carry nothing.
+    There are as many chunks as groups with a target: where k exceeds half of the nodes, the sources left
+    alone send nothing.
     """
     groups = subgroups(shape)
     busy = [group for group in groups if len(group) > 1]

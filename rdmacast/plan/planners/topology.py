@@ -1,14 +1,14 @@
-"""Where nodes stand in the network, as far as a planner cares (pure)."""
+"""The topology of the nodes in the network, as planners use it (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """One node: its leaf switch, its scale-up domain (nodes joined by NVLink or the like), its port's rate.
+class NodeTopology:
+    """The topology of one node: its leaf switch, its scale-up domain (NVLink, for example), its port's rate.
 
-    A node that `serves_prefill` sends KV caches out, so that being a source would slow its requests.
+    A node that `serves_prefill` sends KV caches, so that being a source would slow its requests.
     """
 
     leaf: int = 0
@@ -23,15 +23,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes of one scale-up domain that act as one: what one of them gets, all have a step later."""
+    """Nodes of one scale-up domain that act as one: all have a block a step after one of them."""
 
     nodes: tuple[int, ...]
     leaf: int
     bytes_per_s: float
 
 
-def units_of(nodes: Sequence[int], sites: Sequence[Site]) -> list[Unit]:
-    """The nodes by scale-up domain; a node without a domain is a unit by itself."""
+def units_of(nodes: Sequence[int], sites: Sequence[NodeTopology]) -> list[Unit]:
+    """Return the nodes by scale-up domain; a node without a domain is a unit by itself."""
     numbers = domains_of(sites)
     members: dict[int, list[int]] = {}
     for node in nodes:
@@ -42,8 +42,8 @@ def units_of(nodes: Sequence[int], sites: Sequence[Site]) -> list[Unit]:
     ]
 
 
-def domains_of(sites: Sequence[Site]) -> list[int]:
-    """A number for each node that it shares with the nodes of its scale-up domain only."""
+def domains_of(sites: Sequence[NodeTopology]) -> list[int]:
+    """Return a number for each node, which it shares only with the nodes of its scale-up domain."""
     numbers: dict[int, int] = {}
     return [
         len(sites) + numbers.setdefault(site.domain, len(numbers)) if site.domain is not None else node

@@ -7,7 +7,7 @@ With D the costliest way from the root, a first child costing one step and a sec
 import numpy as np
 from numpy.typing import NDArray
 
-from rdmacast.transfers import Transfers, ints
+from rdmacast.plan.transfers import Transfers, ints
 
 
 def steps(members: int, blocks: int) -> int:
@@ -17,7 +17,7 @@ def steps(members: int, blocks: int) -> int:
 
 
 def tree(members: int, blocks: int) -> Transfers:
-    """Node v passes blocks on to nodes 2v + 1 and 2v + 2."""
+    """Return the transfers: node v passes blocks on to nodes 2v + 1 and 2v + 2."""
     target = np.repeat(np.arange(1, members), blocks)
     block = np.tile(np.arange(blocks), members - 1)
     step = _pace(members) * block + _costs(members)[target] - 1
@@ -25,12 +25,12 @@ def tree(members: int, blocks: int) -> Transfers:
 
 
 def _pace(members: int) -> int:
-    """Steps between two blocks: two as soon as the root has a second child."""
+    """Return the steps between two blocks: two as soon as the root has a second child."""
     return 1 if members == 2 else 2
 
 
 def _costs(members: int) -> NDArray[np.int64]:
-    """For each node the steps from the root's beginning to send a block until the node has it."""
+    """Return for each node the steps from the root's start of a block until the node has it."""
     costs = np.zeros(members, dtype=np.int64)
     for node in range(1, members):
         costs[node] = costs[(node - 1) // 2] + (1 if node % 2 else 2)

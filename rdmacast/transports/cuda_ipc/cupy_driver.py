@@ -1,6 +1,6 @@
-"""CUDA's sharing of memory through cupy, which is optional: imported only here, and only when asked for.
+"""CUDA IPC through cupy, which is optional: imported only here, when a driver is made.
 
-What of this has run, and where, stands in docs/OPERATIONS.md (GPUs).
+What of this has run, and where, is in docs/OPERATIONS.md (GPUs).
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from typing import Any
 from rdmacast.errors import DeviceError
 
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess: the memory may be another GPU's
-_ANY_TO_ANY = 4  # cudaMemcpyDefault: where memory is, addresses tell
+_ANY_TO_ANY = 4  # cudaMemcpyDefault: the addresses show where memory is
 
 
 class CupyDriver:
     """An IpcDriver of one GPU. Copies run on a stream of their own."""
 
     def __init__(self, device_index: int) -> None:
-        """Raises DeviceError where cupy or the GPU cannot be used."""
+        """Open the GPU. Raises DeviceError if cupy or the GPU cannot be used."""
         try:
             import cupy
         except ImportError as error:
@@ -49,7 +49,7 @@ class CupyDriver:
 
     @contextmanager
     def _device(self, what: str) -> Iterator[None]:
-        """The GPU is this thread's inside. What the driver refuses is a DeviceError."""
+        """Select the GPU for this thread inside, and translate the driver's errors to DeviceError."""
         try:
             with self._cupy.cuda.Device(self._index):
                 yield

@@ -1,7 +1,7 @@
-"""Reads of a peer's GPU memory on the same host, by CUDA IPC; over TCP the peer says when and where.
+"""Reads of a peer's GPU memory on the same host, by CUDA IPC, controlled over TCP.
 
-A read asks for its range as a reader of shared memory does: the peer answers once the bytes are there, and
-keeps their memory until it is told that the read has ended. Only meanwhile the peer's allocation is open.
+The peer exports the range once its bytes are present and keeps their memory until the read has ended; the
+peer's allocation is open only during the read.
 """
 
 import ssl
@@ -10,21 +10,21 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledLink, ControlledTransport
-from rdmacast.cuda_ipc_driver import IpcDriver
-from rdmacast.cuda_ipc_memory import LentMemory
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.destination import writable_parts
 from rdmacast.errors import DeviceError, NotShared, ProtocolError
+from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Began, Link, PeerAddress
-from rdmacast.verbs_memory import address_of
-from rdmacast.waiting import run_in_thread
-from rdmacast.wire import MAX_READ_BYTES
+from rdmacast.transport import Link, OnStart, PeerAddress
+from rdmacast.transports.controlled import ControlledLink, ControlledTransport, decode_reply
+from rdmacast.transports.cuda_ipc.driver import IpcDriver
+from rdmacast.transports.cuda_ipc.memory import CudaIpcMemory
+from rdmacast.transports.verbs.memory import address_of
 
 
 class OpenedAllocations:
-    """Opens each allocation once for all reads that use it at the same time, in whatever thread."""
+    """Allocations that are open, each once for all concurrent reads, in any thread."""
 
     def __init__(self, driver: IpcDriver) -> None:
         self._driver = driver
@@ -36,16 +36,16 @@ class OpenedAllocations:
 
     @contextmanager
     def opened(self, handle: bytes) -> Iterator[int]:
-        """Where the allocation begins. Raises DeviceError."""
+        """Open the allocation; yields its base address here. Raises DeviceError."""
         with self._lock:
             base, users = self._opened.get(handle) or (self._driver.open(handle), 0)
             self._opened[handle] = base, users + 1
         try:
             yield base
         finally:
-            self._leave(handle)
+            self._release(handle)
 
-    def _leave(self, handle: bytes) -> None:
+    def _release(self, handle: bytes) -> None:
         with self._lock:
             base, users = self._opened.pop(handle)
             if users > 1:
@@ -70,29 +70,32 @@ class CudaIpcLink(ControlledLink):
     def __repr__(self) -> str:
         return f"CudaIpcLink({self._opened!r}, {self._link!r})"
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
         for start, part in writable_parts(into, MAX_READ_BYTES):
-            await self._read(region, offset + start, part, began)
+            await self._read(region, offset + start, part, on_start)
 
-    async def _read(self, region: str, offset: int, into: memoryview, began: Began | None) -> None:
-        async with self._link.lent(region, offset, len(into)) as lent:
-            if began is not None:
-                began()
-            if lent.offset + len(into) > lent.allocation_bytes:
+    async def _read(self, region: str, offset: int, into: memoryview, on_start: OnStart | None) -> None:
+        async with self._link.export(self.transport, region, offset, len(into)) as reply:
+            memory = decode_reply(self._link, CudaIpcMemory.decode, reply)
+            if on_start is not None:
+                on_start()
+            if memory.offset + len(into) > memory.allocation_bytes:
                 raise ProtocolError("a range of GPU memory ends outside its allocation")
             try:
-                await run_in_thread(self._executor, lambda: self._copy(lent, into))
+                await run_in_thread(self._copy, memory, into, executor=self._executor)
             except DeviceError as error:
                 raise NotShared(f"the peer's GPU memory cannot be read here: {error}") from error
         self._received_bytes += len(into)
 
-    def _copy(self, lent: LentMemory, into: memoryview) -> None:
-        with self._opened.opened(lent.handle) as base:
-            self._driver.copy(address_of(into), base + lent.offset, len(into))
+    def _copy(self, memory: CudaIpcMemory, into: memoryview) -> None:
+        with self._opened.opened(memory.handle) as base:
+            self._driver.copy(address_of(into), base + memory.offset, len(into))
 
 
 class CudaIpcTransport(ControlledTransport):
-    """Makes CudaIpcLinks for a process that can use a GPU by `driver`."""
+    """A Transport of a process that can use a GPU by `driver`."""
 
     name = "cuda_ipc"
 

@@ -7,7 +7,10 @@ class NixlTransfer(Protocol):
     """A read under way."""
 
     def has_ended(self) -> bool:
-        """Makes progress, too. Raises DeviceError where it failed: nothing is known of its bytes then."""
+        """Make progress, and return whether the read has ended.
+
+        Raises DeviceError if it failed: its bytes are then undefined.
+        """
         ...
 
 
@@ -15,34 +18,33 @@ class NixlAgent(Protocol):
     """All methods belong to one thread at a time, and raise DeviceError."""
 
     def register(self, address: int, nbytes: int) -> bytes:
-        """Let the agent use host memory; returns what a peer needs to read it (at most
-        MAX_METADATA_BYTES)."""
+        """Register host memory; returns the metadata for peers (at most MAX_METADATA_BYTES)."""
         ...
 
     def deregister(self, address: int, nbytes: int) -> None: ...
 
     def add_peer(self, metadata: bytes) -> str:
-        """Know a peer, or more of its memory; returns its name."""
+        """Load the metadata of a peer or of more of its memory; returns the peer's name."""
         ...
 
     def remove_peer(self, name: str) -> None: ...
 
     def read(self, peer: str, target: int, source: int, nbytes: int) -> NixlTransfer:
-        """Begin to read the peer's `source` into our `target`; both registered."""
+        """Begin to read the peer's `source` into our `target`; both must be registered."""
         ...
 
     def progress(self) -> None:
-        """Take part in reads of this agent's memory, as some networks need."""
+        """Serve reads of this agent's memory, which some networks need."""
         ...
 
     def close(self) -> None:
-        """On return nothing is read or written any more. Idempotent."""
+        """Close the agent; on return nothing is read or written any more. Idempotent."""
         ...
 
 
 class NixlDriver(Protocol):
-    """Makes agents."""
+    """A factory of agents."""
 
     def agent(self) -> NixlAgent:
-        """Raises DeviceError."""
+        """Make an agent. Raises DeviceError."""
         ...

@@ -1,6 +1,6 @@
-"""NIXL through its package `nixl`, which is optional: imported only here, and only when asked for.
+"""NIXL through its package `nixl`, which is optional: imported only here, when a driver is made.
 
-What of this has run, and where, stands in docs/OPERATIONS.md (NIXL).
+What of this has run, and where, is in docs/OPERATIONS.md (NIXL).
 """
 
 import os
@@ -11,18 +11,18 @@ from importlib import import_module
 from typing import Any
 
 from rdmacast.errors import DeviceError, NoTransport
-from rdmacast.nixl_agent import NixlAgent
+from rdmacast.transports.nixl.agent import NixlAgent
 
 _MEMORY = "DRAM"
 _BACKEND = "UCX"
 
 
 class NativeDriver:
-    """Makes agents with the backend UCX, which is set up by the environment (UCX_TLS and so on)."""
+    """A factory of agents with the backend UCX, which the environment configures (UCX_TLS and so on)."""
 
     def __init__(self) -> None:
-        """Raises NoTransport where the package is absent."""
-        os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # it tells of each agent else
+        """Import the package. Raises NoTransport if it is absent."""
+        os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # else it logs each agent
         try:
             self.api: Any = import_module("nixl._api")
         except ImportError as error:
@@ -40,7 +40,7 @@ class NativeDriver:
 
     @contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """What NIXL refuses inside is a DeviceError."""
+        """Translate NIXL's errors inside to DeviceError."""
         try:
             yield
         except self.errors as error:
@@ -48,7 +48,7 @@ class NativeDriver:
 
 
 class NativeTransfer:
-    """A NixlTransfer. Its handle is released when it has ended, never before: NIXL would go on writing."""
+    """A NixlTransfer; its handle is released at its end, never before: NIXL would go on writing."""
 
     def __init__(self, driver: NativeDriver, agent: Any, handle: Any, state: str) -> None:
         self._driver = driver
@@ -72,7 +72,7 @@ class NativeTransfer:
 
 
 class NativeAgent:
-    """A NixlAgent. Without NIXL's own thread, which would spin: whoever polls makes the progress."""
+    """A NixlAgent without NIXL's own thread, which would spin: polling makes the progress."""
 
     def __init__(self, driver: NativeDriver) -> None:
         self._driver = driver
@@ -96,7 +96,7 @@ class NativeAgent:
     def deregister(self, address: int, nbytes: int) -> None:
         made = self._registered.pop((address, nbytes), None)
         if made is not None and self._agent is not None:
-            with self._driver.refusals("cannot let memory go"):
+            with self._driver.refusals("cannot deregister memory"):
                 self._agent.deregister_memory(made)
 
     def add_peer(self, metadata: bytes) -> str:
@@ -105,7 +105,7 @@ class NativeAgent:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def remove_peer(self, name: str) -> None:
-        with self._driver.refusals("cannot forget the peer's agent"):
+        with self._driver.refusals("cannot remove the peer's agent"):
             self._agent.remove_remote_agent(name)
 
     def read(self, peer: str, target: int, source: int, nbytes: int) -> NativeTransfer:
@@ -120,6 +120,6 @@ class NativeAgent:
             self._agent.get_new_notifs()
 
     def close(self) -> None:
-        # With the last reference to it go its connections, and so all that is under way.
+        # The last reference closes its connections and all that is pending.
         self._agent = None
         self._registered.clear()

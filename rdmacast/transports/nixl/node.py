@@ -1,4 +1,4 @@
-"""This process's end of reads by NIXL: the agent that others read from, and those that read."""
+"""This process's NIXL agents: the one that serves reads, and those that read."""
 
 import asyncio
 import logging
@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import DeviceError, NotShared
-from rdmacast.nixl_agent import NixlDriver
-from rdmacast.nixl_memory import NONCE_BYTES, Meeting, ShownMemory
-from rdmacast.nixl_native import NativeDriver
-from rdmacast.nixl_reader import AgentMemory, NixlReader
-from rdmacast.verbs_reads import POLL_S
-from rdmacast.waiting import run_in_thread
+from rdmacast.transports.nixl.agent import NixlDriver
+from rdmacast.transports.nixl.memory import NONCE_BYTES, NixlMemory, NixlProbe
+from rdmacast.transports.nixl.native import NativeDriver
+from rdmacast.transports.nixl.reader import AgentMemory, NixlReader
+from rdmacast.transports.verbs.reads import POLL_S
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ _IDLE_READERS = 4
 
 
 class NixlNode:
-    """One for all links of a process. All methods belong to the event loop's thread."""
+    """The agents of one process. All methods belong to the event loop's thread."""
 
     def __init__(self, driver: NixlDriver) -> None:
-        """Raises DeviceError."""
+        """Make the serving agent. Raises DeviceError."""
         self._driver = driver
         self._agent = driver.agent()
         self.memory = AgentMemory(self._agent)
@@ -32,18 +32,18 @@ class NixlNode:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._page[:NONCE_BYTES] = self._nonce
         self._stack = ExitStack()
-        self._shown = 0
+        self._shares = 0
         self._timer: asyncio.TimerHandle | None = None
         self._idle: list[NixlReader] = []
         self._closed = False
         try:
-            self._probe = self._stack.enter_context(self.memory.shown(memoryview(self._page)))
+            self._probe = self._stack.enter_context(self.memory.shared(memoryview(self._page)))
         except DeviceError:
             self._agent.close()
             raise
 
     def __repr__(self) -> str:
-        return f"NixlNode({self._shown} shown, {len(self._idle)} idle readers, {self.memory!r})"
+        return f"NixlNode({self._shares} shared, {len(self._idle)} idle readers, {self.memory!r})"
 
     def __enter__(self) -> "NixlNode":
         return self
@@ -52,29 +52,29 @@ class NixlNode:
         self.close()
 
     @contextmanager
-    def meeting(self) -> Iterator[Meeting]:
-        """Inside, a peer may read the test."""
+    def probe(self) -> Iterator[NixlProbe]:
+        """Serve the test read inside."""
         with self._serving():
-            yield Meeting(self._probe, self._nonce)
+            yield NixlProbe(self._probe, self._nonce)
 
     @contextmanager
-    def showing(self, view: memoryview) -> Iterator[ShownMemory]:
-        """Inside, a peer may read the view. Raises NotShared."""
+    def shared(self, view: memoryview) -> Iterator[NixlMemory]:
+        """Serve reads of the view inside. Raises NotShared."""
         try:
-            with self.memory.shown(view) as shown, self._serving():
-                yield shown
+            with self.memory.shared(view) as shared, self._serving():
+                yield shared
         except DeviceError as error:
             raise NotShared(f"that memory is not for NIXL: {error}") from error
 
     async def reader(self) -> NixlReader:
-        """An agent to read one peer with; the caller closes it. Raises DeviceError."""
+        """Return an agent to read one peer with, which the caller closes. Raises DeviceError."""
         if self._idle:
             return self._idle.pop()
-        agent = await run_in_thread(None, self._driver.agent)
-        return NixlReader(agent, self._give_back)
+        agent = await run_in_thread(self._driver.agent)
+        return NixlReader(agent, self._release)
 
     def close(self) -> None:
-        """All links have been closed before. Idempotent."""
+        """Close all agents; the links must have been closed before. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -85,7 +85,7 @@ class NixlNode:
         self.memory.registered.close()
         self._agent.close()
 
-    def _give_back(self, reader: NixlReader) -> None:
+    def _release(self, reader: NixlReader) -> None:
         if self._closed or len(self._idle) >= _IDLE_READERS:
             reader.destroy()
         else:
@@ -93,14 +93,14 @@ class NixlNode:
 
     @contextmanager
     def _serving(self) -> Iterator[None]:
-        """Inside, the agent makes progress."""
-        self._shown += 1
+        """Poll the serving agent inside."""
+        self._shares += 1
         if self._timer is None:
             self._progress()
         try:
             yield
         finally:
-            self._shown -= 1
+            self._shares -= 1
 
     def _progress(self) -> None:
         self._timer = None
@@ -108,10 +108,10 @@ class NixlNode:
             self._agent.progress()
         except DeviceError as error:
             logger.warning("NIXL: %s", error)
-        if self._shown:
+        if self._shares:
             self._timer = asyncio.get_running_loop().call_later(POLL_S, self._progress)
 
 
 def open_nixl() -> NixlNode:
-    """Raises NoTransport or DeviceError, which say what is missing."""
+    """Open the agents by the package `nixl`. Raises NoTransport or DeviceError, with what is missing."""
     return NixlNode(NativeDriver())

@@ -1,26 +1,26 @@
-"""One agent's end of reads by NIXL, as a queue of reads uses it."""
+"""One NIXL agent as the port of a queue of reads."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rdmacast.errors import DeviceError
-from rdmacast.nixl_agent import NixlAgent, NixlTransfer
-from rdmacast.nixl_memory import ShownMemory
-from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import Completion, LocalMemory
-from rdmacast.verbs_memory import RegisteredMemory
+from rdmacast.transports.nixl.agent import NixlAgent, NixlTransfer
+from rdmacast.transports.nixl.memory import NixlMemory
+from rdmacast.transports.verbs.address import RemoteMemory
+from rdmacast.transports.verbs.device import LocalMemory, ReadCompletion
+from rdmacast.transports.verbs.memory import RegisteredMemory
 
 _numbers = itertools.count(1)
 
 
 class AgentRegistration:
-    """A Registration with an agent, which counts memory from where the processor does."""
+    """A Registration with an agent, which uses the processor's addresses."""
 
     def __init__(
         self, agent: NixlAgent, address: int, nbytes: int, closed: Callable[["AgentRegistration"], None]
     ) -> None:
-        """Raises DeviceError."""
+        """Register the memory. Raises DeviceError."""
         self._agent = agent
         self._closed = closed
         self.address = self.iova = address
@@ -37,7 +37,7 @@ class AgentRegistration:
 
 
 class AgentMemory:
-    """The memory that one agent may use: registered once, and as long as it is mapped."""
+    """The memory that one agent may use: registered once, while it is mapped."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
@@ -56,76 +56,76 @@ class AgentMemory:
         raise DeviceError("memory of a GPU is not read by NIXL yet")
 
     @contextmanager
-    def shown(self, view: memoryview) -> Iterator[ShownMemory]:
-        """Inside, peers may read the view. Raises DeviceError."""
+    def shared(self, view: memoryview) -> Iterator[NixlMemory]:
+        """Register the view inside for reads by peers. Raises DeviceError."""
         with self.registered.remote(view) as memory:
-            yield ShownMemory(memory.address, self._metadata[memory.rkey])
+            yield NixlMemory(memory.address, self._metadata[memory.rkey])
 
     def _forget(self, closed: AgentRegistration) -> None:
         self._metadata.pop(closed.rkey, None)
 
 
 class NixlReader:
-    """A ReadPort: reads from one peer at a time, by an agent of its own.
+    """A ReadPort that reads from one peer at a time, by an agent of its own.
 
-    An agent cannot take a read back: one that has some under way when it is closed goes with them.
+    An agent cannot cancel a read: one that has reads pending when it is closed is destroyed with them.
     """
 
     def __init__(self, agent: NixlAgent, idle: Callable[["NixlReader"], None]) -> None:
-        """`idle` is told when a closed reader may be used for another peer."""
+        """Use the agent; `idle` is called when the closed reader may be used for another peer."""
         self._agent = agent
         self._idle = idle
         self.memory = AgentMemory(agent)
         self._peer: str | None = None
-        self._known: set[bytes] = set()
-        self._under_way: dict[int, NixlTransfer] = {}
+        self._loaded: set[bytes] = set()
+        self._pending: dict[int, NixlTransfer] = {}
 
     def __repr__(self) -> str:
-        return f"NixlReader({self._peer}, {len(self._under_way)} under way)"
+        return f"NixlReader({self._peer}, {len(self._pending)} under way)"
 
-    def know(self, metadata: bytes) -> None:
-        """Use what the peer said of its agent and memory. Raises DeviceError."""
-        if metadata in self._known:
+    def load_metadata(self, metadata: bytes) -> None:
+        """Load the metadata of the peer's agent and memory. Raises DeviceError."""
+        if metadata in self._loaded:
             return
         name = self._agent.add_peer(metadata)
         if self._peer not in (None, name):
             raise DeviceError("the peer's agent is another one now")
         self._peer = name
-        self._known.add(metadata)
+        self._loaded.add(metadata)
 
     def read(self, id: int, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
         if self._peer is None:
             raise DeviceError("the peer's agent is not known yet")
-        self._under_way[id] = self._agent.read(self._peer, local.address, remote.address, nbytes)
+        self._pending[id] = self._agent.read(self._peer, local.address, remote.address, nbytes)
 
-    def poll(self) -> Sequence[Completion]:
+    def poll(self) -> Sequence[ReadCompletion]:
         ended = []
-        for id, transfer in tuple(self._under_way.items()):
+        for id, transfer in tuple(self._pending.items()):
             try:
                 if not transfer.has_ended():
                     continue
-                ended.append(Completion(id, None))
+                ended.append(ReadCompletion(id, None))
             except DeviceError as error:
-                return [*ended, Completion(id, str(error))]  # it stays under way: nobody knows
-            del self._under_way[id]
+                return [*ended, ReadCompletion(id, str(error))]  # it stays pending: its bytes are undefined
+            del self._pending[id]
         return ended
 
     def close(self) -> None:
-        if not self._under_way and self._forget_peer():
+        if not self._pending and self._forget_peer():
             self._idle(self)
         else:
             self.destroy()
 
     def destroy(self) -> None:
-        """The agent ends, whatever it does. Idempotent."""
-        self._under_way.clear()
+        """Close the agent, whatever is pending. Idempotent."""
+        self._pending.clear()
         self._agent.close()
         self.memory.registered.close()
 
     def _forget_peer(self) -> bool:
-        """Whether the agent is as new."""
+        """Remove the peer; returns whether the agent can be used again."""
         peer, self._peer = self._peer, None
-        self._known.clear()
+        self._loaded.clear()
         try:
             if peer is not None:
                 self._agent.remove_peer(peer)

@@ -1,7 +1,7 @@
-"""Reads by NIXL, over whatever network its backend finds; over TCP the peer says when and where.
+"""Reads by NIXL, over any network of its backend, controlled over TCP.
 
-A read asks for its range as one by RDMA does (`verbs.py`), by an agent that only this link uses: so what is
-under way when the link ends goes with the agent, and nothing is written afterwards.
+Each link has an agent of its own: what is under way when the link ends is ended with the agent, and nothing
+is written afterwards.
 """
 
 import asyncio
@@ -10,18 +10,19 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledTransport
 from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
-from rdmacast.nixl_node import NixlNode
-from rdmacast.nixl_reader import NixlReader
-from rdmacast.queued_link import QueuedLink
+from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Began, Link, PeerAddress
-from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_reads import MESSAGE_BYTES, ReadQueue
-from rdmacast.wire import MAX_READ_BYTES
+from rdmacast.transport import Link, OnStart, PeerAddress
+from rdmacast.transports.controlled import ControlledTransport, decode_reply
+from rdmacast.transports.nixl.memory import NixlMemory, NixlProbe
+from rdmacast.transports.nixl.node import NixlNode
+from rdmacast.transports.nixl.reader import NixlReader
+from rdmacast.transports.queued_link import QueuedLink
+from rdmacast.transports.verbs.address import RemoteMemory
+from rdmacast.transports.verbs.reads import MESSAGE_BYTES, ReadQueue
 
 _DEPTH = 8  # reads under way: each poll makes progress on all of them, on the event loop
 
@@ -35,23 +36,26 @@ class NixlLink(QueuedLink):
         super().__init__(link, reads)
         self._reader = reader
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
         for start, part in writable_parts(into, MAX_READ_BYTES):
-            async with self._link.shown(region, offset + start, len(part)) as shown:
-                if began is not None:
-                    began()
+            async with self._link.export(self.transport, region, offset + start, len(part)) as reply:
+                memory = decode_reply(self._link, NixlMemory.decode, reply)
+                if on_start is not None:
+                    on_start()
                 try:
-                    self._reader.know(shown.metadata)
+                    self._reader.load_metadata(memory.metadata)
                     with self._reader.memory.registered.local(part) as local:
-                        await self._reads.read(local, RemoteMemory(shown.address, 0), len(part))
+                        await self._reads.read(local, RemoteMemory(memory.address, 0), len(part))
                 except DeviceError as error:
-                    if self._link.reason is not None:  # the agent was closed with the link, by another read
+                    if self._link.reason is not None:  # another read closed the link and its agent
                         raise LinkClosed(str(self._link.reason)) from error
                     raise NotShared(f"NIXL cannot read this: {error}") from error
 
 
 class NixlTransport(ControlledTransport):
-    """Makes NixlLinks from `node`, which must outlive them."""
+    """A Transport by the agents of `node`, which must outlive its links."""
 
     name = "nixl"
 
@@ -71,7 +75,7 @@ class NixlTransport(ControlledTransport):
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        """Raises NoTransport, too, where the peer offers no NIXL or no path leads to it."""
+        """Open a link. Raises NoTransport, too, if the peer has no NIXL or cannot be reached by it."""
         async with self._control(peer) as link:
             try:
                 reader = await self._node.reader()
@@ -88,19 +92,20 @@ class NixlTransport(ControlledTransport):
                 reads.close(LinkClosed("the link was closed"))
 
     async def _probe(self, link: ClientLink, reader: NixlReader, reads: ReadQueue, peer: PeerAddress) -> None:
-        """Read what only this peer can give: their networks may not meet."""
+        """Read the peer's nonce: the two agents may be on networks that are not connected."""
         page = mmap.mmap(-1, mmap.PAGESIZE)
-        # Not by cancelling: a read that is given up is waited for.
+        # Not by cancelling: a cancelled read is waited for.
         late = asyncio.get_running_loop().call_later(
-            self._settings.handshake_timeout_s, link.abort, LinkClosed("nothing came over it")
+            self._settings.handshake_timeout_s, link.abort, LinkClosed("nothing was received over it")
         )
         try:
-            async with link.met() as meeting:
-                view = memoryview(page)[: len(meeting.nonce)]
-                reader.know(meeting.probe.metadata)
+            async with link.connect(self.name) as reply:
+                probe = decode_reply(link, NixlProbe.decode, reply)
+                view = memoryview(page)[: len(probe.nonce)]
+                reader.load_metadata(probe.memory.metadata)
                 with reader.memory.registered.local(view) as local:
-                    await reads.read(local, RemoteMemory(meeting.probe.address, 0), len(view))
-                right = view == meeting.nonce
+                    await reads.read(local, RemoteMemory(probe.memory.address, 0), len(view))
+                right = view == probe.nonce
         except NotShared as error:
             raise NoTransport(f"no NIXL: {error}") from error
         except CastError as error:

@@ -1,4 +1,4 @@
-"""Reads on the same host: the region's file is copied from, in one copy; the server says when it may be.
+"""Reads on the same host: one copy from the region's file, once the server has exported the range.
 
 The copy is `preadv` straight into the destination: it runs without the interpreter lock, is as fast
 as copying from a mapping (each mapping pays its page faults anew), and where a file was shortened
@@ -13,23 +13,24 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledLink, ControlledTransport
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.destination import writable_bytes
 from rdmacast.errors import NotShared
+from rdmacast.protocol.client_link import ClientLink
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Began, Check, Link, PeerAddress
-from rdmacast.waiting import run_in_thread
+from rdmacast.transport import Check, Link, OnStart, PeerAddress
+from rdmacast.transports.controlled import ControlledLink, ControlledTransport, decode_reply
+from rdmacast.transports.shm.location import FileLocation
 
 _Copy = Callable[[int, int, memoryview], None]  # from a file's offset on into memory
 
-_INLINE_BYTES = 256 << 10  # copied faster than a thread takes its turn
+_INLINE_BYTES = 256 << 10  # copied faster than a thread is scheduled
 _CALL_BYTES = 1 << 30  # Linux reads at most 2 GiB a call
-_LOCATE_TRIES = 3  # a file may be renamed between being told of and being opened
+_OPEN_TRIES = 3  # a file may be renamed between the reply and `open`
 
 
 class _File:
-    """An open file, closed when its link no longer keeps it and no copy uses it."""
+    """An open file, closed once its link has released it and no copy uses it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,13 +58,15 @@ class ShmLink(ControlledLink):
         super().__init__(link)
         self._root = root
         self._executor = executor
-        self._files: dict[str, tuple[int, _File]] = {}  # by region, with the publication's serial
+        self._files: dict[str, tuple[bytes, _File]] = {}  # by region, with the reply that named it
 
     def __repr__(self) -> str:
         return f"ShmLink({len(self._files)} files, {self._link!r})"
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
-        await self._copied(region, offset, into, _copy, began)
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
+        await self._copied(region, offset, into, _copy, on_start)
 
     async def read_checked(
         self,
@@ -72,7 +75,7 @@ class ShmLink(ControlledLink):
         into: memoryview,
         check: Check,
         piece_bytes: int,
-        began: Began | None = None,
+        on_start: OnStart | None = None,
     ) -> Sequence[int]:
         damaged: list[int] = []
 
@@ -82,24 +85,31 @@ class ShmLink(ControlledLink):
                 _copy(number, offset + start, piece)
                 damaged.extend(check(offset + start, piece))
 
-        await self._copied(region, offset, into, copy_checked, began)
+        await self._copied(region, offset, into, copy_checked, on_start)
         return damaged
 
     async def _copied(
-        self, region: str, offset: int, into: memoryview, copy: _Copy, began: Began | None
+        self, region: str, offset: int, into: memoryview, copy: _Copy, on_start: OnStart | None
     ) -> None:
         into = writable_bytes(into)
         if not into:
             return
-        async with self._link.granted(region, offset, len(into)) as serial:
-            if began is not None:
-                began()
-            with await self._file(region, serial) as number:
-                if len(into) <= _INLINE_BYTES:
-                    copy(number, offset, into)
-                else:
-                    await run_in_thread(self._executor, lambda: copy(number, offset, into))
-        self._received_bytes += len(into)
+        for _ in range(_OPEN_TRIES):
+            async with self._link.export(self.transport, region, offset, len(into)) as reply:
+                try:
+                    file = self._file(region, reply)
+                except FileNotFoundError:
+                    continue
+                if on_start is not None:
+                    on_start()
+                with file as number:
+                    if len(into) <= _INLINE_BYTES:
+                        copy(number, offset, into)
+                    else:
+                        await run_in_thread(copy, number, offset, into, executor=self._executor)
+            self._received_bytes += len(into)
+            return
+        raise NotShared(f"the file of region {region} is not on this host")
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -107,34 +117,27 @@ class ShmLink(ControlledLink):
         for _, file in files.values():
             file.release()
 
-    async def _file(self, region: str, serial: int) -> _File:
-        """The region's file. Called under a grant, so it is that publication's."""
+    def _file(self, region: str, reply: bytes) -> _File:
+        """Return the open file that the reply names. Raises FileNotFoundError, NotShared, ProtocolError."""
         known = self._files.get(region)
-        if known is not None and known[0] == serial:
+        if known is not None and known[0] == reply:
             return known[1]
-        file = _File(await self._open(region))
+        location = decode_reply(self._link, FileLocation.decode, reply)
+        try:
+            file = _File(_open_checked(location.path, location.nbytes, self._root))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise NotShared(f"cannot open {location.path}: {error.strerror or error}") from error
         replaced = self._files.pop(region, None)
         if replaced is not None:
             replaced[1].release()
-        self._files[region] = (serial, file)
+        self._files[region] = (reply, file)
         return file
-
-    async def _open(self, region: str) -> int:
-        for _ in range(_LOCATE_TRIES):
-            location = await self._link.locate(region)
-            if not location.path:
-                raise NotShared(f"region {region} has no file behind it")
-            try:
-                return _open_checked(location.path, location.nbytes, self._root)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise NotShared(f"cannot open {location.path}: {error.strerror or error}") from error
-        raise NotShared(f"the file of region {region} is not on this host")
 
 
 class ShmTransport(ControlledTransport):
-    """Makes ShmLinks. With `root`, only files directly or deeper below that folder are opened."""
+    """A Transport over shared memory. With `root`, only files below that folder are opened."""
 
     name = "shm"
 
@@ -165,7 +168,7 @@ class ShmTransport(ControlledTransport):
 
 
 def _open_checked(path: str, nbytes: int, root: Path | None) -> int:
-    """Open a file that the peer named, trusting nothing about it. Raises OSError or NotShared."""
+    """Open a file that the peer named, after checks. Raises OSError or NotShared."""
     if not Path(path).is_absolute():
         raise NotShared(f"{path} is not an absolute path")
     if root is not None and not Path(path).parent.resolve().is_relative_to(root):

@@ -1,4 +1,4 @@
-"""What two ends of one-sided reads tell each other over their TCP connection (pure)."""
+"""Payloads of the verbs transport: the addresses that two ends of one-sided reads exchange (pure)."""
 
 import struct
 from dataclasses import dataclass
@@ -12,11 +12,15 @@ _ADDRESS = struct.Struct(">IIHHB16s")
 _MEMORY = struct.Struct(">QI")
 ADDRESS_BYTES = _ADDRESS.size
 MEMORY_BYTES = _MEMORY.size
+REPLY_BYTES = ADDRESS_BYTES + MEMORY_BYTES + NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePairAddress:
-    """Where a queue pair is. `reads` is how many READs at once it answers, `lid` is 0 on Ethernet."""
+    """The address of a queue pair.
+
+    `reads` is the number of concurrent READs that it serves; `lid` is 0 on Ethernet.
+    """
 
     number: int
     first_psn: int
@@ -26,13 +30,15 @@ class QueuePairAddress:
     gid: bytes
 
     def encode(self) -> bytes:
+        """Return ADDRESS_BYTES."""
         return _ADDRESS.pack(
             self.number, self.first_psn, self.lid, self.mtu_bytes, min(self.reads, 255), self.gid
         )
 
     @classmethod
     def decode(cls, data: bytes) -> "QueuePairAddress":
-        """Raises ProtocolError."""
+        """Read ADDRESS_BYTES. Raises ProtocolError."""
+        _check_length(data, ADDRESS_BYTES)
         number, first_psn, lid, mtu_bytes, reads, gid = _ADDRESS.unpack(data)
         if number >= 1 << 24 or first_psn >= 1 << 24 or mtu_bytes not in MTUS or not reads:
             raise ProtocolError("a queue pair's address is out of bounds")
@@ -47,27 +53,32 @@ class RemoteMemory:
     rkey: int
 
     def encode(self) -> bytes:
+        """Return MEMORY_BYTES."""
         return _MEMORY.pack(self.address, self.rkey)
 
     @classmethod
     def decode(cls, data: bytes) -> "RemoteMemory":
+        """Read MEMORY_BYTES. Raises ProtocolError."""
+        _check_length(data, MEMORY_BYTES)
         return cls(*_MEMORY.unpack(data))
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """A queue pair made ready for a peer; reading NONCE_BYTES at `probe` must give `nonce`."""
+class QueuePairReply:
+    """The queue pair that a server connected to ours; reading NONCE_BYTES at `probe` must yield `nonce`."""
 
     address: QueuePairAddress
     probe: RemoteMemory
     nonce: bytes
 
     def encode(self) -> bytes:
+        """Return REPLY_BYTES."""
         return self.address.encode() + self.probe.encode() + self.nonce
 
     @classmethod
-    def decode(cls, data: bytes) -> "Answering":
-        """Raises ProtocolError."""
+    def decode(cls, data: bytes) -> "QueuePairReply":
+        """Read REPLY_BYTES. Raises ProtocolError."""
+        _check_length(data, REPLY_BYTES)
         end = ADDRESS_BYTES + MEMORY_BYTES
         return cls(
             QueuePairAddress.decode(data[:ADDRESS_BYTES]),
@@ -76,4 +87,6 @@ class Answering:
         )
 
 
-ANSWERING_BYTES = ADDRESS_BYTES + MEMORY_BYTES + NONCE_BYTES
+def _check_length(data: bytes, nbytes: int) -> None:
+    if len(data) != nbytes:
+        raise ProtocolError(f"a payload of verbs has {len(data)} bytes, not {nbytes}")

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rdmacast.verbs_address import QueuePairAddress, RemoteMemory
+from rdmacast.transports.verbs.address import QueuePairAddress, RemoteMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A posted READ has ended; with a `fault` nothing is known of its bytes and the queue pair is useless."""
+class ReadCompletion:
+    """A posted READ that has ended; with a `fault` its bytes are undefined and the queue pair is unusable."""
 
     id: int
     fault: str | None
@@ -17,25 +17,25 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
-    """Registered memory of ours to read into, from `address` (as the device counts it) on."""
+    """Registered memory of ours to read into, from `address` (in the device's addresses) on."""
 
     address: int
     lkey: int
 
 
 class ReadPort(Protocol):
-    """Reads a peer's memory. Never used again after a fault."""
+    """A port that reads a peer's memory; unusable after a fault."""
 
     def read(self, id: int, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
-        """Post a READ; at most `Device.depth` are under way at once. Raises DeviceError."""
+        """Post a READ; at most `Device.depth` may be pending. Raises DeviceError."""
         ...
 
-    def poll(self) -> Sequence[Completion]:
-        """What has ended since the last time. Raises DeviceError."""
+    def poll(self) -> Sequence[ReadCompletion]:
+        """Return the READs that ended since the last call. Raises DeviceError."""
         ...
 
     def close(self) -> None:
-        """On return the device neither reads nor writes any memory for it any more. Idempotent."""
+        """Close; on return the device neither reads nor writes any memory for it any more. Idempotent."""
         ...
 
 
@@ -46,12 +46,12 @@ class QueuePair(ReadPort, Protocol):
     def address(self) -> QueuePairAddress: ...
 
     def connect(self, peer: QueuePairAddress) -> None:
-        """Be ready to answer and to ask. Raises DeviceError."""
+        """Connect to the peer's queue pair, for reads both ways. Raises DeviceError."""
         ...
 
 
 class Registration(Protocol):
-    """Memory that the device may use, from `address` on; the device counts it from `iova` on."""
+    """Memory that the device may use, from `address` on; in the device's addresses from `iova` on."""
 
     @property
     def address(self) -> int: ...
@@ -69,19 +69,19 @@ class Registration(Protocol):
     def rkey(self) -> int: ...
 
     def close(self) -> None:
-        """The device uses the memory no more. Idempotent."""
+        """Deregister the memory: the device uses it no more. Idempotent."""
         ...
 
 
 class Registrar(Protocol):
-    """Makes memory known to a device."""
+    """A registrar of memory with a device."""
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> Registration:
-        """Host memory, which must stay mapped until the registration is closed. Raises DeviceError."""
+        """Register host memory, which must stay mapped while registered. Raises DeviceError."""
         ...
 
     def register_gpu(self, address: int, nbytes: int) -> Registration:
-        """Memory of a GPU, by its device pointer. Raises DeviceError, saying what is missing."""
+        """Register GPU memory by its device pointer. Raises DeviceError, which names what is missing."""
         ...
 
 
@@ -90,7 +90,7 @@ class Device(Registrar, Protocol):
 
     @property
     def depth(self) -> int:
-        """READs that a queue pair may have under way."""
+        """The number of READs that a queue pair may have pending."""
         ...
 
     @property
@@ -99,7 +99,7 @@ class Device(Registrar, Protocol):
         ...
 
     def queue_pair(self) -> QueuePair:
-        """Raises DeviceError."""
+        """Make a queue pair. Raises DeviceError."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""GPU memory as a dma-buf, which an RDMA device can register. Needs NVIDIA's driver library, nothing else."""
+"""GPU memory as a dma-buf, which an RDMA device can register; needs only NVIDIA's driver library."""
 
 import ctypes
 import mmap
@@ -14,7 +14,7 @@ _DMA_BUF_FD = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 
 @contextmanager
 def exported(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yields a file descriptor, open inside only, and the offset in it of the memory at the device pointer.
+    """Yield a file descriptor, open only inside, and the offset of the device pointer's memory in it.
 
     Raises DeviceError.
     """

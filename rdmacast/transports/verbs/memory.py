@@ -1,4 +1,4 @@
-"""Registered memory by address: each piece is registered once, for as long as its owner lives."""
+"""Registered memory by address: each piece is registered once, until its owner is collected."""
 
 import weakref
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import numpy as np
 
 from rdmacast.errors import DeviceError
 from rdmacast.locked_memory import why_not_locked
-from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import LocalMemory, Registrar, Registration
+from rdmacast.transports.verbs.address import RemoteMemory
+from rdmacast.transports.verbs.device import LocalMemory, Registrar, Registration
 
 # Registering takes the pages, and holds the event loop meanwhile: not a whole image that is still arriving.
 PIECE_BYTES = 64 << 20
@@ -30,11 +30,11 @@ class _Owned:
 
 
 class RegisteredMemory:
-    """Finds the registration of any view, or makes it.
+    """The registrations of a device, by the address of any view.
 
-    What was added by `add` or `add_gpu` is found first. All else is registered when it is first used: those
-    pieces of the mapping or array that the view lies in, once, until it is closed and collected; memory whose
-    owner cannot be watched (`bytes`, `bytearray`) for the time of use only.
+    What was added by `add` or `add_gpu` is found first. Other memory is registered at its first use: the
+    pieces of the mapping or array that the view lies in, once, until it is closed and collected; memory
+    whose owner has no weak references (`bytes`, `bytearray`) only during the use.
     """
 
     def __init__(self, device: Registrar) -> None:
@@ -51,39 +51,39 @@ class RegisteredMemory:
 
     @contextmanager
     def add(self, buffer: memoryview) -> Iterator[None]:
-        """Register an arena for the time inside. Raises DeviceError."""
+        """Register an arena inside. Raises DeviceError."""
         address = address_of(buffer)
         with self._added(self._register(address, buffer.nbytes, writable=not buffer.readonly)):
             yield
 
     @contextmanager
     def add_gpu(self, address: int, nbytes: int) -> Iterator[None]:
-        """The same for an arena of a GPU. Views that lie in it are known by their addresses only."""
+        """Register an arena of a GPU inside; views of it are found by address only."""
         with self._added(self._device.register_gpu(address, nbytes)):
             yield
 
     @contextmanager
     def local(self, view: memoryview) -> Iterator[LocalMemory]:
-        """Inside, the device may write into the view. Raises DeviceError."""
+        """Register the view inside, for reads into it. Raises DeviceError."""
         with self._registered(view) as (registration, address):
             yield LocalMemory(address, registration.lkey)
 
     @contextmanager
     def remote(self, view: memoryview) -> Iterator[RemoteMemory]:
-        """Inside, peers may read the view. Raises DeviceError."""
+        """Register the view inside, for reads by peers. Raises DeviceError."""
         with self._registered(view) as (registration, address):
             yield RemoteMemory(address, registration.rkey)
 
     @contextmanager
     def remote_at(self, address: int, nbytes: int) -> Iterator[RemoteMemory]:
-        """The same of memory that only its address tells of, such as a GPU's. Raises DeviceError."""
+        """Find memory that only its address identifies, such as a GPU's. Raises DeviceError."""
         arena = self._arena_of(address, nbytes)
         if arena is None:
             raise DeviceError("that memory of a GPU is not registered")
         yield RemoteMemory(arena.iova + address - arena.address, arena.rkey)
 
     def close(self) -> None:
-        """Everything is forgotten; nothing of it may be in use."""
+        """Close all registrations, of which none may be in use."""
         registrations = self._all()
         self._arenas, self._owned = [], {}
         for registration in registrations:
@@ -162,7 +162,7 @@ def address_of(view: memoryview) -> int:
 
 
 def _owner(view: memoryview) -> object:
-    """The object whose memory it is, through arrays and views of it."""
+    """Return the object that owns the memory, through arrays and views of it."""
     owner: object = view.obj
     while True:
         if isinstance(owner, np.ndarray) and owner.base is not None:

@@ -1,6 +1,6 @@
-"""An RDMA device through pyverbs, which is optional: imported only here, and only when a device is opened.
+"""An RDMA device through pyverbs, which is optional: imported only here, when a device is opened.
 
-What of this has run, and where, stands in docs/OPERATIONS.md (RDMA).
+What of this has run, and where, is in docs/OPERATIONS.md (RDMA).
 """
 
 import logging
@@ -13,24 +13,24 @@ from importlib import import_module
 from typing import Any
 
 from rdmacast.errors import DeviceError, NoTransport
-from rdmacast.verbs_address import QueuePairAddress, RemoteMemory
-from rdmacast.verbs_device import Completion, Device, LocalMemory
-from rdmacast.verbs_gpu import exported
-from rdmacast.verbs_ports import Gid, Pick, Port, pick
+from rdmacast.transports.verbs.address import QueuePairAddress, RemoteMemory
+from rdmacast.transports.verbs.device import Device, LocalMemory, ReadCompletion
+from rdmacast.transports.verbs.gpu import exported
+from rdmacast.transports.verbs.ports import Gid, Port, PortChoice, pick
 
 logger = logging.getLogger(__name__)
 
 DEPTH = 32
-MOST_READS = 16  # that a queue pair answers at once
-_TIMEOUT = 14  # of an acknowledgement: 4.096 us * 2**14 = 67 ms, then it is asked for again
-_RETRIES = 6  # 7 means for ever on some devices
+MAX_READS = 16  # that a queue pair answers at once
+_TIMEOUT = 14  # of an acknowledgement: 4.096 us * 2**14 = 67 ms, then it is sent again
+_RETRIES = 6  # 7 means without end on some devices
 _HOPS = 64
 # Gbit/s of a lane by the code of the speed, lanes by the code of the width.
 _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0, 256: 200.0}
 _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 _MEANINGS = {
     "RETRY_EXC_ERR": "the peer does not answer",
-    "REM_ACCESS_ERR": "the peer does not give that memory",
+    "REM_ACCESS_ERR": "the peer refuses access to that memory",
     "WR_FLUSH_ERR": "the queue pair had failed before",
     "LOC_PROT_ERR": "our own memory is not registered",
 }
@@ -38,7 +38,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class _Pyverbs:
-    """pyverbs's modules. Untyped, as it has no types."""
+    """The modules of pyverbs. Untyped, as it has no types."""
 
     addr: Any
     cq: Any
@@ -52,7 +52,7 @@ class _Pyverbs:
 
     @property
     def faults(self) -> dict[int, str]:
-        """By status of a completion."""
+        """The names of faults by the status of a completion."""
         names = {name: name.removeprefix("IBV_WC_") for name in dir(self.enums) if name.endswith("_ERR")}
         return {
             int(getattr(self.enums, name)): f"{short}, {_MEANINGS[short]}" if short in _MEANINGS else short
@@ -62,7 +62,7 @@ class _Pyverbs:
 
 
 def _load() -> _Pyverbs:
-    """Raises NoTransport where pyverbs or the libraries that it needs are absent."""
+    """Import pyverbs. Raises NoTransport if it or the libraries that it needs are absent."""
     try:
         try:
             enums = import_module("pyverbs.libibverbs_enums")
@@ -83,8 +83,8 @@ def _refusals(verbs: _Pyverbs, what: str) -> Iterator[None]:
         raise DeviceError(f"{what}: {str(error).strip()}") from error
 
 
-def open_device(wanted: str | None, address: str | None) -> tuple[Device, Pick]:
-    """Open the best port (see `verbs_ports.pick`). Raises NoTransport, saying what is missing."""
+def open_device(wanted: str | None, address: str | None) -> tuple[Device, PortChoice]:
+    """Open the best port (see `ports.pick`). Raises NoTransport, which names what is missing."""
     verbs = _load()
     try:
         with _refusals(verbs, "no RDMA device"):
@@ -106,22 +106,22 @@ def _ports(verbs: _Pyverbs, name: str) -> list[Port]:
 
 
 def _port(verbs: _Pyverbs, context: Any, name: str, number: int) -> Port:
-    told = context.query_port(number)
-    is_ethernet = told.link_layer == verbs.enums.IBV_LINK_LAYER_ETHERNET
+    reported = context.query_port(number)
+    is_ethernet = reported.link_layer == verbs.enums.IBV_LINK_LAYER_ETHERNET
     roce_1 = verbs.enums.IBV_GID_TYPE_ROCE_V1
     gids = tuple(
         Gid(entry.gid_index, _gid(entry), not (is_ethernet and entry.gid_type == roce_1))
-        for entry in context.query_gid_table(told.gid_tbl_len)
+        for entry in context.query_gid_table(reported.gid_tbl_len)
         if entry.port_num == number
     )
     return Port(
         device=name,
         number=number,
-        is_active=told.state == verbs.enums.IBV_PORT_ACTIVE,
+        is_active=reported.state == verbs.enums.IBV_PORT_ACTIVE,
         is_ethernet=is_ethernet,
-        lid=told.lid,
-        mtu_bytes=128 << told.active_mtu,
-        gbit_s=_SPEEDS.get(told.active_speed, 0.0) * _WIDTHS.get(told.active_width, 0),
+        lid=reported.lid,
+        mtu_bytes=128 << reported.active_mtu,
+        gbit_s=_SPEEDS.get(reported.active_speed, 0.0) * _WIDTHS.get(reported.active_width, 0),
         gids=gids,
     )
 
@@ -133,7 +133,7 @@ def _gid(entry: Any) -> bytes:
 class NativeDevice:
     """A Device over one port."""
 
-    def __init__(self, verbs: _Pyverbs, chosen: Pick) -> None:
+    def __init__(self, verbs: _Pyverbs, chosen: PortChoice) -> None:
         self.verbs = verbs
         self.chosen = chosen
         self.faults = verbs.faults
@@ -141,11 +141,11 @@ class NativeDevice:
         with _refusals(verbs, f"cannot open {port.name}"):
             self.context = verbs.device.Context(name=port.device)
             self.pd = verbs.pd.PD(self.context)
-            told = self.context.query_device()
+            reported = self.context.query_device()
             self._message_bytes = int(self.context.query_port(port.number).max_msg_sz)
-        self._depth = min(DEPTH, told.max_qp_wr - 1)
-        self.answers = max(1, min(MOST_READS, told.max_qp_rd_atom))
-        self.asks = max(1, min(MOST_READS, told.max_qp_init_rd_atom))
+        self._depth = min(DEPTH, reported.max_qp_wr - 1)
+        self.answers = max(1, min(MAX_READS, reported.max_qp_rd_atom))
+        self.asks = max(1, min(MAX_READS, reported.max_qp_init_rd_atom))
 
     def __repr__(self) -> str:
         return f"NativeDevice({self.chosen})"
@@ -277,10 +277,10 @@ class NativePair:
             request.set_wr_rdma(remote.rkey, remote.address)
             self._qp.post_send(request)
 
-    def poll(self) -> Sequence[Completion]:
+    def poll(self) -> Sequence[ReadCompletion]:
         with _refusals(self._device.verbs, "cannot poll for completions"):
             _, ended = self._cq.poll(self._device.depth)
-        return [Completion(int(one.wr_id), self._fault(one)) for one in ended or ()]
+        return [ReadCompletion(int(one.wr_id), self._fault(one)) for one in ended or ()]
 
     def close(self) -> None:
         self._closed = True
@@ -314,7 +314,7 @@ def _gid_groups(gid: bytes) -> str:
 
 
 def _close(thing: Any) -> None:
-    """A device that cannot let go of something is told of, and the process goes on."""
+    """Close an object; a device's refusal is logged, and the process continues."""
     try:
         thing.close()
     except Exception:  # whatever the binding raises, the rest is to be closed too

@@ -6,10 +6,10 @@ import secrets
 from contextlib import ExitStack
 
 from rdmacast.errors import DeviceError
-from rdmacast.verbs_address import NONCE_BYTES, Answering, QueuePairAddress
-from rdmacast.verbs_device import Device, QueuePair
-from rdmacast.verbs_memory import RegisteredMemory
-from rdmacast.verbs_native import open_device
+from rdmacast.transports.verbs.address import NONCE_BYTES, QueuePairAddress, QueuePairReply
+from rdmacast.transports.verbs.device import Device, QueuePair
+from rdmacast.transports.verbs.memory import RegisteredMemory
+from rdmacast.transports.verbs.native import open_device
 
 logger = logging.getLogger(__name__)
 
@@ -41,26 +41,28 @@ class VerbsNode:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def answer(self, peer: QueuePairAddress) -> tuple[QueuePair, Answering]:
-        """A queue pair, the caller's to close, by which the peer may read. Raises DeviceError."""
+    def connect(self, peer: QueuePairAddress) -> tuple[QueuePair, QueuePairReply]:
+        """Connect a new queue pair to the peer's; the caller closes it. Raises DeviceError."""
         pair = self.device.queue_pair()
         try:
             pair.connect(peer)
         except DeviceError:
             pair.close()
             raise
-        return pair, Answering(pair.address, self._probe, self._nonce)
+        return pair, QueuePairReply(pair.address, self._probe, self._nonce)
 
     def close(self) -> None:
-        """All queue pairs have been closed before. Idempotent."""
+        """Close the device; all queue pairs must have been closed before. Idempotent."""
         self._stack.close()
         self.memory.close()
         self.device.close()
 
 
 def open_node(wanted: str | None = None, address: str | None = None) -> VerbsNode:
-    """Open the best RDMA port, or the `wanted` one (DEVICE or DEVICE:PORT), preferring the one with the IP
-    `address`. Raises NoTransport, which says what is missing."""
+    """Open the best RDMA port, or the `wanted` one (DEVICE or DEVICE:PORT).
+
+    The port with the IP `address` is preferred. Raises NoTransport, which names what is missing.
+    """
     device, chosen = open_device(wanted, address)
     logger.info("reads by RDMA go over %s", chosen)
     return VerbsNode(device, str(chosen))

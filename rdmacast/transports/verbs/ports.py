@@ -1,4 +1,4 @@
-"""Which port and which of its addresses to read over (pure)."""
+"""The choice of the port and of its address to read over (pure)."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class PortChoice:
     """The port and the address of it that are used."""
 
     port: Port
@@ -49,9 +49,11 @@ class Pick:
         return f"{self.port.name} ({kind}, {self.port.gbit_s:g} Gbit/s, gid {gid_text(self.gid.value)})"
 
 
-def pick(ports: Sequence[Port], wanted: str | None = None, address: str | None = None) -> Pick:
-    """The best active port, or the one `wanted` as DEVICE or DEVICE:PORT; best is the one that has the
-    IP `address`, then the fastest. Raises NoTransport, saying what there is."""
+def pick(ports: Sequence[Port], wanted: str | None = None, address: str | None = None) -> PortChoice:
+    """Return the best active port, or the one `wanted` as DEVICE or DEVICE:PORT. Raises NoTransport.
+
+    The best one has the IP `address`, or else the highest rate.
+    """
     named = [port for port in ports if wanted in (None, port.device, port.name)]
     if not named:
         there = ", ".join(port.name for port in ports) or "none at all"
@@ -64,7 +66,7 @@ def pick(ports: Sequence[Port], wanted: str | None = None, address: str | None =
         raise NoTransport(f"no RDMA port is usable: {states}")
     gid = _gid_of_ip(address)
     best = max(usable, key=lambda port: (any(g.value == gid for g in port.gids), port.gbit_s))
-    return Pick(best, max(filter(_is_set, best.gids), key=lambda g: _rank(g, gid)))
+    return PortChoice(best, max(filter(_is_set, best.gids), key=lambda g: _rank(g, gid)))
 
 
 def gid_text(value: bytes) -> str:
@@ -73,7 +75,7 @@ def gid_text(value: bytes) -> str:
 
 
 def _rank(gid: Gid, wanted: bytes | None) -> tuple[bool, bool, bool, bool, int]:
-    """Larger is better; of equals the first."""
+    """Return the rank of a gid, larger is better; of equals the first is used."""
     return (
         gid.is_routable,
         gid.value == wanted,

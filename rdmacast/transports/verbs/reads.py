@@ -1,30 +1,30 @@
-"""Several reads under way on one queue pair (or the like), for several callers at once."""
+"""Concurrent reads by several callers over one queue pair (or another read port)."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rdmacast.aio.shielded import join_shielded
 from rdmacast.errors import DeviceError, LinkClosed
-from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import LocalMemory, ReadPort
-from rdmacast.waiting import wait_to_end
+from rdmacast.transports.verbs.address import RemoteMemory
+from rdmacast.transports.verbs.device import LocalMemory, ReadPort
 
 MESSAGE_BYTES = 4 << 20  # of one READ: long enough that posting it costs nothing, short enough to interleave
-ABANDONED_S = 15.0  # how long a read that was given up may hold its memory
+ABANDONED_S = 15.0  # how long a cancelled read may hold its memory
 POLL_S = 0.0005  # a full queue lasts longer than this on any link, so the link is never idle for it
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """One caller's read: `[0, posted)` was asked for, and `under_way` READs of it have not ended."""
+    """One caller's read: READs of `[0, posted)` were posted, and `pending` of them have not ended."""
 
     local: LocalMemory
     remote: RemoteMemory
     nbytes: int
     ended: "asyncio.Future[None]"
     posted: int = 0
-    under_way: int = 0
+    pending: int = 0
     stopped: bool = False
 
     @property
@@ -33,7 +33,7 @@ class _Reading:
 
 
 class ReadQueue:
-    """Owns a connected queue pair, or what else reads. `failed` hears once why it cannot be used any more."""
+    """A queue of reads that owns a connected read port; `failed` is called once, with the reason."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ReadQueue:
         self._abandoned_s = abandoned_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Reading] = deque()  # not yet posted to their ends
-        self._under_way: dict[int, tuple[_Reading, int]] = {}
+        self._pending: dict[int, tuple[_Reading, int]] = {}
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reason: LinkClosed | None = None
@@ -58,10 +58,10 @@ class ReadQueue:
 
     def __repr__(self) -> str:
         state = "open" if self._reason is None else f"closed: {self._reason}"
-        return f"ReadQueue({len(self._under_way)} under way, {state})"
+        return f"ReadQueue({len(self._pending)} under way, {state})"
 
     async def read(self, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
-        """When this returns or raises, cancelled too, nothing is written to `local` any more.
+        """Read; when this returns or raises, cancelled too, nothing is written to `local` any more.
 
         Raises LinkClosed.
         """
@@ -79,10 +79,10 @@ class ReadQueue:
             late = self._loop.call_later(
                 self._abandoned_s,
                 self._fail,
-                f"a read that was given up did not end in {self._abandoned_s:g} s",
+                f"a cancelled read did not end in {self._abandoned_s:g} s",
             )
             try:
-                await wait_to_end([reading.ended])
+                await join_shielded([reading.ended])
             finally:
                 late.cancel()
             raise
@@ -97,9 +97,9 @@ class ReadQueue:
         if self._timer is not None:
             self._timer.cancel()
         self._pair.close()
-        under_way, self._under_way = self._under_way, {}
+        pending, self._pending = self._pending, {}
         waiting, self._waiting = self._waiting, deque()
-        for reading in [*waiting, *(reading for reading, _ in under_way.values())]:
+        for reading in [*waiting, *(reading for reading, _ in pending.values())]:
             if not reading.ended.done():
                 reading.ended.set_result(None)
 
@@ -109,11 +109,11 @@ class ReadQueue:
         except DeviceError as error:
             self._fail(str(error))
             return
-        if self._under_way and self._timer is None:
+        if self._pending and self._timer is None:
             self._timer = self._loop.call_later(POLL_S, self._poll)
 
     def _post(self) -> None:
-        while self._waiting and len(self._under_way) < self._depth:
+        while self._waiting and len(self._pending) < self._depth:
             reading = self._waiting[0]
             if reading.is_posted:
                 self._waiting.popleft()
@@ -125,10 +125,10 @@ class ReadQueue:
                 RemoteMemory(reading.remote.address + start, reading.remote.rkey),
                 count,
             )
-            self._under_way[self._next_id] = reading, count
+            self._pending[self._next_id] = reading, count
             self._next_id += 1
             reading.posted += count
-            reading.under_way += 1
+            reading.pending += 1
 
     def _poll(self) -> None:
         self._timer = None
@@ -138,19 +138,19 @@ class ReadQueue:
             self._fail(str(error))
             return
         for completion in completions:
-            reading, count = self._under_way.pop(completion.id)
+            reading, count = self._pending.pop(completion.id)
             if completion.fault is not None:
                 # With those of `completion`, or its caller would wait for ever.
-                self._under_way[completion.id] = reading, count
+                self._pending[completion.id] = reading, count
                 self._fail(completion.fault)
                 return
-            reading.under_way -= 1
+            reading.pending -= 1
             self.received_bytes += count
             self._settle(reading)
         self._advance()
 
     def _settle(self, reading: _Reading) -> None:
-        if reading.is_posted and not reading.under_way and not reading.ended.done():
+        if reading.is_posted and not reading.pending and not reading.ended.done():
             reading.ended.set_result(None)
 
     def _fail(self, fault: str) -> None:

@@ -1,7 +1,6 @@
-"""Reads by RDMA: straight from the peer's memory into ours; over TCP the peer says when and where.
+"""Reads by RDMA: straight from the peer's memory into ours, controlled over TCP.
 
-A read asks for its range as a reader of shared memory does: the peer answers once the bytes are there, and
-keeps their memory until it is told that the read has ended.
+The peer exports a range once its bytes are present and keeps their memory until the read has ended.
 """
 
 import asyncio
@@ -10,17 +9,17 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
-from rdmacast.client_link import ClientLink
-from rdmacast.controlled import ControlledTransport
 from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
-from rdmacast.queued_link import QueuedLink
+from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
-from rdmacast.transport import Began, Link, PeerAddress
-from rdmacast.verbs_address import Answering
-from rdmacast.verbs_node import VerbsNode
-from rdmacast.verbs_reads import ReadQueue
-from rdmacast.wire import MAX_READ_BYTES
+from rdmacast.transport import Link, OnStart, PeerAddress
+from rdmacast.transports.controlled import ControlledTransport, decode_reply
+from rdmacast.transports.queued_link import QueuedLink
+from rdmacast.transports.verbs.address import QueuePairReply, RemoteMemory
+from rdmacast.transports.verbs.node import VerbsNode
+from rdmacast.transports.verbs.reads import ReadQueue
 
 
 class VerbsLink(QueuedLink):
@@ -32,20 +31,23 @@ class VerbsLink(QueuedLink):
         super().__init__(link, reads)
         self._node = node
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
+    ) -> None:
         for start, part in writable_parts(into, MAX_READ_BYTES):
-            async with self._link.exposed(region, offset + start, len(part)) as remote:
-                if began is not None:
-                    began()
+            async with self._link.export(self.transport, region, offset + start, len(part)) as reply:
+                remote = decode_reply(self._link, RemoteMemory.decode, reply)
+                if on_start is not None:
+                    on_start()
                 try:
                     with self._node.memory.local(part) as local:
                         await self._reads.read(local, remote, len(part))
                 except DeviceError as error:
-                    raise NotShared(f"our own memory is not for RDMA: {error}") from error
+                    raise NotShared(f"our own memory cannot be registered for RDMA: {error}") from error
 
 
 class VerbsTransport(ControlledTransport):
-    """Makes VerbsLinks from `node`, which must outlive them."""
+    """A Transport by the device of `node`, which must outlive its links."""
 
     name = "verbs"
 
@@ -65,44 +67,43 @@ class VerbsTransport(ControlledTransport):
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        """Raises NoTransport, too, where the peer has no RDMA or no path leads to it."""
+        """Open a link. Raises NoTransport, too, if the peer has no RDMA or cannot be reached by it."""
         async with self._control(peer) as link:
-            reads, answering = await self._pair(link)
+            reads, reply = await self._connect(link)
             try:
-                await self._probe(link, reads, answering, peer)
+                await self._probe(reads, reply, peer)
                 verbs = VerbsLink(link, self._node, reads)
                 yield verbs
                 await verbs.aclose()
             finally:
                 reads.close(LinkClosed("the link was closed"))
 
-    async def _pair(self, link: ClientLink) -> tuple[ReadQueue, Answering]:
+    async def _connect(self, link: ClientLink) -> tuple[ReadQueue, QueuePairReply]:
         device = self._node.device
         with ExitStack() as undo:
             try:
                 pair = device.queue_pair()
                 undo.callback(pair.close)
-                answering = await link.pair(pair.address)
-                pair.connect(answering.address)
+                async with link.connect(self.name, pair.address.encode()) as payload:
+                    reply = decode_reply(link, QueuePairReply.decode, payload)
+                pair.connect(reply.address)
             except (DeviceError, NotShared) as error:
                 raise NoTransport(f"no RDMA: {error}") from error
             reads = ReadQueue(pair, device.depth, device.message_bytes, link.abort)
             link.on_closed(lambda reason: reads.close(LinkClosed(str(reason))))
             undo.pop_all()
-        return reads, answering
+        return reads, reply
 
-    async def _probe(
-        self, link: ClientLink, reads: ReadQueue, answering: Answering, peer: PeerAddress
-    ) -> None:
-        """Read what only this peer can give: two ports may be of networks that do not meet."""
+    async def _probe(self, reads: ReadQueue, reply: QueuePairReply, peer: PeerAddress) -> None:
+        """Read the peer's nonce: two ports may be on networks that are not connected."""
         page = mmap.mmap(-1, mmap.PAGESIZE)
-        nbytes = len(answering.nonce)
+        nbytes = len(reply.nonce)
         view = memoryview(page)[:nbytes]
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 with self._node.memory.local(view) as local:
-                    await reads.read(local, answering.probe, nbytes)
+                    await reads.read(local, reply.probe, nbytes)
         except (CastError, TimeoutError) as error:
             raise NoTransport(f"no RDMA path from {self._node.name} to {peer.url}: {error}") from error
-        if view != answering.nonce:
+        if view != reply.nonce:
             raise NoTransport(f"the RDMA path to {peer.url} leads to another node")

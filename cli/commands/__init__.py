@@ -1,0 +1,21 @@
+"""The commands of `hypercast`.
+
+- `casts`: transfers of model images between nodes
+- `completion`: completion scripts of shells
+- `deploy`: register a model or a handler
+- `doctor`: checks of this machine
+- `down`: stop a platform
+- `functions`: list, describe, rollback, delete
+- `gpu_time`: time of accelerators
+- `invoke`: call a function
+- `keys`: API keys
+- `logs`: log lines of a function
+- `nodes`: nodes of the cluster
+- `pack`: write a model image to disk
+- `plan`: plan a transfer
+- `prices`: the price table
+- `processes`: gateway and invoker, one process each
+- `scaling`: scale, warm, evict
+- `up`: start a platform
+- `usage`: use and cost
+"""

@@ -1,0 +1,81 @@
+"""`gpu-time`: how accelerators spent their time."""
+
+from pathlib import Path
+
+import click
+
+from cli.options import client_options, connect, period_options, query, report_output_options
+from cli.output import emit_report
+from cli.tables import Column, Row
+from registry.accounting.gpu_report import COLUMNS, PROPERTIES, RESOLUTIONS_S
+
+
+def _time(field: str, heading: str, *, wide: bool = False) -> Column:
+    def shown(row: Row) -> str:
+        return f"{row[field] / 1000:.3f}s"
+
+    return Column(field=field, heading=heading, numeric=True, shown=shown, wide=wide)
+
+
+TIME_COLUMNS = (
+    Column(field="from", wide=True),
+    Column(field="to", wide=True),
+    Column(field="function", shrink=10),
+    Column(field="tenant", shrink=8, drop=1),
+    Column(field="node", shrink=8),
+    _time("allocated_ms", "TOTAL"),
+    _time("attributed_ms", "USED"),
+    _time("loading_ms", "LOADING"),
+    _time("idle_ms", "IDLE"),
+    _time("lost_ms", "LOST", wide=True),
+)
+
+
+@click.command("gpu-time")
+@click.option(
+    "--by",
+    default=",".join(PROPERTIES),
+    show_default=True,
+    help="Group by these, separated by commas; '' for one sum over the cluster.",
+)
+@period_options
+@click.option(
+    "--resolution", type=click.Choice(tuple(RESOLUTIONS_S)), help="One row per minute, hour or day (UTC)."
+)
+@report_output_options
+@client_options
+def gpu_time_command(
+    by: str,
+    since: float | None,
+    until: float | None,
+    function: str | None,
+    tenant: str | None,
+    resolution: str | None,
+    form: str,
+    file: Path | None,
+    url: str | None,
+    api_key: str | None,
+) -> None:
+    """Show GPU time: used by requests, loading, idle.
+
+    TOTAL = USED + LOADING + IDLE, to within a millisecond of rounding per request. LOST (-o wide) is
+    time that a failed instance used without a record of it; it is part of IDLE. Loading and idle time
+    belong to no tenant, so that rows without a tenant are for admins.
+
+    \b
+    Examples:
+      hypercast gpu-time --since 24h
+      hypercast gpu-time --by node --resolution 1h
+      hypercast gpu-time --since 24h -o parquet --file gpu.parquet
+    """
+    parameters = query(
+        by=by, since=since, until=until, function=function, tenant=tenant, resolution=resolution
+    )
+    with connect(url, api_key) as client:
+        rows = client.json("GET", "/admin/usage/gpu-time", params=parameters)["rows"]
+    groups = {name.strip() for name in by.split(",")}
+    names = [name for name in COLUMNS if name in groups or name not in PROPERTIES]
+    columns = [column for column in TIME_COLUMNS if column.field in names]
+    if resolution:
+        columns[0] = Column(field="from")
+    emit_report(rows, columns, names, form, file)

@@ -1,0 +1,53 @@
+"""`logs`: the log lines of a function's instances."""
+
+import json
+
+import click
+
+from cli.client import segment
+from cli.options import client_options, connect
+
+
+@click.command("logs")
+@click.argument("name")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=100,
+    show_default=True,
+    help="Number of recent lines of each node.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object per line, with `node` and `line`.",
+)
+@client_options
+def logs_command(
+    name: str, lines: int, follow: bool, form: str, url: str | None, api_key: str | None
+) -> None:
+    """Print the log of a function from all nodes: starts, phases, errors, a handler's output.
+
+    Nodes keep these lines in memory. The log of a node that was killed is in `logs/NODE.log` of the
+    data directory of `hypercast up`.
+
+    \b
+    Examples:
+      hypercast logs echo
+      hypercast logs echo -f
+    """
+    with connect(url, api_key, timeout_s=86400.0 if follow else 60.0) as client:
+        query = {"lines": lines, "follow": str(follow).lower()}
+        with client.stream("GET", f"/admin/functions/{segment(name)}/logs", params=query) as response:
+            for line in response.iter_lines():
+                if form == "json":
+                    node, _, text = line.partition(" | ")
+                    line = json.dumps({"node": node, "line": text}, ensure_ascii=False)
+                click.echo(line)

@@ -1,0 +1,79 @@
+"""`nodes`: the nodes of the cluster and what each holds."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import click
+
+from cli.health import warn_if_unhealthy
+from cli.options import client_options, connect, output_option
+from cli.output import emit_rows
+from cli.tables import Column, Row
+from cli.values import age, human_bytes
+
+FIELDS = (
+    *("id", "host", "pid", "state", "device", "gpu_type", "gpu_count"),
+    *("gpu_bytes", "gpu_free_bytes", "host_bytes", "host_free_bytes", "link_rate_bytes_s"),
+    *("started_at", "functions"),
+)
+COLUMNS = (
+    Column(field="id", heading="NODE", shrink=10),
+    Column(field="host", shrink=8, drop=3),
+    Column(field="pid", numeric=True, wide=True),
+    Column(field="state", state=True),
+    Column(field="device", shrink=8, drop=4),
+    Column(
+        field="gpu", heading="GPU MEMORY", shown=lambda row: used(row["gpu_bytes"], row["gpu_free_bytes"])
+    ),
+    Column(field="host_memory", shown=lambda row: used(row["host_bytes"], row["host_free_bytes"]), drop=2),
+    Column(field="link_rate", wide=True, shown=lambda row: link_rate(row)),
+    Column(field="functions", shrink=16, shown=lambda row: instances(row)),
+    Column(
+        field="images", heading="IN HOST MEMORY", wide=True, shown=lambda row: " ".join(row["tiers"]["host"])
+    ),
+    Column(field="age", numeric=True, shown=lambda row: age(time.time() - row["started_at"]), drop=1),
+)
+
+
+def used(total: int, free: int) -> str:
+    """Return how much of a memory is in use."""
+    return f"{human_bytes(total - free)} / {human_bytes(total)}"
+
+
+def link_rate(node: Row) -> str:
+    """Return the cap on a node's transfers."""
+    rate = node.get("link_rate_bytes_s")
+    return f"{human_bytes(rate)}/s" if rate else ""
+
+
+def instances(node: Row) -> str:
+    """Return the functions that a node runs, with the state of those that do not serve."""
+    found = Counter(
+        f"{one['function']}:{one['version']}" + ("" if one["state"] == "ready" else f" ({one['state']})")
+        for one in node["instances"]
+    )
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in found.items())
+
+
+def csv_node(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node with its functions as a list of names."""
+    return {**node, "functions": [f"{one['function']}:{one['version']}" for one in node["instances"]]}
+
+
+@click.command("nodes")
+@output_option
+@client_options
+def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
+    """List nodes with their memory and instances.
+
+    \b
+    Examples:
+      hypercast nodes
+      hypercast nodes -o wide
+      hypercast nodes -o json
+    """
+    with connect(url, api_key) as client:
+        nodes = client.json("GET", "/admin/nodes")["nodes"]
+        warn_if_unhealthy(client)
+    emit_rows([csv_node(node) for node in nodes] if form == "csv" else nodes, COLUMNS, FIELDS, form)

@@ -1,0 +1,161 @@
+"""`scale`, `warm` and `evict`: where a function's image is and how many instances serve it."""
+
+import json
+from typing import Any
+
+import click
+
+from cli.client import Client, raise_for, segment
+from cli.errors import CliError, UsageError
+from cli.options import DURATION, LIVE, client_options, connect, output_option
+from cli.output import emit_record
+from cli.progress import StageLine, note
+from cli.values import duration
+
+_ON = click.option("--on", "on", multiple=True, metavar="NODE", help="Only on this node (repeatable).")
+
+
+def follow(client: Client, path: str, body: dict[str, Any]) -> None:
+    """Show the stages of an NDJSON stream. Raises CliError for its `error` line."""
+    line = StageLine()
+    try:
+        with client.stream("POST", path, json=body) as response:
+            raise_for(response)
+            for text in response.iter_lines():
+                event = json.loads(text) if text.strip() else {}
+                if "error" in event:
+                    raise CliError(event["error"]["message"])
+                if "stage" in event:
+                    line.show(event["stage"], event.get("fraction", 0.0))
+    finally:
+        line.end()
+
+
+@click.command("scale")
+@click.argument("name")
+@click.option(
+    "--instances", type=click.IntRange(0, 4096), metavar="N", help="Number of instances (0: asleep)."
+)
+@click.option("--on", "on", multiple=True, metavar="NODE", help="Place them on this node (repeatable).")
+@click.option(
+    "--wait/--no-wait", default=True, help="Return when the number is reached, or at once.  [default: wait]"
+)
+@click.option("--live", type=LIVE, help="Serve requests while the model is still loading.")
+@click.option("--ttft-target", type=DURATION, help="Target time to first token for --live auto.")
+@output_option
+@client_options
+def scale_command(
+    name: str,
+    instances: int | None,
+    on: tuple[str, ...],
+    wait: bool,
+    live: str | None,
+    ttft_target: float | None,
+    form: str,
+    url: str | None,
+    api_key: str | None,
+) -> None:
+    """Set the current number of instances (the autoscaler may change it later), or the live-loading mode.
+
+    \b
+    Examples:
+      hypercast scale tiny-coder --instances 3
+      hypercast scale tiny-coder --instances 1 --on node-2
+      hypercast scale tiny-coder --instances 0
+      hypercast scale tiny-coder --live pipeline
+    """
+    changes = {"live": live, "ttft_target_s": ttft_target}
+    settings = {key: value for key, value in changes.items() if value is not None}
+    if instances is None and not settings:
+        raise UsageError("name --instances, --live or --ttft-target")
+    with connect(url, api_key) as client:
+        if settings:
+            client.request("PATCH", f"/admin/functions/{segment(name)}", json={"scaling": settings})
+            if live is not None:
+                note(f"{name}: live loading {live}")
+            if ttft_target is not None:
+                note(f"{name}: target time to first token {duration(ttft_target)}")
+        if instances is not None:
+            client.request(
+                "POST",
+                f"/admin/functions/{segment(name)}/scale",
+                json={"instances": instances, "on": list(on), "wait": wait},
+            )
+            count = f"{instances} instance{'' if instances == 1 else 's'}"
+            note(f"{name}: {count}" if wait else f"{name}: {count} requested")
+    if form in ("json", "csv"):
+        emit_record({"name": name, "instances": instances, "on": list(on), "waited": wait, **settings}, form)
+
+
+@click.command("warm")
+@click.argument("name")
+@click.option(
+    "--nodes", type=click.IntRange(1, 4096), metavar="N", help="Number of nodes.  [default: every host]"
+)
+@_ON
+@output_option
+@client_options
+def warm_command(
+    name: str, nodes: int | None, on: tuple[str, ...], form: str, url: str | None, api_key: str | None
+) -> None:
+    """Load a function's image into host memory, without starting an instance.
+
+    \b
+    Examples:
+      hypercast warm tiny-coder
+      hypercast warm tiny-coder --nodes 2
+      hypercast warm tiny-coder --on node-1
+    """
+    with connect(url, api_key) as client:
+        follow(client, f"/admin/functions/{segment(name)}/warm", {"nodes": nodes, "on": list(on)})
+        if form in ("json", "csv"):
+            emit_record({"name": name, "tier": "host", "nodes": sorted(holders(client, name, "host"))}, form)
+    note(f"{name} is in host memory")
+
+
+@click.command("evict")
+@click.argument("name")
+@click.option(
+    "--tier",
+    type=click.Choice(["gpu", "host"]),
+    default="host",
+    show_default=True,
+    help="Memory to drop it from.",
+)
+@_ON
+@output_option
+@client_options
+def evict_command(
+    name: str, tier: str, on: tuple[str, ...], form: str, url: str | None, api_key: str | None
+) -> None:
+    """Drop a function's idle image from GPU or host memory. The cluster keeps one copy in host memory.
+
+    \b
+    Examples:
+      hypercast evict tiny-coder
+      hypercast evict tiny-coder --tier gpu --on node-1
+    """
+    with connect(url, api_key) as client:
+        before = holders(client, name, tier)
+        client.request("POST", f"/admin/functions/{segment(name)}/drop", json={"tier": tier, "on": list(on)})
+        after = holders(client, name, tier)
+    dropped = sorted(set(before) - set(after))
+    kept = sorted(node for node in after if not on or node in on)
+    if form in ("json", "csv"):
+        emit_record({"name": name, "tier": tier, "dropped": dropped, "kept": kept}, form)
+    # Nodes of one host share its copy in host memory.
+    copies = len({before[node] for node in dropped}) if tier == "host" else len(dropped)
+    text = f"{name}: dropped {copies} {'copy' if copies == 1 else 'copies'} from {tier} memory"
+    if kept:
+        reason = "in use" if tier == "gpu" else "in use, or the cluster's last copy"
+        text += f" (kept on {', '.join(kept)}: {reason})"
+    note(text)
+
+
+def holders(client: Client, name: str, tier: str) -> dict[str, str]:
+    """Return the nodes that hold the image of a function in a tier, each with its host."""
+    return {
+        node["id"]: node["host"]
+        for node in client.json("GET", "/admin/nodes")["nodes"]
+        if any(held.partition(":")[0] == name for held in node["tiers"].get(tier, ()))
+    }

@@ -1,0 +1,305 @@
+"""`usage`: use and cost, from the ledger."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.client import Client, segment
+from cli.errors import CliError
+from cli.options import (
+    DURATION,
+    client_options,
+    connect,
+    output_option,
+    period_options,
+    query,
+    report_output_options,
+    time_options,
+)
+from cli.output import emit_record, emit_report, emit_rows, write, write_fields
+from cli.tables import Column, Row, coloured, colours_wanted
+from cli.values import money, utc_ms
+from registry.accounting.usage_groups import DEFAULT_BY, PROPERTIES
+from registry.accounting.usage_report import COLUMNS
+
+SUMMARY_FIELDS = (
+    *("function", "tenant", "requests", "ok", "failed", "cancelled", "prompt_tokens", "completion_tokens"),
+    *("billed_gpu_ms", "queue_p50_ms", "queue_p95_ms", "exec_p50_ms", "exec_p95_ms", "cost_nanos"),
+    "currency",
+)
+_SUMS = (
+    "requests",
+    "ok",
+    "failed",
+    "cancelled",
+    "prompt_tokens",
+    "completion_tokens",
+    "billed_gpu_ms",
+    "cost_nanos",
+)
+CHECK_PAUSE_S = 2.0
+VERDICTS = {"open": "not yet settled"}
+
+
+def _verdict(row: Row) -> str:
+    return str(VERDICTS.get(row["verdict"], row["verdict"]))
+
+
+def _gpu_seconds(row: Row) -> str:
+    return f"{row['billed_gpu_ms'] / 1000:.3f}"
+
+
+def _cost(row: Row) -> str:
+    return money(row["cost_nanos"], row["currency"])
+
+
+PROMPT = Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, drop=4)
+OUTPUT = Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, drop=3)
+GPU_SECONDS = Column(field="billed_gpu_ms", heading="GPU S", numeric=True, shown=_gpu_seconds)
+COST = Column(field="cost_nanos", heading="COST", numeric=True, shown=_cost)
+REPORT_COLUMNS = (Column(field="requests", numeric=True), PROMPT, OUTPUT, GPU_SECONDS, COST)
+
+
+def _percentile(field: str, heading: str, drop: int) -> Column:
+    return Column(field=field, heading=heading, numeric=True, drop=drop)
+
+
+SUMMARY_COLUMNS = (
+    Column(field="function", shrink=10),
+    Column(field="tenant", shrink=8, drop=8),
+    Column(field="requests", numeric=True),
+    Column(field="ok", heading="OK", numeric=True, wide=True),
+    Column(field="failed", numeric=True, drop=5),
+    Column(field="cancelled", numeric=True, wide=True),
+    Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, wide=True),
+    Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, wide=True),
+    GPU_SECONDS,
+    _percentile("queue_p50_ms", "QUEUE P50 MS", 4),
+    _percentile("queue_p95_ms", "QUEUE P95 MS", 6),
+    _percentile("exec_p50_ms", "EXEC P50 MS", 3),
+    _percentile("exec_p95_ms", "EXEC P95 MS", 7),
+    COST,
+)
+SLICE_COLUMNS = (
+    Column(field="call_id", shrink=12),
+    Column(field="instance_id", heading="INSTANCE", shrink=12),
+    Column(field="node", shrink=8),
+    Column(field="gpu_us", heading="GPU MS", numeric=True, shown=lambda row: f"{row['gpu_us'] / 1000:.3f}"),
+)
+CHECK_COLUMNS = (
+    Column(field="instance_id", heading="INSTANCE", shrink=12),
+    Column(field="node", shrink=8),
+    Column(field="verdict", state=True, shown=_verdict),
+    Column(
+        field="busy_us", heading="METERED MS", numeric=True, shown=lambda row: f"{row['busy_us'] / 1000:.3f}"
+    ),
+    Column(
+        field="used_us", heading="BILLED MS", numeric=True, shown=lambda row: f"{row['used_us'] / 1000:.3f}"
+    ),
+    Column(field="missing_us", heading="DIFFERENCE US", numeric=True, wide=True),
+    Column(field="why", shrink=10, drop=1),
+)
+NODE_CHECK_COLUMNS = (
+    Column(field="node", shrink=8),
+    Column(field="verdict", state=True, shown=_verdict),
+    Column(field="why", shrink=10, drop=1),
+)
+
+
+@click.group("usage")
+def usage_command() -> None:
+    """Show use and cost from the ledger.
+
+    \b
+    Examples:
+      hypercast usage summary --since 24h
+      hypercast usage report --by tenant,day -o csv
+      hypercast usage show req-4f1c…
+    """
+
+
+@usage_command.command("report")
+@click.option(
+    "--by", default=",".join(DEFAULT_BY), show_default=True, help=f"Group by these: {', '.join(PROPERTIES)}."
+)
+@period_options
+@click.option("--key", help="Only requests made with the key of this id.")
+@report_output_options
+@client_options
+def report(
+    by: str,
+    since: float | None,
+    until: float | None,
+    function: str | None,
+    tenant: str | None,
+    key: str | None,
+    form: str,
+    file: Path | None,
+    url: str | None,
+    api_key: str | None,
+) -> None:
+    """Show requests, tokens, GPU time and cost by function and tenant, or by other properties.
+
+    JSON, CSV and Parquet have costs in billionths of the currency's unit (`cost_nanos`).
+
+    \b
+    Examples:
+      hypercast usage report
+      hypercast usage report --by tenant,day --since 7d -o csv
+    """
+    parameters = query(by=by, since=since, until=until, function=function, tenant=tenant, key=key)
+    with connect(url, api_key) as client:
+        answer = client.json("GET", "/admin/usage/report", params=parameters)
+    groups = [name.strip() for name in by.split(",")]
+    rows = answer["rows"]
+    if form in ("table", "wide"):
+        rows = [{**row, "currency": answer.get("currency", "USD")} for row in rows]
+    columns = (*(Column(field=name, shrink=8) for name in groups), *REPORT_COLUMNS)
+    emit_report(rows, columns, (*groups, *COLUMNS), form, file)
+
+
+@usage_command.command("summary")
+@period_options
+@output_option
+@client_options
+def summary(
+    since: float | None,
+    until: float | None,
+    function: str | None,
+    tenant: str | None,
+    form: str,
+    url: str | None,
+    api_key: str | None,
+) -> None:
+    """Show requests, GPU time, latency and cost of a period, by function and tenant.
+
+    \b
+    Examples:
+      hypercast usage summary --since 24h
+      hypercast usage summary --function tiny-coder -o wide
+    """
+    parameters = query(since=since, until=until, function=function, tenant=tenant)
+    with connect(url, api_key) as client:
+        rows = client.json("GET", "/admin/usage/summary", params=parameters)["rows"]
+    if form in ("table", "wide") and len(rows) > 1:
+        rows += totals(rows)
+    emit_rows(rows, SUMMARY_COLUMNS, SUMMARY_FIELDS, form)
+
+
+@usage_command.command("show")
+@click.argument("request_id")
+@output_option
+@client_options
+def show(request_id: str, form: str, url: str | None, api_key: str | None) -> None:
+    """Show the record of one request, by the id in its x-request-id header.
+
+    JSON is the record as it is in the ledger, with times in Unix seconds.
+
+    \b
+    Examples:
+      hypercast usage show req-4f1c…
+      hypercast usage show req-4f1c… -o json
+    """
+    with connect(url, api_key) as client:
+        record = client.json("GET", f"/admin/usage/show/{segment(request_id)}")
+    if form == "json":
+        write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        return
+    if form == "csv":
+        emit_record(record, form)
+        return
+    write_fields(shown_record(record))
+    slices = record.get("gpu", [])
+    if slices:
+        write("\n")
+        emit_rows(slices, SLICE_COLUMNS, (), form)
+
+
+def shown_record(record: Row) -> list[tuple[str, str]]:
+    """Return the labelled values of a request's record."""
+    return [
+        ("Request", record["request_id"]),
+        *([("Client id", record["client_request_id"])] if record.get("client_request_id") else []),
+        ("Status", record["status"]),
+        ("Function", f"{record['function']}:{record['version']}"),
+        ("Tenant", record["tenant"]),
+        ("Key", record["key_id"]),
+        ("Node", f"{record['node']} ({record['gpu_count']} x {record['gpu_type']})"),
+        ("Start", record["start_kind"]),
+        ("Received", utc_ms(record["received_at"])),
+        ("Started", utc_ms(record["started_at"])),
+        ("Ended", utc_ms(record["ended_at"])),
+        (
+            "Time",
+            f"{record['queue_ms']} ms queued, {record['load_ms']} ms loading, {record['exec_ms']} ms running",
+        ),
+        ("Tokens", f"{record['prompt_tokens']} in the prompt, {record['completion_tokens']} generated"),
+        ("GPU time", f"{record['billed_gpu_ms']} ms billed"),
+        (
+            "Cost",
+            f"{money(record['cost_nanos'], record.get('currency') or 'USD')} (price {record['rate_id']})",
+        ),
+    ]
+
+
+@usage_command.command("check")
+@click.option(
+    "--wait", type=DURATION, default=0.0, help="Repeat for at most this long, until all is settled."
+)
+@time_options
+@output_option
+@client_options
+def check(
+    wait: float, since: float | None, until: float | None, form: str, url: str | None, api_key: str | None
+) -> None:
+    """Audit the ledger: compare metered GPU time with billed GPU time.
+
+    Exits with 1 if they are proven to differ. "Not yet settled" are instances with requests in flight, or
+    with time that their node has yet to record (at most its --meter-interval): use --wait. What is
+    "unproven" adds up, but part of the proof is outside the requested time.
+
+    \b
+    Examples:
+      hypercast usage check
+      hypercast usage check --since 24h --wait 90s
+    """
+    parameters = query(since=since, until=until)
+    with connect(url, api_key) as client:
+        found = checked(client, parameters, time.monotonic() + wait)
+    if form in ("json", "csv"):
+        emit_record(found, form)
+    else:
+        verdict = VERDICTS.get(found["verdict"], found["verdict"])
+        write(
+            f"{coloured(verdict) if colours_wanted() else verdict}: {found['requests']} requests on "
+            f"{found['instances_checked']} instances of {found['nodes_checked']} nodes\n"
+        )
+        if found["instances"]:
+            emit_rows(found["instances"], CHECK_COLUMNS, (), form)
+        if found["nodes"]:
+            emit_rows(found["nodes"], NODE_CHECK_COLUMNS, (), form)
+    if found["verdict"] == "wrong":
+        raise CliError("the ledger does not add up")
+
+
+def checked(client: Client, parameters: dict[str, object], until_s: float) -> dict[str, Any]:
+    """Return the audit, repeated until it is settled or the time is over."""
+    while True:
+        found: dict[str, Any] = client.json("GET", "/admin/usage/check", params=parameters)
+        left_s = until_s - time.monotonic()
+        if found["verdict"] in ("exact", "unproven") or left_s <= 0:
+            return found
+        time.sleep(min(CHECK_PAUSE_S, left_s))
+
+
+def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row of sums per currency."""
+    found = []
+    for currency in sorted({row["currency"] for row in rows}):
+        of_currency = [row for row in rows if row["currency"] == currency]
+        sums = {name: sum(row[name] for row in of_currency) for name in _SUMS}
+        found.append({"function": "total", "currency": currency, **sums})
+    return found

@@ -1,0 +1,182 @@
+"""The settings of `up`, checked once."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cli.errors import UsageError
+from invoker.emulated.profiles import find_device
+from rdmacast.protocol.tls import TlsFiles, load_tls
+from registry.config.emulation import is_emulated, parse_device
+from registry.config.options import Options, default_data_dir
+from registry.errors import InvalidRecord
+
+MAX_NODES = 256
+MAX_GATEWAYS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """How a process joins the cluster."""
+
+    redis_url: str
+    secret_file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """What `up` starts: its options, checked and with every default filled in.
+
+    `hosts=None`: all nodes share this machine's host tier.
+    """
+
+    options: Options
+    nodes: int
+    hosts: int | None
+    device: str
+    data_dir: Path
+    cores: int
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each gateway, 0 where any free one will do."""
+        port = self.options.port
+        return tuple(port and port + index for index in range(self.options.gateways))
+
+    @property
+    def host_ids(self) -> tuple[str | None, ...]:
+        """The virtual host of each node, None where it is this machine."""
+        if self.hosts is None:
+            return (None,) * self.nodes
+        return tuple(f"host-{index % self.hosts}" for index in range(self.nodes))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each node: one GPU each where GPUs are used."""
+        if self.device == "cuda":
+            return tuple(f"cuda:{index}" for index in range(self.nodes))
+        return (self.device,) * self.nodes
+
+    def of_gateway(self, name: str, port: int, joined: Joined) -> Options:
+        """Return the options of one gateway."""
+        return replace(
+            self.options,
+            # A fixed name: after a restart it has the controller's lease again at once.
+            gateway_id=name,
+            port=port,
+            redis_url=joined.redis_url,
+            secret_file=joined.secret_file,
+            store=str(self.data_dir / "store"),
+            admin_key_file=self.data_dir / "admin.key",
+            expect_nodes=self.nodes,
+        )
+
+    def of_nodes(self, joined: Joined) -> dict[str, Options]:
+        """Return the options of each node, by its id."""
+        return {
+            f"node-{index}": replace(
+                self.options,
+                node_id=f"node-{index}",
+                host_id=host,
+                device=device,
+                redis_url=joined.redis_url,
+                secret_file=joined.secret_file,
+                threads=max(1, self.cores // self.nodes),
+                nodes_hint=self.nodes,
+            )
+            for index, (host, device) in enumerate(zip(self.host_ids, self.devices, strict=True))
+        }
+
+
+def count_gpus(proc: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """Return the number of NVIDIA GPUs that the driver lists."""
+    return len(list(proc.iterdir())) if proc.is_dir() else 0
+
+
+def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
+    """Fill in defaults and refuse what cannot work. Raises UsageError."""
+    device, link_rate = options.device, options.link_rate_bytes_s
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if is_emulated(device):
+        link_rate = link_rate or emulated_link_rate(device)
+    elif device not in ("cpu", "cuda"):
+        raise UsageError(f"unknown device {device!r}: use auto, cpu, cuda or emulated:GPU")
+    nodes = options.nodes
+    if nodes is None:
+        nodes = max(1, gpus) if device == "cuda" else 2
+    _check(options, nodes)
+    _check_gpus(device, nodes, gpus)
+    data_dir = (options.data_dir or default_data_dir()).expanduser().resolve()
+    return UpSettings(
+        options=replace(
+            _with_tls(options),
+            data_dir=data_dir,
+            link_rate_bytes_s=link_rate,
+            shm_dir=options.shm_dir.resolve(),
+        ),
+        nodes=nodes,
+        hosts=_hosts(options.hosts, nodes, capped=link_rate is not None),
+        device=device,
+        data_dir=data_dir,
+        cores=cores,
+    )
+
+
+def _check(options: Options, nodes: int) -> None:
+    port, gateways = options.port, options.gateways
+    if not os.access(options.shm_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--shm-dir {options.shm_dir} is not a writable folder")
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"--nodes must be 1 to {MAX_NODES}, not {nodes}")
+    if not 1 <= gateways <= MAX_GATEWAYS:
+        raise UsageError(f"--gateways must be 1 to {MAX_GATEWAYS}, not {gateways}")
+    if port and port + gateways - 1 > 65535:
+        raise UsageError(f"--gateways {gateways} need {gateways} ports, from --port {port} to 65535 at most")
+    if options.redis_url is not None and options.appendfsync != "everysec":
+        raise UsageError("--appendfsync is for the embedded Redis; configure the Redis of --redis-url itself")
+
+
+def _check_gpus(device: str, nodes: int, gpus: int) -> None:
+    if device == "cuda" and not gpus:
+        raise UsageError(
+            "no NVIDIA GPU is visible on this machine; use --device cpu, or see `hypercast doctor`"
+        )
+    if device == "cuda" and nodes > gpus:
+        raise UsageError(f"--nodes {nodes} is more than the {gpus} GPUs of this machine")
+
+
+def _hosts(hosts: int | None, nodes: int, *, capped: bool) -> int | None:
+    """Return the number of virtual hosts: one per node where links are capped. Raises UsageError."""
+    if capped and hosts is None:
+        hosts = nodes  # transfers between nodes of one host do not cross a link
+    if hosts is not None and not 1 <= hosts <= nodes:
+        raise UsageError(f"--hosts must be 1 to the number of nodes ({nodes}), not {hosts}")
+    if capped and hosts != nodes:
+        raise UsageError("--link-rate implies one virtual host per node; leave out --hosts")
+    return hosts
+
+
+def emulated_link_rate(device: str) -> int:
+    """Return the link rate of an emulated device by its datasheet, at its scale. Raises UsageError."""
+    try:
+        wanted = parse_device(device)
+        _, links = find_device(wanted)
+    except InvalidRecord as error:
+        raise UsageError(f"--device: {error}") from error
+    return max(1, int(links.network / wanted.scale / wanted.slower))
+
+
+def _with_tls(options: Options) -> Options:
+    """Return the options with absolute paths of TLS files. Raises UsageError if they are unusable."""
+    given = (options.cast_tls_cert, options.cast_tls_key, options.cast_tls_ca)
+    if given == (None, None, None):
+        return options
+    cert, key, ca = (path and path.resolve() for path in given)
+    if cert is None or key is None or ca is None:
+        raise UsageError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca must be given together")
+    try:
+        load_tls(TlsFiles(cert=cert, key=key, ca=ca))
+    except OSError as error:
+        raise UsageError(f"nodes cannot use {cert}, {key} and {ca} for TLS: {error}") from error
+    return replace(options, cast_tls_cert=cert, cast_tls_key=key, cast_tls_ca=ca)

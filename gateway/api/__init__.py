@@ -1,0 +1,17 @@
+"""The ASGI application and its handlers.
+
+- `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
+- `admin_functions`: functions
+- `admin_keys`: API keys and prices
+- `admin_usage`: usage reports
+- `app`: the application
+- `blob_collector`: deletion of unused blobs
+- `cast_view`: a cast as it is shown
+- `operations`: the table of all operations, with their handlers
+- `routes_embeddings`: /v1/embeddings
+- `routes_functions`: the generic invoke
+- `routes_generate`: completions and chat
+- `routes_models`: /v1/models
+- `routes_system`: probes, metrics, OpenAPI
+- `uploads`: resumable uploads of blobs
+"""

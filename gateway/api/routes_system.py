@@ -1,0 +1,80 @@
+"""Probes, metrics and the API's description, which need no key."""
+
+from collections.abc import Callable
+from functools import cache
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.http.drain import ServingPhase
+from gateway.http.metrics import CONTENT_TYPE
+from gateway.http.responses import json_response, raw_json
+from gateway.requests.services import Services
+from gateway.schemas.answers import Health, Liveness, Readiness
+from registry.records.instance import InstanceState
+from registry.records.node import NodeState
+
+
+class SystemRoutes:
+    """The handlers of /livez, /readyz, /health, /metrics and /openapi.json."""
+
+    def __init__(self, services: Services, document: Callable[[], bytes]) -> None:
+        self._services = services
+        self._document = cache(document)
+
+    async def livez(self, request: Request) -> Liveness:
+        """Return 200 while the process responds."""
+        return Liveness()
+
+    async def readyz(self, request: Request) -> Response:
+        """Return 200 while this gateway accepts requests, else 503 with the reasons.
+
+        It is ready when Redis is available, the expected nodes have joined, and it is not draining.
+        """
+        reasons = self._reasons()
+        if reasons:
+            return json_response(Readiness(status="not ready", reasons=reasons), status=503)
+        return json_response(Readiness(status="ready"))
+
+    async def health(self, request: Request) -> Response:
+        """Return a summary; 503 with the same body while not ready."""
+        services, view = self._services, self._services.cluster.view()
+        reasons = self._reasons()
+        states = [instance.state for instance in view.instances]
+        rates = [up.record.link_rate_bytes_s for up in view.nodes if up.record.link_rate_bytes_s]
+        body = Health(
+            status="ready" if not reasons else "not ready",
+            reasons=reasons,
+            phase=services.limiter.phase,
+            in_flight=services.limiter.in_flight,
+            state="alive" if services.health.alive else "silent",
+            state_reason=services.health.reason,
+            nodes=len(view.nodes),
+            functions=len(view.functions),
+            instances={str(state): states.count(state) for state in sorted(set(states))},
+            ready_instances=states.count(InstanceState.READY),
+            link_rate_bytes_s=min(rates) if rates else UNSET,
+        )
+        return json_response(body, status=503 if reasons else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the Prometheus metrics."""
+        return Response(self._services.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(self, request: Request) -> Response:
+        """Return the OpenAPI document."""
+        return raw_json(self._document())
+
+    def _reasons(self) -> list[str]:
+        services = self._services
+        reasons = []
+        if services.limiter.phase is ServingPhase.DRAINING:
+            reasons.append("draining")
+        if not services.health.alive:
+            reasons.append(f"Redis is unavailable: {services.health.reason}")
+        expected = services.settings.expect_nodes
+        ready = sum(up.record.state is NodeState.READY for up in services.cluster.view().nodes)
+        if ready < expected:
+            reasons.append(f"{ready} of {expected} nodes have joined")
+        return reasons

@@ -1,0 +1,9 @@
+"""The control loop of a gateway, its lease, and operator requests.
+
+- `assembly`: opens the control side of a gateway
+- `cluster_operations`: operator requests: scale, warm, drop, logs
+- `context`: grouped dependencies of the control side
+- `controller`: plans and executes actions while it holds the lease
+- `leadership`: the controller lease
+- `node_calls`: calls to nodes other than requests
+"""

@@ -1,0 +1,231 @@
+"""Assembly of the routing and scaling side of one gateway."""
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.billing.ack_batcher import AckBatcher
+from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.link_rates import LinkRateCache
+from gateway.cluster.node_channels import NodeChannels
+from gateway.cluster.node_client import Dial
+from gateway.cluster.start_assets import StartAssets
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.cluster.sync import ClusterStateSync
+from gateway.control.cluster_operations import ClusterControl
+from gateway.control.context import ClusterContext, LocalLoad, Planners
+from gateway.control.controller import Controller
+from gateway.control.leadership import TTL_S as LEASE_TTL_S
+from gateway.control.leadership import Leadership
+from gateway.control.node_calls import NodeCalls
+from gateway.core.contract import Blobs
+from gateway.core.fixed_plan import FixedPlan
+from gateway.dispatch.admission import Admission, AdmissionLimits
+from gateway.dispatch.call_mover import CallMover
+from gateway.dispatch.demand import DemandPublisher
+from gateway.dispatch.dispatcher import CallDispatcher, DispatchSettings
+from gateway.dispatch.progress import StartProgress
+from gateway.live.coordinator import LiveCoordinator
+from gateway.live.publisher import LiveStatePublisher
+from gateway.planning.cast_planner import CastPlanner
+from gateway.planning.cast_publisher import CastPublisher
+from gateway.planning.plan import PlannerSettings
+from gateway.planning.planner import ScalingPlanner
+from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
+from gateway.planning.replicator import Replicator
+from registry.clock import Clock, SystemClock
+from registry.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Settings of the control side.
+
+    `cast_plan` forces one planner on all casts, for experiments. `link_bytes_s` is the assumed rate of links
+    that no cast has measured.
+    """
+
+    lease_ttl_s: float = LEASE_TTL_S
+    demand_ttl_s: float = 10.0
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    planner: PlannerSettings = field(default_factory=PlannerSettings)
+    cast_plan: FixedPlan | None = None
+    link_bytes_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlStats:
+    """Figures for metrics; `desired` is empty on a gateway that is not the controller."""
+
+    controller_epoch: int | None
+    state_alive: bool
+    held: int
+    in_flight: int
+    failovers: int
+    rerouted: int
+    moved: int
+    desired: Mapping[str, int]
+    instances: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """The open control side; `ready` is set once the cluster's state has been read."""
+
+    dispatcher: CallDispatcher
+    cluster: ClusterControl
+    state_cache: ClusterStateCache
+    changes: ChangeCondition
+    ready: asyncio.Event
+    settlement: AckBatcher
+    _sync: ClusterStateSync
+    _leadership: Leadership
+    _controller: Controller
+    _admission: Admission
+
+    def __repr__(self) -> str:
+        return f"<Control {self._leadership!r} {self.state_cache!r}>"
+
+    async def drain(self) -> None:
+        """Refuse new calls; return once those in progress have ended."""
+        await self.dispatcher.drain()
+
+    def stats(self) -> ControlStats:
+        """Return the current figures (no I/O)."""
+        counts = self.dispatcher.counts
+        return ControlStats(
+            controller_epoch=self._leadership.epoch,
+            state_alive=self._sync.alive,
+            held=self._admission.held,
+            in_flight=self._admission.calls - self._admission.held,
+            failovers=counts.failovers,
+            rerouted=counts.rerouted,
+            moved=counts.moved,
+            desired={str(key): desired for key, desired in self._controller.desired.items()},
+            instances=Counter(instance.state.value for instance in self.state_cache.instances()),
+        )
+
+
+@asynccontextmanager
+async def make_control(
+    *,
+    state: ClusterState,
+    blobs: Blobs,
+    dial: Dial,
+    gateway_id: str,
+    clock: Clock | None = None,
+    settings: ControlSettings | None = None,
+    policy: ScalerPolicy | None = None,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Control]:
+    """Open the control side; its tasks run until the context is left.
+
+    Leaving cancels calls in progress: `drain` first. `dial` comes from `gateway.cluster.dialer.channel_dial`.
+    """
+    settings = settings or ControlSettings()
+    cluster = _make_cluster(state, clock or SystemClock(), settings)
+    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), rng)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
+        ]
+        try:
+            yield parts.control
+        finally:
+            await asyncio.shield(parts.control.settlement.flush())
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(parts.loads.close())
+
+
+class _Running(Protocol):
+    async def run(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The control side, and those of its parts that run as tasks."""
+
+    control: Control
+    running: tuple[_Running, ...]
+    loads: DemandPublisher
+
+
+def _make_cluster(state: ClusterState, clock: Clock, settings: ControlSettings) -> ClusterContext:
+    changes = ChangeCondition()
+    backoff = BackoffTable(first_s=settings.planner.backoff_s, max_s=settings.planner.max_backoff_s)
+    state_cache = ClusterStateCache(LinkRateCache(settings.link_bytes_s), backoff)
+    sync = ClusterStateSync(state, state_cache, changes, clock)
+    return ClusterContext(state=state, state_cache=state_cache, sync=sync, changes=changes, clock=clock)
+
+
+def _assemble(
+    cluster: ClusterContext,
+    blobs: Blobs,
+    dial: Dial,
+    gateway_id: str,
+    settings: ControlSettings,
+    policy: ScalerPolicy,
+    rng: random.Random | None,
+) -> _Parts:
+    """Create all parts of the control side."""
+    state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
+    work = ChangeCondition()
+    admission, progress = Admission(settings.limits), StartProgress()
+    channels = NodeChannels(state_cache, changes, dial)
+    settlement = AckBatcher(channels)
+    loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
+    leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
+    dispatcher = CallDispatcher(
+        state_cache,
+        changes,
+        channels,
+        progress,
+        admission,
+        loads,
+        work,
+        clock,
+        rng=rng,
+        settings=settings.dispatch,
+    )
+    assets = StartAssets(blobs)
+    calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))
+    publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
+    live = LiveCoordinator(state_cache, channels, assets, publisher)
+    planners = _make_planners(cluster, settings, policy, live)
+    local = LocalLoad(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots, progress=progress)
+    controller = Controller(cluster, planners, local, calls, leadership, work)
+    moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
+    control = Control(
+        dispatcher=dispatcher,
+        cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls),
+        state_cache=state_cache,
+        changes=changes,
+        ready=cluster.sync.ready,
+        settlement=settlement,
+        _sync=cluster.sync,
+        _leadership=leadership,
+        _controller=controller,
+        _admission=admission,
+    )
+    running = (cluster.sync, channels, loads, leadership, planners.live, moves, controller, settlement)
+    return _Parts(control=control, running=running, loads=loads)
+
+
+def _make_planners(
+    cluster: ClusterContext, settings: ControlSettings, policy: ScalerPolicy, live: LiveCoordinator
+) -> Planners:
+    scaling = ScalingPlanner(policy, _instance_id, settings.planner, cluster.state_cache.backoff)
+    casts = CastPlanner(fixed=settings.cast_plan)
+    return Planners(scaling=scaling, replicator=Replicator(scaling), casts=casts, live=live)
+
+
+def _instance_id(key: VersionKey) -> str:
+    return f"{key.function}-{key.version}-{secrets.token_hex(4)}"

@@ -1,0 +1,10 @@
+"""Types, errors and settings shared by the whole gateway.
+
+- `contract`: protocols and types between the HTTP side and the routing side
+- `errors`: exceptions of the HTTP side and the error envelope
+- `fixed_plan`: a cast planner forced by a flag
+- `ids`: request and call ids
+- `request_context`: the context of one HTTP request
+- `settings`: flags of the gateway process
+- `validation`: messages for schema violations
+"""

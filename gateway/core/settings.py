@@ -1,0 +1,127 @@
+"""Settings of the gateway: flags, parsed once into frozen dataclasses."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.core.contract import Deadlines
+from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
+from registry.config.command_line import parse_options, process_command
+from registry.config.option_types import PlatformCommand
+from registry.config.options import Options
+from registry.config.secrets import load_or_create_secret
+from registry.errors import InvalidRecord
+
+HELP = """Run one gateway: the HTTP server of a Hypercast cluster.
+
+\b
+Example:
+  hypercast gateway --redis-url redis://10.0.0.5:6379/0 --store /srv/hypercast/store \\
+      --data-dir /srv/hypercast --host 10.0.0.5
+"""
+# Fields of Options and of GatewaySettings.
+_SAME = (
+    *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "max_in_flight", "log_level"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBounds:
+    """Limits on a JSON body, so that decoding it never blocks the event loop for long."""
+
+    containers: int  # arrays and objects
+    strings: int  # keys among them
+    commas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Limits of one request; "text" means bodies of completions, chat and embeddings."""
+
+    body_bytes: int = 32 << 20
+    text_bytes: int = 4 << 20
+    text_json: JsonBounds = JsonBounds(containers=1 << 16, strings=1 << 17, commas=1 << 19)
+    image_json: JsonBounds = JsonBounds(containers=200_000, strings=1 << 17, commas=1 << 20)
+    handler_json: JsonBounds = JsonBounds(containers=1 << 20, strings=1 << 20, commas=1 << 23)
+    body_idle_s: float = 30.0  # maximum pause between two pieces of a body
+    body_total_s: float = 300.0  # maximum duration of a body, except uploads
+    upload_bytes: int = 1 << 40
+    json_depth: int = 64
+    calls: int = 128  # prompts x choices of one request
+    messages: int = 4096
+    inputs: int = 2048  # texts of one embeddings request
+    inline_chars: int = 2048  # texts up to this length are tokenised without a thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How event streams behave while the call produces no output."""
+
+    head_wait_s: float = 1.0  # maximum wait of the response head for an assigned instance
+    stage_every_s: float = 0.25
+    keepalive_s: float = 15.0
+    write_timeout_s: float = 60.0  # a client that reads nothing for this long is disconnected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """All settings of one gateway process."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    gateway_id: str = ""
+    redis_url: str = ""
+    store: str = ""
+    secret: bytes = b""
+    admin_key_file: Path | None = None
+    expect_nodes: int = 0
+    grace_s: float = 30.0
+    linger_s: float = 0.0
+    key_cache_s: float = 5.0
+    max_in_flight: int = 4096
+    blob_grace_s: float = 6 * 3600.0
+    log_level: str = "info"
+    cast_plan: FixedPlan | None = None
+    link_bytes_s: int | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    streams: StreamSettings = field(default_factory=StreamSettings)
+
+
+COMMAND = process_command(PlatformCommand.GATEWAY, HELP)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> GatewaySettings:
+    """Parse flags into settings; exit with a message for an unknown or invalid one."""
+    try:
+        return make_settings(parse_options(COMMAND, argv), environ)
+    except InvalidRecord as error:
+        sys.stderr.write(f"hypercast gateway: {error}\n")
+        raise SystemExit(2) from error
+
+
+def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettings:
+    """Return the settings of a gateway with these options. Raises InvalidRecord."""
+    data = options.data_dir
+    secret_file = options.secret_file or (data and data / "cluster.secret")
+    try:
+        secret = load_or_create_secret(secret_file, environ)
+    except (InvalidRecord, OSError) as error:
+        raise InvalidRecord(f"{error} (flag --secret-file)") from error
+    planner = options.cast_planner
+    return GatewaySettings(
+        **{name: getattr(options, name) for name in _SAME},
+        redis_url=options.redis_url or "",
+        store=options.store or "",
+        secret=secret,
+        admin_key_file=options.admin_key_file or (data and data / "admin.key"),
+        cast_plan=None if planner is None else parse_fixed_plan(planner),
+        link_bytes_s=options.usual_link_rate_bytes_s,
+        deadlines=Deadlines(
+            start_s=options.start_timeout_s, idle_s=options.idle_timeout_s, total_s=options.total_timeout_s
+        ),
+        limits=RequestLimits(body_bytes=options.max_body_bytes),
+        streams=StreamSettings(write_timeout_s=options.write_timeout_s),
+    )

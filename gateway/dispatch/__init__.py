@@ -1,0 +1,15 @@
+"""The path of a call from the request queue to a replica.
+
+- `admission`: bounded request queues, one per function version
+- `call_mover`: hand-off of calls from pipelines to promoted members
+- `deadlines`: the limits of one call
+- `demand`: load reports of this gateway
+- `dispatcher`: admission, queueing and assignment
+- `execution`: one call on its replicas, with failover
+- `fairness`: start-time fair queueing between tenants
+- `pipeline_calls`: the calls that pipelines run
+- `progress`: the progress of starts that calls wait for
+- `replica_calls`: the work of each replica on a call, and its usage
+- `router`: the choice of a replica, and its slots
+- `targets`: shortest-completion-time routing beside pipelines
+"""

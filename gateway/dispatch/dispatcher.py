@@ -1,0 +1,368 @@
+"""The dispatcher of calls: admission, queueing and assignment to replicas."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.node_client import ChannelPool, NodeClient
+from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.core.contract import DispatchError, FunctionCall, OpenCall, WaitStage
+from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
+from gateway.dispatch.demand import DemandPublisher
+from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
+from gateway.dispatch.pipeline_calls import PipelineCalls
+from gateway.dispatch.progress import StartProgress
+from gateway.dispatch.router import ReplicaSlots, concurrency_of
+from gateway.planning.placement import unschedulable_reason
+from registry.clock import Clock
+from registry.records.change import InstanceChanged
+from registry.records.instance import InstanceRecord, InstanceState
+
+# How long calls wait while the shared state is unreachable, so that no start can be made.
+_CUT_OFF_S = 3.0
+# Delay of the load report for calls that never wait.
+_LOAD_DELAY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """Retry limits of the dispatcher.
+
+    `max_tries` bounds the tries of one call, `max_starts` the consecutive failed starts before waiting calls
+    fail. A full instance is retried after `refused_s`, a draining one after `draining_s`.
+    """
+
+    max_tries: int = 8
+    max_starts: int = 3
+    refused_s: float = 0.02
+    draining_s: float = 0.25
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """Totals since this gateway started."""
+
+    failovers: int = 0  # calls that continued elsewhere after their node was lost
+    rerouted: int = 0  # calls that an instance rejected before it began
+    moved: int = 0  # calls that a pipeline handed off
+
+
+class CallDispatcher:
+    """The dispatcher of all calls of this gateway.
+
+    `pump` runs after every change of the state cache.
+    """
+
+    def __init__(
+        self,
+        state_cache: ClusterStateCache,
+        changes: ChangeCondition,
+        links: ChannelPool,
+        progress: StartProgress,
+        admission: Admission,
+        demand: DemandPublisher,
+        load: ChangeCondition,
+        clock: Clock,
+        *,
+        rng: random.Random | None = None,
+        settings: DispatchSettings | None = None,
+    ) -> None:
+        self.slots = ReplicaSlots()
+        self.counts = DispatchCounts()
+        self.pipeline_calls = PipelineCalls()
+        self._state_cache = state_cache
+        self._changes = changes
+        self.links = links
+        self._progress = progress
+        self._admission = admission
+        self._demand = demand
+        self._load = load
+        self.clock = clock
+        self._rng = rng or random.Random()
+        self._settings = settings or DispatchSettings()
+        self._timers: dict[VersionKey, asyncio.TimerHandle] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        changes.subscribe(self.pump)
+        demand.on_failure(self.pump)
+
+    def __repr__(self) -> str:
+        return f"<CallDispatcher {self._admission!r} {self.slots!r}>"
+
+    def run(self, call: FunctionCall) -> "_DispatchedCall":
+        return _DispatchedCall(self, call)
+
+    async def drain(self) -> None:
+        """Admit no new calls; return once every call is over."""
+        self._admission.draining = True
+        await self._idle.wait()
+
+    # --- for RequestExecution
+
+    def client(self, node: str) -> NodeClient | None:
+        return self.links.client(node)
+
+    def gpu_of(self, node: str) -> tuple[str, int]:
+        entry = self._state_cache.node(node)
+        return ("", 0) if entry is None else (entry.record.gpu_type, entry.record.gpu_count)
+
+    def stage(self, key: VersionKey) -> WaitStage:
+        return self._progress.stage(self._state_cache, key)
+
+    @property
+    def max_tries(self) -> int:
+        return self._settings.max_tries
+
+    def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None:
+        """Queue a call again in order of arrival, and record what the outcome shows of its replica."""
+        instance = queued.instance
+        assert instance is not None
+        self.slots.release(slots_key_of(instance), queued.cost, has_token=queued.has_token)
+        match outcome:
+            case ReplicaOutcome.MOVED | ReplicaOutcome.STAGE_LOST | ReplicaOutcome.GONE if isinstance(
+                instance, PipelineReplica
+            ):
+                if not queued.goes_to:  # not requested here: the pipeline is closed
+                    self._state_cache.live.close(instance.instance_id)
+            case ReplicaOutcome.LOST:
+                self.links.report_broken(instance.node)
+            case ReplicaOutcome.DRAINING:  # its record is about to change
+                until = self.clock.monotonic_s() + self._settings.draining_s
+                self.slots.back_off_until(instance.instance_id, until)
+            case ReplicaOutcome.GONE if isinstance(instance, InstanceRecord):
+                self._state_cache.apply(InstanceChanged(record=_stopped(instance)), self.clock.monotonic_s())
+            case ReplicaOutcome.FULL:
+                until = self.clock.monotonic_s() + self._settings.refused_s
+                self.slots.back_off_until(instance.instance_id, until)
+        if failover:
+            self.counts.failovers += 1
+        elif outcome is ReplicaOutcome.MOVED:
+            self.counts.moved += 1
+        else:
+            self.counts.rerouted += 1
+        self._admission.requeue(queued)
+        self._demand.changed(urgent=True)
+        self._changes.notify()  # the state cache changed
+
+    def on_first_token(self, queued: QueuedRequest) -> None:
+        """Record the first token of a call on its replica, which may have room for another one now."""
+        if queued.instance is not None and not queued.has_token:
+            queued.has_token = True
+            self.slots.on_first_token(slots_key_of(queued.instance))
+            self._assign_held(self._admission.queue(queued.key))
+
+    # --- calls come and go
+
+    def enter(self, call: FunctionCall) -> QueuedRequest:
+        self._admission.check_open()
+        key = VersionKey(call.version.function, call.version.version)
+        replicas = self._state_cache.replicas(key)
+        hot = any(isinstance(one, InstanceRecord) for one in replicas) or bool(self._state_cache.ready(key))
+        queued = QueuedRequest(call, self.clock.monotonic_s(), self._state_cache.backoff.serial, hot=hot)
+        queue = self._admission.find(key)
+        first = queue is None or not queue.held
+        if first and self._start(queued, replicas):
+            return queued
+        queue = self._admission.enqueue(queued)
+        self._idle.clear()
+        self._assign_ready(queue, replicas)
+        starts_to_wait = queued.instance is None and first
+        self._demand.changed(urgent=starts_to_wait)
+        if starts_to_wait:
+            queue.stage = self.stage(key)
+            self._reject_unservable(queue)
+            self._load.notify()  # a controller in this process starts what is missing
+        else:
+            self._load.notify_within(_LOAD_DELAY_S)
+        return queued
+
+    def leave(self, queued: QueuedRequest) -> None:
+        if queued.instance is not None:
+            self.slots.release(slots_key_of(queued.instance), queued.cost, has_token=queued.has_token)
+            if queued.has_token and isinstance(queued.instance, InstanceRecord):
+                served_s = self.clock.monotonic_s() - queued.assigned_s
+                self._admission.record_service(queued.key, served_s)
+        self._admission.leave(queued)
+        self._demand.changed()
+        queue = self._admission.find(queued.key)
+        if queue is not None:
+            self._assign_held(queue)
+        elif self._admission.calls == 0:
+            self._idle.set()
+        self._load.notify_within(_LOAD_DELAY_S)
+
+    def _start(self, queued: QueuedRequest, replicas: Sequence[Replica]) -> bool:
+        """Start a call for which no other waits on an instance with a free slot; return False without one.
+
+        Beside pipelines, and beyond an instance's limit, it goes through the queue, as all others.
+        """
+        if not replicas or any(isinstance(one, PipelineReplica) for one in replicas):
+            return False
+        instance = self.slots.choose(replicas, self._rng, queued.arrived_s, cost=queued.cost).instance
+        if instance is None:
+            return False
+        self.slots.acquire(slots_key_of(instance), queued.cost)
+        self._admission.start(queued, instance)
+        self._idle.clear()
+        self._demand.changed()
+        self._load.notify_within(_LOAD_DELAY_S)
+        return True
+
+    # --- assignment
+
+    def pump(self) -> None:
+        """Assign queued calls to replicas with free slots."""
+        for queue in self._admission.queues():
+            self._assign_held(queue)
+            if queue.held and not self._state_cache.ready(queue.key):
+                self._report_stage(queue)
+
+    def _assign_held(self, queue: RequestQueue) -> None:
+        if queue.held:
+            self._assign_ready(queue, self._state_cache.replicas(queue.key))
+
+    def _assign_ready(self, queue: RequestQueue, ready: Sequence[Replica]) -> None:
+        now = self.clock.monotonic_s()
+        if ready and queue.unready:
+            queue.unready = False
+            for queued in queue.held:
+                queued.ready_s = now if queued.ready_s is None else queued.ready_s
+        for queued in list(queue.moving.values()):
+            self._move(queued, ready)
+        slots = sum(map(concurrency_of, ready))
+        while (following := queue.held.first()) is not None:
+            # Its tenant has the fewest calls in service: if it is not below its share, none is.
+            over_commit = following.batches and queue.held.is_below_share(following.tenant, slots)
+            choice = self.slots.choose(ready, self._rng, now, over_commit=over_commit, cost=following.cost)
+            if choice.instance is None:
+                if choice.next_at is not None:
+                    self._assign_at(queue.key, choice.next_at - now)
+                return
+            self._assign(following, choice.instance)
+
+    def _move(self, queued: QueuedRequest, ready: Sequence[Replica]) -> None:
+        """Assign a handed-off call to its target instance, if that has a free slot.
+
+        It goes before all others: it held a slot already, and its KV cache is not kept for long.
+        """
+        for server in ready:
+            if server.instance_id == queued.goes_to and self.slots.room(server, over_commit=True) > 0:
+                self._assign(queued, server)
+                return
+
+    def _assign(self, queued: QueuedRequest, server: Replica) -> None:
+        self.slots.acquire(slots_key_of(server), queued.cost)
+        queued.assigned_s = self.clock.monotonic_s()
+        self._admission.assign(queued, server)
+
+    def _assign_at(self, key: VersionKey, delay_s: float) -> None:
+        if key not in self._timers:
+            self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._on_timer, key)
+
+    def _on_timer(self, key: VersionKey) -> None:
+        del self._timers[key]
+        queue = self._admission.find(key)
+        if queue is not None:
+            self._assign_held(queue)
+
+    def _report_stage(self, queue: RequestQueue) -> None:
+        """Reject calls that no start can serve, and report the start's progress to the others."""
+        self._reject_unservable(queue)
+        stage = self.stage(queue.key)
+        if stage != queue.stage:
+            queue.stage = stage
+            for queued in queue.held:
+                queued.wake.set()
+
+    def _reject_unservable(self, queue: RequestQueue) -> None:
+        """Reject calls whose function was deleted, fits no node, or failed to start too often."""
+        key, state_cache = queue.key, self._state_cache
+        version = state_cache.version(key)
+        deleted = bool(state_cache.cursor) and key.function not in state_cache.functions
+        nodes = [entry.record for entry in state_cache.nodes()]
+        why = "" if version is None else unschedulable_reason(version, nodes)
+        coming = bool(state_cache.starting(key))
+        unavailable = self._state_unavailable()
+        if unavailable is not None:
+            for queued in list(queue.held):
+                self._admission.reject(queued, unavailable)
+            return
+        if not (deleted or why or (state_cache.backoff.failures(key) and not coming)):
+            return  # the usual case, with possibly thousands of queued calls
+        usable = {node.id for node in state_cache.usable_nodes()}
+        for queued in list(queue.held):
+            if deleted:
+                error = DispatchError(
+                    "model_not_found", f"the function {key.function} was deleted", status=404
+                )
+                self._admission.reject(queued, error)
+                continue
+            failures = state_cache.backoff.failures(key, queued.failure_serial)
+            tried = {failure.node for failure in failures}
+            spent = len(failures) >= self._settings.max_starts or bool(
+                failures and usable and usable <= tried
+            )
+            if why or (spent and not coming):
+                reason = why or failures[-1].error
+                self._admission.reject(
+                    queued,
+                    DispatchError(
+                        "start_failed",
+                        f"{key.function} could not be started: {reason}",
+                        status=503,
+                        retry_after_s=5,
+                    ),
+                )
+
+    def _state_unavailable(self) -> DispatchError | None:
+        """Return the error of waiting calls while Redis is unreachable, or accepts no writes (disk full)."""
+        lost_s, demand = self._state_cache.disconnected_s, self._demand
+        if demand.failing_s > _CUT_OFF_S:
+            reason = demand.failure
+        elif lost_s is not None and self.clock.monotonic_s() - lost_s > _CUT_OFF_S:
+            reason = demand.failure if demand.failing_s else "no connection"
+        else:
+            return None
+        return DispatchError(
+            "state_unavailable",
+            f"Redis is unavailable ({reason}): no instance can be started",
+            status=503,
+            retry_after_s=1,
+        )
+
+
+class _DispatchedCall:
+    """A context manager for one call: admitted on entry, removed on exit."""
+
+    def __init__(self, dispatcher: CallDispatcher, call: FunctionCall) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+
+    async def __aenter__(self) -> OpenCall:
+        dispatcher = self._dispatcher
+        self._queued = dispatcher.enter(self._call)
+        self._execution = RequestExecution(dispatcher, self._call, self._queued, dispatcher.clock)
+        return self._execution
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._execution.aclose()
+        finally:
+            self._dispatcher.leave(self._queued)
+            if self._execution.unreported:
+                await self._execution.collect_unreported()
+
+
+def _stopped(instance: InstanceRecord) -> InstanceRecord:
+    return InstanceRecord(
+        instance_id=instance.instance_id,
+        function=instance.function,
+        version=instance.version,
+        node=instance.node,
+        state=InstanceState.STOPPED,
+        start_kind=instance.start_kind,
+        since=instance.since,
+    )

@@ -1,0 +1,154 @@
+"""The choice of the replica for a call (pure).
+
+Among instances the least loaded one below its limit; where pipelines are among them, the one that ends first.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gateway.cluster.replicas import PipelineReplica, Replica, serving_rates, slots_key_of
+from gateway.dispatch.targets import RequestTarget, choose_target
+
+# Calls without a first token per pipeline stage, and per instance beside pipelines.
+_MAX_FRESH = 2
+DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaChoice:
+    """The replica for a call, or None; `next_at` is when a full one may be retried."""
+
+    instance: Replica | None
+    next_at: float | None = None
+
+
+def concurrency_of(server: Replica) -> int:
+    """Return the number of calls that the replica runs at once."""
+    return server.max_concurrency or DEFAULT_CONCURRENCY
+
+
+def overcommit_of(slots: int) -> int:
+    """Return the number of over-commit slots, for tenants below their fair share.
+
+    Such a tenant need not wait for a call of another to end; the others get no slot meanwhile.
+    """
+    return slots // 2
+
+
+class ReplicaSlots:
+    """The slots that this gateway's calls hold, by `slots_key_of`, and the backoff of full replicas.
+
+    `work` is the estimated cost of the calls on each, in tokens.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: Counter[str] = Counter()
+        self._work: Counter[str] = Counter()
+        self._fresh: Counter[str] = Counter()  # calls without a first token
+        self._full_until: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Slots {dict(self._in_flight)}>"
+
+    @property
+    def in_flight(self) -> Counter[str]:
+        return self._in_flight
+
+    def acquire(self, key: str, cost: int = 1) -> None:
+        self._in_flight[key] += 1
+        self._work[key] += cost
+        self._fresh[key] += 1
+
+    def on_first_token(self, key: str) -> None:
+        """Record the first token of one of its calls."""
+        self._fresh[key] -= 1
+
+    def release(self, key: str, cost: int = 1, *, has_token: bool = False) -> None:
+        """Return the slot of a call, which has produced a token if `has_token`."""
+        assert self._in_flight[key] > 0, key
+        self._in_flight[key] -= 1
+        self._work[key] -= cost
+        self._fresh[key] -= not has_token
+        if not self._in_flight[key]:
+            del self._in_flight[key], self._work[key], self._fresh[key]
+
+    def back_off_until(self, instance_id: str, until: float) -> None:
+        """Route no call to a replica that other gateways have filled until then."""
+        self._full_until[instance_id] = until
+
+    def room(self, server: Replica, *, over_commit: bool = False) -> int:
+        """Return the number of free slots.
+
+        A pipeline gets no more calls than keep it busy: others may form, and nodes become ready, at any time.
+        """
+        slots = concurrency_of(server)
+        room = slots + (overcommit_of(slots) if over_commit else 0) - self._in_flight[slots_key_of(server)]
+        return min(room, self._backlog_room(server)) if _runs_in_turns(server) else room
+
+    def _backlog_room(self, server: Replica) -> int:
+        """Return how many more calls keep it busy until those without a first token have one."""
+        stages = len(server.pipeline.stages) if isinstance(server, PipelineReplica) else 1
+        return _MAX_FRESH * stages - self._fresh[slots_key_of(server)]
+
+    def _keeps_up(self, server: Replica) -> bool:
+        return isinstance(server, PipelineReplica) or self._backlog_room(server) > 0
+
+    def choose(
+        self,
+        ready: Iterable[Replica],
+        rng: random.Random,
+        now: float,
+        *,
+        over_commit: bool = False,
+        cost: int = 1,
+    ) -> ReplicaChoice:
+        """Return a replica with a free slot; with `over_commit` beyond its limit, if need be.
+
+        `cost` is the call's cost in tokens; ties are broken by `rng`. Beside pipelines an instance also gets
+        no more than keep it busy: it prefills its calls one by one, and a pipeline or a node that has become
+        ready would end the last of them sooner.
+        """
+        ready = list(ready)
+        beside_pipelines = any(map(_runs_in_turns, ready))
+        if self._full_until:
+            self._full_until = {id_: until for id_, until in self._full_until.items() if until > now}
+        able: list[Replica] = []
+        next_at = None
+        for server in ready:
+            until = self._full_until.get(server.instance_id)
+            if until is not None:
+                next_at = until if next_at is None else min(next_at, until)
+            elif self.room(server, over_commit=over_commit) > 0 and (
+                not beside_pipelines or self._keeps_up(server)
+            ):
+                able.append(server)
+        if any(isinstance(server, PipelineReplica) for server in able):
+            return ReplicaChoice(instance=self._soonest(able, cost), next_at=next_at)
+        return ReplicaChoice(instance=self._least_loaded(able, rng), next_at=next_at)
+
+    def _least_loaded(self, able: Sequence[Replica], rng: random.Random) -> Replica | None:
+        best: list[Replica] = []
+        best_load = math.inf
+        for server in able:
+            load = self._in_flight[slots_key_of(server)] / concurrency_of(server)
+            if load < best_load:
+                best, best_load = [server], load
+            elif load == best_load:
+                best.append(server)
+        return rng.choice(best) if best else None
+
+    def _soonest(self, able: Sequence[Replica], cost: int) -> Replica | None:
+        by_id = {server.instance_id: server for server in able}
+        targets = [
+            RequestTarget(name=server.instance_id, rate=rate, work_tokens=self._work[slots_key_of(server)])
+            for server, rate in zip(able, serving_rates(able), strict=True)
+        ]
+        chosen = choose_target(targets, cost)
+        return None if chosen is None else by_id[chosen.name]
+
+
+def _runs_in_turns(server: Replica) -> bool:
+    return isinstance(server, PipelineReplica) and server.runs_in_turns

@@ -1,0 +1,13 @@
+"""HTTP below the application.
+
+- `access_log`: one line a request
+- `bounded_reads`: reads of many ledger records, one at a time
+- `disconnect`: cancellation when a client leaves
+- `drain`: the in-flight limit and the drain
+- `limits`: bounds on bodies, JSON decoding
+- `metrics`: Prometheus metrics
+- `protocol`: HTTP/1.1 with a bounded head
+- `responses`: JSON responses
+- `server`: uvicorn with a drain
+- `sse`: server-sent events
+"""

@@ -1,0 +1,9 @@
+"""Text and images: tokenization, chat templates, preprocessing.
+
+- `assets`: the small files of a version, cached
+- `chat_template`: sandboxed chat templates
+- `detokenize`: tokens to text, stop strings
+- `images`: images in requests
+- `preprocess`: the steps of Hugging Face image processors
+- `tokenization`: prompts to token ids
+"""

@@ -1,0 +1,220 @@
+"""Predicted waits of a version's calls while it loads (pure).
+
+Loads are predicted from measured link rates, the plans of their casts, earlier starts and their own progress;
+the queue from the number of waiting calls and the service time of recent ones.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf
+from operator import or_
+from statistics import median_low
+
+from gateway.cluster.link_estimates import LinkEstimates
+from gateway.live.load_orders import layer_at, warm_places
+from gateway.live.model_layers import ModelLayers
+from gateway.live.policy import LiveForecast
+from gateway.planning.actions import StartAction
+from gateway.planning.cast_forecast import forecast
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.subgroups import subgroups
+from registry.records.cast import CastRecord
+from registry.records.instance import InstanceRecord, StartKind
+from registry.records.node import NodeRecord, Tier
+
+_LINK_BYTES_PER_S = 1.25e9  # of links that were never measured: 10 Gbit/s
+_HOST_BYTES_PER_S = 4e9  # from host to device memory, where it was never measured
+_FIXED = ("reserve", "bind", "ready")  # the phases of a start that do not depend on the image size
+_OWN = -1  # and below: groups of nodes that load in no sub-group's order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """The load of a model by one start.
+
+    `group` identifies the block order in which the image arrives, and `offset` where in the model that order
+    begins, as a fraction of its cost (None: unknown). A load from the node's own host memory, whose order can
+    be chosen, is one of `warm_loads`; of others that is 0. `single_order`: one host holds the model and sends
+    it to all others in one block order. `progress` is the fraction transferred so far, `held` the bitfield of
+    complete layers of `layers` (None: not read yet).
+    """
+
+    start: StartAction
+    group: int
+    warm_loads: int = 0
+    offset: float | None = None
+    single_order: bool = False
+    progress: float = 0.0
+    held: int = 0
+    layers: ModelLayers | None = None
+    head_first: bool = False
+
+
+def model_loads(
+    starts: Sequence[StartAction], nodes: Mapping[str, NodeRecord], offsets: Collection[float] = ()
+) -> tuple[ModelLoad, ...]:
+    """Return the loads of starts that are made together, beside loads that began at `offsets`."""
+    cold = {start.instance_id: _sub_group(start.cast, start.node) for start in starts}
+    parts = {group / groups for group, groups in filter(None, cold.values())}
+    warm = [start.instance_id for start in starts if _is_warm(start, nodes)]
+    holding = {node.host for start in starts for node in nodes.values() if _holds(node, start.version.image)}
+    places = warm_places(len(warm), {*offsets, *parts}, casts=max(1, len(holding)))
+    own = dict(zip(warm, places, strict=True))
+    one_order = all(groups == 1 for _, groups in filter(None, cold.values()))
+    single_order = len(holding) == 1 and len(warm) <= 1 and one_order
+    found = []
+    for number, start in enumerate(starts):
+        of_cast = cold[start.instance_id]
+        if of_cast is not None:
+            found.append(ModelLoad(start=start, group=of_cast[0], offset=of_cast[0] / of_cast[1]))
+        elif start.instance_id in own:
+            offset = own[start.instance_id]
+            found.append(ModelLoad(start=start, group=_OWN - number, warm_loads=len(warm), offset=offset))
+        else:
+            found.append(ModelLoad(start=start, group=_OWN - number))
+    return tuple(replace(load, single_order=single_order) for load in found)
+
+
+def first_layer(load: ModelLoad, layers: ModelLayers) -> int:
+    """Return the layer at which the load starts, so that all loads can form a pipeline early."""
+    return layer_at(layers, load.offset) if load.warm_loads and load.offset is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCosts:
+    """The measured costs of starts: the copy rate from host to device memory, and the fixed seconds.
+
+    `basis` states in a few words how they are known.
+    """
+
+    copy_bytes_per_s: float = _HOST_BYTES_PER_S
+    fixed_s: float = 0.0
+    basis: str = f"{_HOST_BYTES_PER_S / 1e9:g} GB/s from host memory assumed"
+
+
+def start_costs(ready: Iterable[InstanceRecord], nbytes: Mapping[tuple[str, int], int]) -> StartCosts:
+    """Return the median costs of the instances that are ready; `nbytes` by function and version.
+
+    Only warm starts show the copy rate: in others the copy waits for the transfer.
+    """
+    measured = [one for one in ready if one.phases_ms]
+    if not measured:
+        return StartCosts()
+    fixed_s = median_low([sum(one.phases_ms.get(phase, 0.0) for phase in _FIXED) / 1e3 for one in measured])
+    rates = [
+        nbytes[one.function, one.version] / copy_ms * 1e3
+        for one in measured
+        if one.start_kind is StartKind.WARM
+        and (copy_ms := one.phases_ms.get("copy", 0.0)) > 0
+        and nbytes.get((one.function, one.version))
+    ]
+    if not rates:
+        return StartCosts(fixed_s=fixed_s)
+    rate = median_low(rates)
+    basis = f"{rate / 1e9:.3g} GB/s from host memory as in {len(rates)} starts"
+    return StartCosts(copy_bytes_per_s=rate, fixed_s=fixed_s, basis=basis)
+
+
+def predict(
+    loads: Sequence[ModelLoad],
+    links: LinkEstimates,
+    costs: StartCosts,
+    *,
+    ready_slots: int,
+    queued: int,
+    running: int,
+    service_s: float | None,
+) -> LiveForecast:
+    """Return the waits of `queued` calls behind `running` ones for `ready_slots` slots, and for the loads.
+
+    A call takes `service_s` on a ready instance (None: unknown). A pipeline is possible once the loads hold
+    all layers between them: by the plan of their cast, or when each of k loads from host memory has its kth
+    part. A pair has the throughput of two ready nodes once its target holds half of the layers.
+    """
+    load_s = min(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
+    several = len(loads) > 1
+    pipeline_s = _pipeline_s(loads, links, costs) if several else inf
+    zigzag_s = load_s / 2 if ready_slots and queued else load_s if ready_slots or several else inf
+    warm = any(load.warm_loads for load in loads)
+    image_bytes = loads[0].start.version.image_bytes
+    return LiveForecast(
+        load_s=load_s,
+        queue_s=queue_wait_s(queued, running, ready_slots, service_s),
+        pipeline_s=min(load_s, pipeline_s) if several else inf,
+        zigzag_s=zigzag_s,
+        queued=queued,
+        is_single=not several,
+        basis=costs.basis if warm else f"{image_bytes / 1e6:.3g} MB, {links.summary}",
+    )
+
+
+def queue_wait_s(queued: int, running: int, ready_slots: int, service_s: float | None) -> float:
+    """Return how long ready instances need for all calls; 0 without a queue, infinite if unknown."""
+    if not ready_slots or (queued and service_s is None):
+        return inf
+    return (queued + running) * (service_s or 0.0) / ready_slots if queued else 0.0
+
+
+def _pipeline_s(loads: Sequence[ModelLoad], links: LinkEstimates, costs: StartCosts) -> float:
+    """Return when the loads hold all layers between them."""
+    layers = next((load.layers for load in loads if load.layers is not None), None)
+    if layers is not None:
+        parts = [load.held for load in loads if load.held != layers.all_blocks]  # or almost ready
+        if reduce(or_, parts, 0) == layers.all_blocks:
+            return 0.0
+    return min(_part_s(load, links, costs) for load in loads)
+
+
+def _transfer_s(load: ModelLoad, links: LinkEstimates, costs: StartCosts) -> float:
+    """Return the time from the first byte to the last one."""
+    start = load.start
+    copy_s = start.version.image_bytes / costs.copy_bytes_per_s
+    if load.warm_loads:
+        return copy_s
+    copies = 1.0 if start.cast is None else forecast(start.cast).whole
+    return max(copy_s, copies * _link_s(start, links))
+
+
+def _part_s(load: ModelLoad, links: LinkEstimates, costs: StartCosts) -> float:
+    """Return when this load and others like it hold all layers between them."""
+    start = load.start
+    if load.warm_loads:
+        part_s = start.version.image_bytes / costs.copy_bytes_per_s / load.warm_loads
+    elif start.cast is not None:
+        part_s = forecast(start.cast).pipeline * _link_s(start, links)
+    else:
+        return inf
+    return costs.fixed_s + max(0.0, part_s - load.progress * _transfer_s(load, links, costs))
+
+
+def _link_s(start: StartAction, links: LinkEstimates) -> float:
+    """Return the time of one copy over the slowest link of the cast, or over the node's own."""
+    cast = start.cast
+    names = [start.node] if cast is None else [member.node for member in cast.members[: cast.planned]]
+    rates = [links.rates[name] for name in names if name in links.rates]
+    return start.version.image_bytes / min(rates, default=_LINK_BYTES_PER_S)
+
+
+def _is_warm(start: StartAction, nodes: Mapping[str, NodeRecord]) -> bool:
+    """Return whether the image is in the memory of the node's own host."""
+    node = nodes.get(start.node)
+    hosts = {one.host for one in nodes.values() if _holds(one, start.version.image)}
+    return start.cast is None and node is not None and node.host in hosts
+
+
+def _holds(node: NodeRecord, image: str | None) -> bool:
+    return any(one.image == image and Tier.HOST in one.tiers for one in node.holdings)
+
+
+def _sub_group(cast: CastRecord | None, node: str) -> tuple[int, int] | None:
+    """Return the node's sub-group of the cast and the number of sub-groups; None where it is in none."""
+    if cast is None:
+        return None
+    names = [member.node for member in cast.members[: cast.planned]]
+    groups = subgroups(CastShape(nodes=cast.planned, sources=cast.sources, blocks=1))
+    busy = [group for group in groups if len(group) > 1]
+    for number, group in enumerate(busy):
+        if node in {names[member] for member in group}:
+            return number, len(busy)
+    return None

@@ -1,0 +1,16 @@
+"""Pure decisions: scaling, placement, casts and host copies.
+
+- `actions`: what the controller executes
+- `arena_space`: arena space in use, and instances to stop for more of it
+- `cast_forecast`: when a cast's first targets are complete
+- `cast_planner`: which starts become one cast, and its plan
+- `cast_publisher`: publishes cast records
+- `debounce`: debouncing of growing demand
+- `image_owners`: which host owns the pinned copy of each image
+- `loads`: loads of function versions
+- `placement`: nodes of starts, instances to stop, sources of images
+- `plan`: settings and outcome of a planning step
+- `planner`: scaling, placement and redeploys as one step
+- `policy`: the scaling policy
+- `replicator`: host copies to make and to drop
+"""

@@ -1,0 +1,436 @@
+"""Scaling, placement and redeploys as one pure step from the state cache to actions.
+
+The planner records its requests until the state cache shows them, so that a start in progress is never
+requested twice. `plan` returns actions; the controller that executes them reports the results through the
+`on_*` methods.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.actions import (
+    FailStartAction,
+    FetchVersionAction,
+    PrefetchAction,
+    StartAction,
+    StopAction,
+)
+from gateway.planning.arena_space import choose_victims, is_leaving, reserved_bytes, used_images
+from gateway.planning.loads import function_loads, loading_nodes
+from gateway.planning.placement import (
+    arena_room,
+    choose_sources,
+    choose_starts,
+    choose_stops,
+    extra_bytes,
+    image_need,
+    start_candidates,
+    too_small,
+    unschedulable_reason,
+)
+from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings, VersionDemand
+from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
+from registry.messages.node import ImageHolder
+from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
+from registry.records.node import NodeRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScalingStep:
+    """The inputs of one planning step, and its plan."""
+
+    cache: ClusterStateCache
+    loads: Mapping[VersionKey, FunctionLoad]
+    in_flight: Mapping[str, int]
+    plan: Plan
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StartRequest:
+    """`count` missing instances of a version, the usable `nodes`, and those of them that are `free`."""
+
+    key: VersionKey
+    version: FunctionVersion
+    load: FunctionLoad
+    count: int
+    nodes: Sequence[NodeRecord]
+    free: Sequence[NodeRecord]
+
+
+class ScalingPlanner:
+    """The planner of one controller; `backoff` is shared with the state cache."""
+
+    def __init__(
+        self,
+        policy: ScalerPolicy,
+        new_id: Callable[[VersionKey], str],
+        settings: PlannerSettings | None = None,
+        backoff: BackoffTable | None = None,
+    ) -> None:
+        self._policy = policy
+        self._new_id = new_id
+        self._settings = settings or PlannerSettings()
+        self._states: dict[VersionKey, PolicyState] = {}
+        self._current: dict[str, int] = {}
+        self._retiring: set[VersionKey] = set()
+        self._affinities: dict[VersionKey, NodeAffinity] = {}
+        self._seen_requests: dict[str, float] = {}
+        self._fetching: set[VersionKey] = set()
+        self.backoff = backoff or BackoffTable(
+            first_s=self._settings.backoff_s, max_s=self._settings.max_backoff_s
+        )
+        self.pending: dict[str, PendingStart] = {}
+        self.stopping: dict[str, str] = {}  # instance -> node
+        self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
+
+    def __repr__(self) -> str:
+        return (
+            f"<ScalingPlanner pending={len(self.pending)} stopping={len(self.stopping)} "
+            f"prefetching={len(self.prefetching)}>"
+        )
+
+    # --- the step
+
+    def plan(
+        self,
+        state_cache: ClusterStateCache,
+        demands: Mapping[VersionKey, VersionDemand],
+        in_flight: Mapping[str, int],
+        now: float,
+    ) -> Plan:
+        """Plan one step. `in_flight` are this gateway's calls by instance; those of others are unknown."""
+        self._settle(state_cache, now)
+        self.backoff.expire(now)
+        self._apply_scale_requests(state_cache, now)
+        plan = Plan()
+        self._stop_orphans(state_cache, plan)
+        loads = function_loads(state_cache, demands, self.pending.values(), self.stopping)
+        step = _ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
+        for key in self._update_current(step):
+            if not self._plan_version(key, step):
+                self.backoff.clear_deadline(key)
+        return plan
+
+    def _settle(self, state_cache: ClusterStateCache, now: float) -> None:
+        """Remove requests that the state cache shows by now, or will never show."""
+        for instance_id, pending in list(self.pending.items()):
+            entry = state_cache.node(pending.node)
+            shown = state_cache.instance(instance_id) is not None
+            late = pending.until is not None and now >= pending.until
+            if shown or late or entry is None:
+                del self.pending[instance_id]
+        for instance_id in [i for i in self.stopping if state_cache.instance(i) is None]:
+            del self.stopping[instance_id]
+        for function in [f for f in self._current if f not in state_cache.functions]:
+            del self._current[function]
+            for key in [k for k in self._states if k.function == function]:
+                self._remove(key)
+
+    def _remove(self, key: VersionKey) -> None:
+        self._states.pop(key, None)
+        self._affinities.pop(key, None)
+        self._retiring.discard(key)
+        self.backoff.reset(key)
+        self.backoff.clear_deadline(key)
+
+    def _apply_scale_requests(self, state_cache: ClusterStateCache, now: float) -> None:
+        """Apply operators' scale requests, each once, and none from before this controller's time."""
+        for request in state_cache.scale_requests:
+            target = request.target
+            if now - request.received_s > self._settings.request_age_s or target.token in self._seen_requests:
+                continue
+            self._seen_requests[target.token] = request.received_s
+            head = state_cache.functions.get(target.function)
+            if head is None:
+                continue
+            key = VersionKey(target.function, head.current)
+            self._states[key] = with_target(self._states.get(key, PolicyState()), target.instances)
+            self._affinities.pop(key, None)
+            if target.on and target.instances:
+                self._affinities[key] = NodeAffinity(on=target.on, instances=target.instances)
+            self.backoff.reset(key)
+        old = now - 2 * self._settings.request_age_s
+        self._seen_requests = {token: at for token, at in self._seen_requests.items() if at > old}
+
+    def _stop_orphans(self, state_cache: ClusterStateCache, plan: Plan) -> None:
+        """Stop the instances of deleted functions."""
+        for instance in state_cache.instances():
+            if instance.function not in state_cache.functions:
+                self._stop(instance, state_cache, plan, self._settings.delete_grace_s)
+
+    def _update_current(self, step: _ScalingStep) -> list[VersionKey]:
+        """Record which versions became current or retiring; return the keys in planning order.
+
+        A new current version gets as many instances as the load of the previous one needs, if that one was
+        ready: they start first, and the old ones stop once these are ready.
+        """
+        functions, loads = step.cache.functions, step.loads
+        for name, head in functions.items():
+            before = self._current.get(name)
+            self._current[name] = head.current
+            new = VersionKey(name, head.current)
+            self._retiring.discard(new)
+            olds = [key for key in loads if key.function == name and key != new]
+            if before is None:  # the first step of this controller: all other versions are retiring
+                self._retiring.update(key for key in olds if loads[key].live)
+            elif before != head.current:
+                old = VersionKey(name, before)
+                load = loads.get(old)
+                if load is not None and load.live:
+                    self._retiring.add(old)
+                    if load.ready:
+                        self._start_ahead(new, load)
+        for key in [k for k in self._retiring if k not in loads or not loads[k].live]:
+            self._remove(key)
+        for key in [k for k in self._states if k not in loads]:
+            self._remove(key)
+        # Current versions first, since old ones wait for them; those with queued calls before others.
+        return sorted(
+            loads,
+            key=lambda k: (k.version != functions[k.function].current, -loads[k].held, str(k)),
+        )
+
+    def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
+        """Set the floor of the new current version to what `load` of the old one needs."""
+        known = self._states.get(new, PolicyState())
+        if not (known.cut and known.asleep):  # unless it has just been scaled to zero
+            needed = max(1, -(-(load.in_flight + load.held) // load.scaling.target_concurrency))
+            self._states[new] = PolicyState(floor=max(known.floor, needed), cut=known.cut)
+
+    def _plan_version(self, key: VersionKey, step: _ScalingStep) -> bool:
+        """Plan the starts and stops of one version; return whether no node can start it."""
+        load, state = step.loads[key], self._states.get(key, PolicyState())
+        if key in self._retiring:
+            current = VersionKey(key.function, step.cache.functions[key.function].current)
+            new = step.loads[current]
+            if new.ready < min(step.plan.desired.get(current, 0), new.cap):
+                return False  # the old version stays until the new one is ready
+            load = replace(load, scaling=replace(load.scaling, keep_alive_s=0.0))
+            state = without_floor(state)
+        ready = [i for i in step.cache.ready(key) if i.instance_id not in self.stopping]
+        coming = [i for i in step.cache.starting(key) if i.instance_id not in self.stopping]
+        keep_on: tuple[str, ...] = ()
+        affinity = self._affinities.get(key)
+        if affinity is not None and len({i.node for i in ready} & set(affinity.on)) >= affinity.instances:
+            # The named nodes are ready: now the others are surplus, as if the number were set again.
+            state, keep_on = with_target(state, affinity.instances), affinity.on
+            affinity = None
+            del self._affinities[key]
+        decision = self._policy.decide(load, state, step.now)
+        self._states[key] = decision.state
+        step.plan.desired[key] = decision.desired
+        step.plan.replan_at(decision.next_at)
+        missing, surplus = decision.desired - load.live, load.live - decision.desired
+        if affinity is not None:
+            there = {i.node for i in ready + coming}
+            there |= {start.node for start in self.pending.values() if start.key == key}
+            missing = min(affinity.instances, decision.desired) - len(there & set(affinity.on))
+            surplus = 0  # the others stay until the named nodes are ready
+        stuck = missing > 0 and self._start(key, missing, load, step)
+        if surplus > 0:
+            for instance in choose_stops(surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on):
+                self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+        return stuck
+
+    # --- starting
+
+    def _start(self, key: VersionKey, count: int, load: FunctionLoad, step: _ScalingStep) -> bool:
+        """Start `count` instances, as far as nodes allow; return whether no node can start the version."""
+        version = step.cache.version(key)
+        if version is None:
+            if key not in self._fetching:
+                self._fetching.add(key)
+                step.plan.actions.append(FetchVersionAction(key=key))
+            return False
+        nodes = list(step.cache.usable_nodes())
+        if unschedulable_reason(version, nodes):
+            self._states[key] = without_floor(self._states[key])
+            return False
+        free = self._free_nodes(key, nodes, step)
+        request = _StartRequest(key=key, version=version, load=load, count=count, nodes=nodes, free=free)
+        targets = self._choose_targets(request, step)
+        error = self._add_starts(request, targets, step)
+        if error:
+            self._defer_failure(request, error, step, step.now + self._settings.no_source_s)
+            return True
+        min_bytes = self.backoff.min_bytes(key)
+        hopeless = not load.held or all(too_small(node, version, min_bytes) for node in nodes)
+        if min_bytes and not targets and hopeless:
+            self._defer_failure(request, self.backoff.space_reason(key), step, step.now)
+            return True
+        if len(targets) < count and load.held and version.image:
+            self._stop_victims(request, step)
+        return False
+
+    def _choose_targets(self, request: _StartRequest, step: _ScalingStep) -> list[NodeRecord]:
+        version, min_bytes = request.version, self.backoff.min_bytes(request.key)
+        loading = self.loading(step.cache, version.image) if version.image else []
+        chosen = choose_starts(
+            request.count,
+            start_candidates(
+                version,
+                request.free,
+                used_images=used_images(step.cache),
+                reserved_bytes=self._reserved(step.cache),
+                instances=Counter(i.node for i in step.cache.instances()),
+                loading_hosts={node.host for node in loading},
+                min_bytes=min_bytes,
+                preferred_bytes=extra_bytes(version, min_bytes),
+            ),
+        )
+        by_id = {node.id: node for node in request.nodes}
+        return [by_id[candidate.id] for candidate in chosen]
+
+    def _add_starts(self, request: _StartRequest, targets: Sequence[NodeRecord], step: _ScalingStep) -> str:
+        """Add the starts on `targets` to the plan; return an error if no node can load the image."""
+        version, image = request.version, request.version.image
+        holders: Mapping[str, tuple[ImageHolder, ...]] = {}
+        if image and targets:
+            sources = choose_sources(image, targets, request.nodes, self.loading(step.cache, image))
+            if sources.error:
+                return sources.error
+            holders = sources.holders
+            if sources.loader is not None and sources.loader not in {node.id for node in targets}:
+                self.prefetching[image, sources.loader] = None
+                step.plan.actions.append(PrefetchAction(version=version, node=sources.loader, holders=()))
+        used = used_images(step.cache)
+        for node in targets:
+            instance_id = self._new_id(request.key)
+            self.pending[instance_id] = PendingStart(key=request.key, node=node.id, image=image)
+            step.plan.actions.append(
+                StartAction(
+                    instance_id=instance_id,
+                    version=version,
+                    node=node.id,
+                    holders=holders.get(node.id, ()),
+                    max_concurrency=self._settings.max_concurrency(version.task, request.load.scaling),
+                    room_bytes=arena_room(node, image, used.get(node.id, ())),
+                )
+            )
+        return ""
+
+    def _stop_victims(self, request: _StartRequest, step: _ScalingStep) -> None:
+        """Stop idle instances where queued calls need their arena space."""
+        victims = choose_victims(
+            request.version,
+            request.free,
+            step.cache,
+            step.loads,
+            in_flight=step.in_flight,
+            reserved_bytes=self._reserved(step.cache),
+            stopping=self.stopping,
+            min_bytes=self.backoff.min_bytes(request.key),
+        )
+        for instance in victims:
+            self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+
+    def _defer_failure(self, request: _StartRequest, reason: str, step: _ScalingStep, fail_at: float) -> None:
+        """Fail the queued calls and the floor of a version that no node can start, at `fail_at`."""
+        key, now = request.key, step.now
+        due = self.backoff.deadline(key, fail_at)
+        if now < due:
+            step.plan.replan_at(due)
+        elif request.load.held or self._states[key].floor:
+            # Not again before all gateways have received the failure.
+            self.backoff.set_deadline(key, now + self._settings.backoff_s)
+            self._drop_floor(key)
+            starts = {node.id: self._new_id(key) for node in request.nodes[: self._settings.max_starts]}
+            step.plan.actions.append(FailStartAction(version=request.version, starts=starts, reason=reason))
+
+    def _free_nodes(
+        self, key: VersionKey, nodes: Sequence[NodeRecord], step: _ScalingStep
+    ) -> list[NodeRecord]:
+        """Return the nodes without an instance of the version and without a backoff, of its affinity if set.
+
+        An instance that is leaving does not count: it may take as long as its calls, and a new one shares its
+        image.
+        """
+        taken = {i.node for i in step.cache.instances(key) if not is_leaving(i, self.stopping)}
+        taken |= {start.node for start in self.pending.values() if start.key == key}
+        affinity = self._affinities.get(key)
+        free = []
+        for node in nodes:
+            if node.id in taken:
+                continue
+            retry_at = self.backoff.retry_at(key, node.id, step.now)
+            if retry_at is not None:
+                step.plan.replan_at(retry_at)
+            elif affinity is None or node.id in affinity.on:
+                free.append(node)
+        return free
+
+    def _stop(
+        self, instance: InstanceRecord, state_cache: ClusterStateCache, plan: Plan, grace_s: float
+    ) -> None:
+        if instance.instance_id in self.stopping or state_cache.node(instance.node) is None:
+            return
+        self.stopping[instance.instance_id] = instance.node
+        plan.actions.append(StopAction(instance_id=instance.instance_id, node=instance.node, grace_s=grace_s))
+
+    def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
+        """Return the usable nodes on which the image is arriving, oldest first."""
+        return loading_nodes(image, state_cache, self.prefetching, self.pending.values())
+
+    def _reserved(self, state_cache: ClusterStateCache) -> dict[str, int]:
+        return reserved_bytes(state_cache, self.pending.values(), self.backoff)
+
+    def _drop_floor(self, key: VersionKey) -> None:
+        self._states[key] = without_floor(self._states[key])
+        self._affinities.pop(key, None)
+
+    # --- results of actions
+
+    def on_started(self, instance_id: str, now: float) -> None:
+        """Record that the node reported the instance as ready; its record must appear soon."""
+        pending = self.pending.get(instance_id)
+        if pending is not None:
+            self.pending[instance_id] = replace(pending, until=now + self._settings.record_wait_s)
+            self.backoff.succeeded(pending.key, pending.node)
+
+    def on_start_failed(
+        self, key: VersionKey, instance_id: str, node: str, now: float, *, at_fault: bool
+    ) -> None:
+        """Record a failed start. Not `at_fault` if the node was lost: it may be retried at once."""
+        self.pending.pop(instance_id, None)
+        if at_fault:
+            self.backoff.failed(key, node, now)
+        if self.backoff.count(key) >= self._settings.max_starts and key in self._states:
+            self._drop_floor(key)
+
+    def on_no_space(
+        self, action: StartAction, state_cache: ClusterStateCache, reason: str, now: float
+    ) -> None:
+        """Record that the arena was too small for the start: the next one needs more free space."""
+        self.pending.pop(action.instance_id, None)
+        entry = state_cache.node(action.node)
+        if entry is None:
+            return
+        used = used_images(state_cache).get(action.node, ())
+        room = min(action.room_bytes, arena_room(entry.record, action.version.image, used))
+        lacked = max(0, room - image_need(action.version, entry.record))
+        self.backoff.no_space(action.key, action.node, lacked, reason, now)
+
+    def cancel_start(self, instance_id: str) -> None:
+        """Remove a start that was not made, for no fault of the node or the function."""
+        self.pending.pop(instance_id, None)
+
+    def on_stop_failed(self, instance_id: str) -> None:
+        """Record that the node did not receive the stop: the instance counts again, and may be stopped again.
+
+        A stop that succeeded stays recorded until the instance's record is removed, so that a late change of
+        the feed does not revive it.
+        """
+        self.stopping.pop(instance_id, None)
+
+    def on_prefetched(self, image: str, node: str) -> None:
+        """Record the end of a prefetch."""
+        self.prefetching.pop((image, node), None)
+
+    def on_fetched(self, key: VersionKey) -> None:
+        """Record the end of a read of a version's record."""
+        self._fetching.discard(key)

@@ -1,0 +1,328 @@
+"""Host copies of deployed images: which to make, pin, unpin and drop, as a pure step of the control loop.
+
+Every image of a current version has one pinned copy in the cluster's host memory, which its host evicts after
+all others; `image_owners` chooses the host. Starts that would evict pinned copies wait until other hosts own
+these.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.planning.actions import DropAction, PrefetchAction, StartAction, UnpinAction
+from gateway.planning.image_owners import (
+    HostCopies,
+    HostCopy,
+    OwnedImage,
+    OwnerHost,
+    assign_owners,
+    current_versions,
+    host_copies,
+    is_outdated,
+    nodes_by_host,
+    score,
+)
+from gateway.planning.placement import choose_loader, choose_sources, host_room_bytes
+from gateway.planning.plan import Plan
+from gateway.planning.planner import ScalingPlanner
+from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceState
+from registry.records.node import NodeRecord, Tier
+
+_SETTLE_S = 5.0  # a node that has just loaded an image may not have reported its tiers yet
+_UNKNOWN_IDLE_S = 300.0  # an image without a version may be that of a deploy in progress
+_DEPLOYING_S = 30.0  # so may a pinned copy without a current version
+_RELIEF_S = 10.0  # how long starts on a host wait for new owners of its pinned copies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CopyStep:
+    """The inputs of one step, and its plan; `on_gpus` are images that an accelerator holds.
+
+    `now` is monotonic, `wall` Unix time.
+    """
+
+    cache: ClusterStateCache
+    plan: Plan
+    now: float
+    wall: float
+    hosts: Mapping[str, Sequence[NodeRecord]]
+    copies: HostCopies
+    on_gpus: frozenset[str]
+    current: Mapping[str, FunctionVersion]
+
+
+class Replicator:
+    """The replicator of one controller; failed copies are in the planner's backoff table, by image."""
+
+    def __init__(self, planner: ScalingPlanner) -> None:
+        self._planner = planner
+        self._waiting: dict[str, float] = {}  # host -> since when starts there wait for other owners
+
+    def __repr__(self) -> str:
+        return f"<Replicator waiting={sorted(self._waiting)}>"
+
+    @property
+    def _backoff(self) -> BackoffTable:
+        return self._planner.backoff
+
+    def plan(self, state_cache: ClusterStateCache, plan: Plan, now: float, wall: float) -> None:
+        """Add the copies to make, pin, unpin and drop to `plan`; postpone starts that must wait for them."""
+        nodes = list(state_cache.usable_nodes())
+        step = _CopyStep(
+            cache=state_cache,
+            plan=plan,
+            now=now,
+            wall=wall,
+            hosts=nodes_by_host(nodes),
+            copies=host_copies(nodes),
+            on_gpus=frozenset(h.image for node in nodes for h in node.holdings if Tier.GPU in h.tiers),
+            current=current_versions(state_cache),
+        )
+        self._backoff.expire(now)
+        owners = self._assign_owners(step)
+        for image in step.current:
+            if image in owners:
+                self._keep(image, owners[image], step)
+        self._unpin_undeployed(step)
+        self._drop_surplus(step)
+
+    def failed(self, image: str, node: str, now: float) -> None:
+        """Record a failed prefetch or drop: other nodes are tried first."""
+        self._backoff.failed(image, node, now)
+
+    # --- owners
+
+    def _assign_owners(self, step: _CopyStep) -> dict[str, str]:
+        """Return the owner of each image; postpone starts on hosts that must give up pinned copies first."""
+        images = [self._owned_image(image, version, step) for image, version in step.current.items()]
+        limits = self._relief_limits(step)
+        while True:
+            owners = assign_owners(
+                images, self._owner_hosts(limits, step), lambda image: self._fetchers(image, step)
+            )
+            excess = [host for host in limits if self._pinned_bytes(host, step, owners) > limits[host]]
+            if not excess:
+                break
+            limits = {host: limit for host, limit in limits.items() if host not in excess}
+        self._waiting = {host: self._waiting.get(host, step.now) for host in limits}
+        for start in _starts_without_copy(step):
+            host = step.cache.node(start.node)
+            if host is not None and host.record.host in limits:
+                step.plan.actions.remove(start)
+                self._planner.cancel_start(start.instance_id)
+                step.plan.replan_at(self._waiting[host.record.host] + _RELIEF_S)
+        return owners
+
+    def _owned_image(self, image: str, version: FunctionVersion, step: _CopyStep) -> OwnedImage:
+        copies = step.copies.get(image, {})
+        pinned = frozenset(host for host, copy in copies.items() if copy.pinned)
+        free = frozenset(host for host, copy in copies.items() if self._may_try(image, copy.node, step))
+        return OwnedImage(digest=image, nbytes=version.image_bytes, pinned=pinned, holders=free - pinned)
+
+    def _fetchers(self, image: OwnedImage, step: _CopyStep) -> list[str]:
+        """Return the hosts that could fetch a copy; none where an existing one is to be pinned."""
+        copies = step.copies.get(image.digest, {})
+        if copies and not image.pinned:
+            return []
+        version = step.current[image.digest]
+        return [
+            host
+            for host in step.hosts
+            if host not in copies and self._fetch_node(image.digest, version, host, step) is not None
+        ]
+
+    def _owner_hosts(self, limits: Mapping[str, int], step: _CopyStep) -> list[OwnerHost]:
+        return [
+            OwnerHost(
+                id=host,
+                weight=nodes[0].host_bytes,
+                room_bytes=host_room_bytes(nodes[0]),
+                max_bytes=limits.get(host, nodes[0].host_bytes),
+            )
+            for host, nodes in step.hosts.items()
+        ]
+
+    def _relief_limits(self, step: _CopyStep) -> dict[str, int]:
+        """Return by host how many bytes it may own so that this step's starts evict no pinned copy."""
+        needed: dict[str, dict[str, int]] = {}
+        for start in _starts_without_copy(step):
+            entry, image = step.cache.node(start.node), start.version.image
+            if entry is not None and image is not None and entry.record.host in step.hosts:
+                needed.setdefault(entry.record.host, {})[image] = start.version.image_bytes
+        limits = {}
+        for host, images in needed.items():
+            node = step.hosts[host][0]
+            lack = sum(images.values()) - host_room_bytes(node)
+            expired = step.now - self._waiting.get(host, step.now) >= _RELIEF_S
+            limit = self._pinned_bytes(host, step) - lack
+            if lack > 0 and limit >= 0 and not expired:
+                limits[host] = limit
+        return limits
+
+    def _pinned_bytes(self, host: str, step: _CopyStep, owners: Mapping[str, str] | None = None) -> int:
+        """Return the bytes of deployed images that the host has pinned, and still owns by `owners`."""
+        return sum(
+            step.current[image].image_bytes
+            for image, copies in step.copies.items()
+            if image in step.current and host in copies and copies[host].pinned
+            if owners is None or owners.get(image) == host
+        )
+
+    def _fetch_node(
+        self, image: str, version: FunctionVersion, host: str, step: _CopyStep
+    ) -> NodeRecord | None:
+        """Return the node of the host that is to fetch the image, None if none can now."""
+        able = [
+            node
+            for node in step.hosts[host]
+            if node.host_bytes >= version.image_bytes and self._may_try(image, node.id, step)
+        ]
+        if image not in step.copies and image not in step.on_gpus:
+            able = [node for node in able if node.reads_store or choose_loader(image, [node]) is not None]
+        return max(able, key=lambda node: (node.reads_store, score(image, node.id, 1)), default=None)
+
+    def _may_try(self, image: str, node: str, step: _CopyStep) -> bool:
+        retry_at = self._backoff.retry_at(image, node, step.now)
+        step.plan.replan_at(retry_at)
+        return retry_at is None
+
+    # --- copies
+
+    def _keep(self, image: str, owner: str, step: _CopyStep) -> None:
+        """Bring the pinned copy of the image to its owner, and unpin all others once it is there."""
+        copies = step.copies.get(image, {})
+        own = copies.get(owner)
+        if own is not None and own.pinned:
+            for host, copy in copies.items():
+                if copy.pinned and host != owner:
+                    self._unpin(copy, step)
+        elif any(image == arriving for arriving, _ in self._planner.prefetching):
+            return
+        elif own is not None:
+            self._prefetch(image, own.node, step)
+        elif copies:
+            relieved = any(copies[host].pinned for host in copies.keys() & self._waiting.keys())
+            # Copies that only balance hosts are made one by one, while nothing else is in progress.
+            if relieved or not (self._planner.prefetching or self._planner.pending):
+                self._fetch(image, owner, step)
+        elif not self._planner.loading(step.cache, image):
+            settled_at = self._settled_at(image, step)
+            if settled_at is None:
+                self._fetch(image, owner, step)
+            else:
+                step.plan.replan_at(step.now + settled_at - step.wall)
+
+    def _fetch(self, image: str, host: str, step: _CopyStep) -> None:
+        node = self._fetch_node(image, step.current[image], host, step)
+        assert node is not None, "owners without a copy can fetch it"
+        self._prefetch(image, node.id, step)
+
+    def _prefetch(self, image: str, node: str, step: _CopyStep) -> None:
+        """Make, or only pin, the copy of a node's host."""
+        entry = step.cache.node(node)
+        assert entry is not None, "owners are usable nodes"
+        sources = choose_sources(image, [entry.record], list(step.cache.usable_nodes()), [])
+        self._planner.prefetching[image, node] = None
+        step.plan.actions.append(
+            PrefetchAction(
+                version=step.current[image],
+                node=node,
+                holders=sources.holders.get(node, ()),
+                pin=True,
+                preserve_pinned=True,
+            )
+        )
+
+    def _unpin(self, copy: HostCopy, step: _CopyStep) -> None:
+        """Unpin the copy; an unpin without effect is repeated with backoff."""
+        subject = ("unpin", copy.image)
+        retry_at = self._backoff.retry_at(subject, copy.node, step.now)
+        step.plan.replan_at(retry_at)
+        if retry_at is None:
+            self._backoff.failed(subject, copy.node, step.now)
+            step.plan.actions.append(UnpinAction(image=copy.image, node=copy.node))
+
+    def _unpin_undeployed(self, step: _CopyStep) -> None:
+        for image, copies in step.copies.items():
+            if image in step.current:
+                continue
+            outdated = is_outdated(step.cache, image)
+            for copy in copies.values():
+                due = copy.last_used_at + _DEPLOYING_S
+                if copy.pinned and (outdated or due <= step.wall):
+                    self._unpin(copy, step)
+                elif copy.pinned:
+                    step.plan.replan_at(step.now + due - step.wall)
+
+    def _settled_at(self, image: str, step: _CopyStep) -> float | None:
+        """Return when nodes with a fresh instance of the image must have reported their copy."""
+        found = None
+        for version in step.cache.versions():
+            if version.image != image:
+                continue
+            for instance in step.cache.instances():
+                same = (instance.function, instance.version) == (version.function, version.version)
+                # Clocks differ, and a step of one must not delay a copy.
+                is_fresh = (
+                    instance.state is InstanceState.READY and abs(step.wall - instance.since) < _SETTLE_S
+                )
+                if same and is_fresh:
+                    found = max(found or 0.0, min(step.wall, instance.since) + _SETTLE_S)
+        return found
+
+    # --- surplus
+
+    def _drop_surplus(self, step: _CopyStep) -> None:
+        """Drop host copies that are idle, not pinned, and not the last one of a deployed image."""
+        keep_s, used = self._uses(step)
+        for image, hosts in step.copies.items():
+            left = len(hosts)
+            for copy in sorted(hosts.values(), key=lambda copy: (copy.last_used_at, copy.node)):
+                due = copy.last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
+                if (image, copy.host) in used or (image in step.current and (left <= 1 or copy.pinned)):
+                    continue
+                if not self._may_try(image, copy.node, step):
+                    continue
+                if due > step.wall:
+                    step.plan.replan_at(step.now + due - step.wall)
+                else:
+                    left -= 1
+                    # Until the node reports that it is dropped, this delays a repetition.
+                    self.failed(image, copy.node, step.now)
+                    step.plan.actions.append(DropAction(image=image, node=copy.node, tier=Tier.HOST))
+
+    def _uses(self, step: _CopyStep) -> tuple[dict[str, float], set[tuple[str, str]]]:
+        """Return how long idle copies of each image are kept, and the (image, host) in use."""
+        keep_s: dict[str, float] = {}
+        used = self._arriving(step)
+        for version in step.cache.versions():
+            head = step.cache.functions.get(version.function)
+            if head is None or version.image is None:
+                continue
+            keep_s[version.image] = max(keep_s.get(version.image, 0.0), head.scaling.host_keep_alive_s)
+            for instance in step.cache.instances():
+                entry = step.cache.node(instance.node)
+                same = (instance.function, instance.version) == (version.function, version.version)
+                if entry is not None and same:
+                    used.add((version.image, entry.record.host))
+        return keep_s, used
+
+    def _arriving(self, step: _CopyStep) -> set[tuple[str, str]]:
+        pairs = list(self._planner.prefetching)
+        pairs += [(start.image, start.node) for start in self._planner.pending.values() if start.image]
+        entries = [(image, step.cache.node(node)) for image, node in pairs]
+        return {(image, entry.record.host) for image, entry in entries if entry is not None}
+
+
+def _starts_without_copy(step: _CopyStep) -> list[StartAction]:
+    """Return the starts of the plan that bring a new image into the host memory of their node."""
+    found = []
+    for action in step.plan.actions:
+        if not isinstance(action, StartAction) or action.version.image is None:
+            continue
+        entry = step.cache.node(action.node)
+        if entry is not None and entry.record.host not in step.copies.get(action.version.image, {}):
+            found.append(action)
+    return found

@@ -1,0 +1,14 @@
+"""One HTTP request: its calls, its response and its bill.
+
+- `billed_request`: the calls of a request, billed once
+- `compute`: encoder calls
+- `formats`: the JSON of completions and chat
+- `functions`: names to function versions
+- `generation`: the choices of a generation
+- `generation_reply`: the response of a generation
+- `handler_reply`: the response of a custom handler
+- `middleware`: the layer around all requests
+- `routing`: routes from the table of operations
+- `services`: the dependencies of the handlers
+- `task_inputs`: which input a task takes
+"""

@@ -1,0 +1,222 @@
+"""The layer around all requests: id, in-flight limit, key, quotas, errors, log line and metrics."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.core.errors import ApiError, translate
+from gateway.core.ids import client_request_id, new_request_id
+from gateway.core.request_context import RequestContext, attach
+from gateway.http.access_log import AccessLog
+from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
+from gateway.http.limits import ClientGone
+from gateway.requests.routing import Endpoint, Router
+from gateway.requests.services import Services
+from gateway.schemas.operations import RequiredKey
+from gateway.tenants.auth import require_admin
+from rdmacast.aio.eager import StartedCoroutine, start_eagerly
+from rdmacast.aio.time_limit import TimeLimit
+
+_log = logging.getLogger("hypercast.gateway")
+
+_LOGGED_PATH_BYTES = 256  # of a path in the access log
+_HEADERS = frozenset({b"authorization", b"x-request-id", b"content-length", b"transfer-encoding"})
+CLIENT_GONE = 499  # for log and metrics only: no client is left
+
+
+class RequestMiddleware:
+    """The outermost layer, which turns every exception into the error envelope."""
+
+    def __init__(self, router: Router, services: Services) -> None:
+        self._router = router
+        self._access = AccessLog()
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        clock = self._services.clock
+        headers = _headers(scope)
+        context = RequestContext(
+            request_id=new_request_id(),
+            client_request_id=client_request_id(headers.get(b"x-request-id")),
+            received_at=clock.wall_s(),
+            received_s=clock.monotonic_s(),
+        )
+        attach(scope, context)
+        endpoint = self._router.find(scope)
+        reply = _ReplySender(send, context, self._services)
+        try:
+            await self._pass(endpoint, scope, receive, reply, headers, context)
+        except ClientGone:
+            reply.status = CLIENT_GONE
+        except asyncio.CancelledError:
+            # The server cancels what outlasts the grace time.
+            if self._services.limiter.phase is not ServingPhase.DRAINING:
+                raise
+            await self._fail(GatewayDraining(), reply, context)
+        except Exception as error:  # whatever it is, the client waits for a response
+            await self._fail(error, reply, context)
+        finally:
+            self._finish(endpoint, scope, context, reply.status)
+
+    async def _pass(
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        receive: Receive,
+        reply: "_ReplySender",
+        headers: dict[bytes, bytes],
+        context: RequestContext,
+    ) -> None:
+        if endpoint.needs is RequiredKey.NOTHING:
+            await endpoint(scope, receive, reply.send)
+            return
+        has_body = not endpoint.streamed_body and _has_body(headers)
+        slot = _InFlightRequest(self._services.limiter, receive, has_body=has_body)
+        try:
+            context.key = await self._services.auth.authenticate(headers.get(b"authorization"))
+            slot.charge(context.key.tenant)
+            if endpoint.needs is RequiredKey.ADMIN:
+                require_admin(context.key, scope["path"])
+            if endpoint.follows:
+                slot.release()  # following a log must not delay a shutdown
+            if not (endpoint.metered and context.key.limited):
+                await endpoint(scope, slot.receive, reply.send)
+            else:
+                async with self._services.quotas.admit(context):
+                    await endpoint(scope, slot.receive, reply.send)
+        finally:
+            slot.release()
+
+    async def _fail(self, error: Exception, reply: "_ReplySender", context: RequestContext) -> None:
+        known = translate(error)
+        if known is None:
+            _log.error("request %s failed", context.request_id, exc_info=error)
+            known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+        context.error_code = known.code
+        if reply.started:
+            # The head is sent: a body that is too short shows the client the failure.
+            return
+        body = known.envelope()
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in known.all_headers()]
+        raw += [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await reply.send({"type": "http.response.start", "status": known.status, "headers": raw})
+        await reply.send({"type": "http.response.body", "body": body})
+
+    def _finish(self, endpoint: Endpoint, scope: Scope, context: RequestContext, status: int) -> None:
+        duration_s = self._services.clock.monotonic_s() - context.received_s
+        if endpoint.needs is not RequiredKey.NOTHING:
+            self._access.add(
+                f"{context.request_id} {scope['method']} {_logged_path(scope)} {status} "
+                f"{duration_s * 1000:.1f} ms "
+                f"function={context.function or '-'}:{context.version} start={context.start_kind or '-'} "
+                f"node={context.node or '-'} key={context.key.id if context.key else '-'} "
+                f"client_id={context.client_request_id or '-'} "
+                f"code={context.error_code or '-'}"
+            )
+        metrics, code = self._services.metrics, context.error_code or str(status)
+        if context.function and endpoint.metered:
+            labels = (context.function, str(context.version), context.start_kind, code)
+            metrics.requests.labels(*labels).inc()
+            metrics.duration.labels(context.function).observe(duration_s)
+        elif status == 429:
+            metrics.requests.labels("", "", "", code).inc()  # refused before its body was read
+
+
+class _InFlightRequest:
+    """A request's slot of the limiter: in flight once its body (with `has_body`) has arrived."""
+
+    def __init__(self, limiter: InFlightLimiter, receive: Receive, *, has_body: bool) -> None:
+        self._limiter = limiter
+        self._receive = receive
+        self._released = False
+        self._tenant: str | None = None
+        self._arriving = has_body
+        if self._arriving:
+            limiter.begin_body()
+        else:
+            limiter.acquire()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self._arriving and message["type"] == "http.request" and not message.get("more_body", False):
+            self._limiter.admit()
+            self._arriving = False
+        return message
+
+    def charge(self, tenant: str) -> None:
+        """Charge the slot to the tenant. Raises ApiError (503) if it holds too many."""
+        self._limiter.charge(tenant)
+        self._tenant = tenant
+
+    def release(self) -> None:
+        """Free the slot. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        if self._tenant is not None:
+            self._limiter.refund(self._tenant)
+        if self._arriving:
+            self._limiter.abandon_body()
+        else:
+            self._limiter.release()
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+class _ReplySender:
+    """The `send` of the handlers: it adds the request id and rate limits to the head, and keeps the status.
+
+    A client that reads nothing of a whole response for `write_timeout_s` counts as gone, as with streams
+    (gateway/http/sse.py).
+    """
+
+    def __init__(self, send: Send, context: RequestContext, services: Services) -> None:
+        self._send = send
+        self._write_timeout_s = services.settings.streams.write_timeout_s
+        self._quotas = services.quotas
+        self._context = context
+        self.status = 0
+        self.started = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message; those of a stream's body go straight to the server, which times them itself."""
+        if message["type"] == "http.response.body" and message.get("more_body", False):
+            return self._send(message)
+        return self._send_timed(message)
+
+    async def _send_timed(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            named = (b"x-request-id", self._context.response_id.encode())
+            headers = [*message.get("headers", ()), named, *self._context.rate_headers]
+            message = {**message, "headers": headers}
+        elif self._context.lease is not None:
+            self._quotas.release(self._context)
+            await self._quotas.wait_released(self._context)
+        started = start_eagerly(self._send(message))
+        if not isinstance(started, StartedCoroutine):
+            return
+        try:
+            with TimeLimit(self._write_timeout_s):
+                await started
+        except TimeoutError:
+            raise ClientGone("the client reads nothing") from None
+
+
+def _logged_path(scope: Scope) -> str:
+    """Return the path undecoded: decoded it could end the line and forge others."""
+    path: str = scope["raw_path"][:_LOGGED_PATH_BYTES].decode("ascii", "backslashreplace")
+    return path if path.isprintable() else repr(path)
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers that are read here; of repeated ones the first."""
+    return {name: value for name, value in reversed(scope["headers"]) if name in _HEADERS}

@@ -1,0 +1,11 @@
+"""Request and response bodies, parameters and the OpenAPI document.
+
+- `admin`: request bodies of the admin API
+- `answers`: response bodies
+- `casts`: casts as /admin/casts shows them
+- `document`: the OpenAPI document
+- `functions`: bodies of the generic invoke
+- `openai`: bodies of the OpenAI endpoints
+- `operations`: one operation of the HTTP API
+- `parameters`: parameters of paths, queries and headers
+"""

@@ -1,0 +1,62 @@
+"""One operation of the HTTP API: the entry of the table from which routes and /openapi.json are made."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+
+from gateway.schemas.parameters import Parameter
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
+TEXT = "text/plain"
+BYTES = "application/octet-stream"
+CSV = "text/csv"
+PARQUET = "application/vnd.apache.parquet"
+
+H = TypeVar("H")
+
+Handler = Callable[[Request], Awaitable[object]]
+"""Returns the struct or record to send as JSON, or an ASGI application as the response."""
+
+
+class RequiredKey(StrEnum):
+    """The API key that an operation needs."""
+
+    NOTHING = "nothing"
+    KEY = "key"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Generic[H]):
+    """One method of one path; `handler` selects its handler from the gateway's handlers `H`.
+
+    `body` is a JSON type, or the media types of a body that has none; `empty_body` means that no body is
+    `{}`. `answer` is the type of the good JSON response, `others` its other media types. `any_body` and
+    `any_answer` are the JSON types of an operation that has several. `failures` are statuses beyond those
+    that every such operation shares. `calls` are calls of functions. A body with `streamed_body` is
+    processed as it arrives. A response that `follows` a log does not delay a shutdown.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[H], Handler]
+    summary: str
+    tag: str
+    needs: RequiredKey = RequiredKey.ADMIN
+    body: type | tuple[str, ...] | None = None
+    empty_body: bool = False
+    answer: object = None
+    others: tuple[str, ...] = ()
+    any_body: tuple[type, ...] = ()
+    any_answer: tuple[type, ...] = ()
+    status: int = 200
+    parameters: tuple[Parameter, ...] = ()
+    failures: tuple[int, ...] = ()
+    calls: bool = False
+    streamed_body: bool = False
+    follows: bool = False

@@ -1,0 +1,7 @@
+"""Authentication, quotas and the health check of Redis.
+
+- `auth`: Bearer keys and their rights
+- `concurrency_leases`: leases of keys with a concurrency limit
+- `quotas`: admission under a key's limits, rate-limit headers
+- `state_health`: whether Redis is available, and the price table
+"""

@@ -1,0 +1,5 @@
+"""Errors and counters of the invoker.
+
+- `counters`: counters published with each heartbeat
+- `errors`: the exception tree
+"""

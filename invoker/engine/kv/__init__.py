@@ -1,0 +1,7 @@
+"""The paged KV cache.
+
+- `budget`: the share of the arena that an instance's KV cache gets
+- `cache`: the pool of pages for all layers
+- `pages`: the page allocator
+- `slices`: K and V of a sequence outside a cache, for export and import
+"""

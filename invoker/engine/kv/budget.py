@@ -1,0 +1,11 @@
+"""The share of the arena that the KV cache of an instance gets."""
+
+TYPICAL_TOKENS = 2048  # planned per concurrent sequence, where the context is longer
+
+
+def kv_cache_bytes(*, min_bytes: int, wanted_bytes: int, largest_free_bytes: int) -> int:
+    """Return the wanted size, at most half of the largest free range, at least one whole context.
+
+    The half that is left is for other instances; with less than one context the instance would be useless.
+    """
+    return max(min_bytes, min(wanted_bytes, largest_free_bytes // 2))

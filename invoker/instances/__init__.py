@@ -1,0 +1,11 @@
+"""The instances of a node.
+
+- `calls`: calls remembered until the gateway has settled them
+- `device_cache`: images on the accelerator
+- `device_copy`: copies images to the accelerator by layer
+- `fair_lock`: a first-come-first-served lock between threads
+- `instance`: one instance and its requests
+- `lifecycle`: the state machine of an instance
+- `manager`: starts and stops instances
+- `starting`: the phases of a start
+"""

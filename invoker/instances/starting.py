@@ -1,0 +1,294 @@
+"""The start of an instance, phase by phase: reserve, fetch, copy, bind, ready."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoker.base.errors import HandlerNotAllowed, InvalidWork, OutOfDeviceMemory, StartFailed
+from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec
+from invoker.engine.factory import EngineFactory
+from invoker.engine.kv.budget import kv_cache_bytes
+from invoker.engine.runner import EngineRunner
+from invoker.handlers.builtin import make_builtin
+from invoker.handlers.process import handler_spec
+from invoker.instances.calls import InstanceSteps
+from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
+from invoker.instances.device_copy import ImagePiece, LoadedLayers, copy_arriving, pieces_of
+from invoker.instances.instance import Handler, Instance
+from invoker.loading.loader import ImageArrival, ImageLoader, ProgressThrottle
+from invoker.memory.arena import Arena, CopyReport, copy_following, pinned
+from invoker.metering.meter import GpuMeter
+from rdmacast.aio.groups import run_all
+from rdmacast.aio.shielded import shielded_stack
+from rdmacast.aio.threads import run_in_thread
+from registry.clock import Clock
+from registry.images.manifest import Manifest
+from registry.messages.node import ImageRef
+from registry.records.function import FunctionTask
+from registry.records.instance import InstanceState, StartKind
+
+log = logging.getLogger("invoker.starting")
+
+MakeHandler = Callable[[Callable[[str], None]], Handler]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceContext:
+    """Dependencies of instances. `make_handler` is None if handlers are not allowed."""
+
+    arena: Arena
+    device_cache: DeviceCache
+    loader: ImageLoader
+    engines: EngineFactory
+    make_handler: MakeHandler | None
+    scratch_dir: Path
+    clock: Clock
+    meter: GpuMeter
+    log_line: Callable[[str, str], None]  # function name, line for its log
+
+
+async def start(instance: Instance, context: InstanceContext) -> None:
+    """Make the instance ready; if this raises, `release` frees what the instance holds."""
+    request = instance.request
+    if request.task == FunctionTask.HANDLER:
+        await _start_handler(instance, context)
+    elif request.image is None:
+        raise InvalidWork(f"{request.function}: a function of task {request.task} needs an image")
+    else:
+        await _start_model(instance, request.image, context)
+    instance.life = instance.life.ready(context.clock.wall_s(), context.clock.monotonic_s())
+
+
+async def release(instance: Instance, context: InstanceContext) -> None:
+    """Free all resources of the instance. Idempotent."""
+    runner, instance.runner = instance.runner, None
+    handler, instance.handler = instance.handler, None
+    kv, instance.kv = instance.kv, None
+    device_image, instance.device_image = instance.device_image, None
+    try:
+        for part in tuple(instance.attachments):
+            await part.aclose()
+        if runner is not None:
+            await runner.aclose()
+        if handler is not None:
+            await handler.aclose()
+    finally:
+        if kv is not None:
+            context.device_cache.free_region(kv)
+        if device_image is not None:
+            context.device_cache.release(device_image)
+
+
+async def _start_handler(instance: Instance, context: InstanceContext) -> None:
+    request = instance.request
+    spec = handler_spec(request.assets)
+    if context.make_handler is None and not spec.builtin:
+        raise HandlerNotAllowed("handlers are not enabled on this node: start it with --allow-handlers")
+    _set_source(instance, StartKind.COLD, "assets")
+    _set_loading(instance, context)
+    _enter_phase(instance, "bind", context)
+    handler: Handler
+    if spec.builtin or context.make_handler is None:
+        handler = make_builtin(spec.function)
+    else:
+        handler = context.make_handler(lambda line: context.log_line(request.function, f"[handler] {line}"))
+    instance.handler = handler
+    await handler.start(request.assets, spec, context.scratch_dir)
+    _enter_phase(instance, "ready", context)
+
+
+async def _start_model(instance: Instance, image: ImageRef, context: InstanceContext) -> None:
+    manifest = await context.loader.manifest(image)
+    spec = instance.spec = _spec(instance, manifest)
+    steps = instance.steps = InstanceSteps(context.meter, instance.account)
+    loading = await _reserve(instance, image, spec, context)
+    _set_loading(instance, context)
+    runner: EngineRunner | None = None
+    async with shielded_stack() as stack:
+
+        async def make() -> EngineRunner:
+            engine = await _engine(instance, spec, context)
+            made = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
+            stack.push_async_callback(made.aclose)
+            return made
+
+        async def make_early() -> None:
+            nonlocal runner
+            runner = await make()
+
+        if loading is not None:
+            loading_image = _load_image(instance, image, manifest, loading, context)
+            early = context.engines.binds_early(
+                spec
+            )  # then nothing is left to do once the last block is here
+            await (run_all(loading_image, make_early()) if early else loading_image)
+        instance.loaded_layers = (1 << manifest.num_layers) - 1
+        _enter_phase(instance, "bind", context)
+        instance.runner = runner or await make()
+        stack.pop_all()
+    _enter_phase(instance, "ready", context)
+
+
+async def _engine(
+    instance: Instance, spec: ModelSpec, context: InstanceContext
+) -> GenerateEngine | ComputeEngine:
+    assert instance.device_image is not None
+    region, concurrency = instance.device_image.region, instance.request.max_concurrency
+    return await run_in_thread(
+        context.engines.make, spec, region, instance.kv, concurrency, undo=_close_engine
+    )
+
+
+async def _reserve(
+    instance: Instance, image: ImageRef, spec: ModelSpec, context: InstanceContext
+) -> DeviceImage | None:
+    """Reserve the instance's regions; return the image's if this instance has to fill it."""
+    while (found := context.device_cache.acquire(image.image)) is not None:
+        instance.device_image = found
+        hot = found.state is DeviceImageState.COMPLETE
+        _set_source(instance, StartKind.HOT if hot else StartKind.COLD, "arena")
+        if not hot:
+            await found.settled.wait()
+        if found.state is DeviceImageState.COMPLETE:
+            await _reserve_kv(instance, spec, context)
+            return None
+        instance.device_image = None
+        context.device_cache.release(found)
+    device_image = context.device_cache.reserve(image.image, image.nbytes)
+    instance.device_image = device_image
+    try:
+        await _reserve_kv(instance, spec, context)
+    except BaseException:
+        context.device_cache.settle(device_image, loaded=False)
+        raise
+    return device_image
+
+
+async def _reserve_kv(instance: Instance, spec: ModelSpec, context: InstanceContext) -> None:
+    minimum, wanted = await run_in_thread(context.engines.kv_bytes, spec, instance.request.max_concurrency)
+    if not wanted:
+        return
+    free = context.arena.largest_free_bytes
+    nbytes = kv_cache_bytes(min_bytes=minimum, wanted_bytes=wanted, largest_free_bytes=free)
+    try:
+        instance.kv = context.device_cache.reserve_region(nbytes)
+    except OutOfDeviceMemory as error:
+        raise OutOfDeviceMemory(
+            f"the KV cache of one sequence of {spec.context_length} tokens takes {minimum} bytes: {error} "
+            f"(raise --gpu-memory or lower the context length)"
+        ) from error
+
+
+async def _load_image(
+    instance: Instance,
+    image: ImageRef,
+    manifest: Manifest,
+    device_image: DeviceImage,
+    context: InstanceContext,
+) -> None:
+    """Load the image into host memory and, as it arrives, copy it to the accelerator."""
+    report = ProgressThrottle(lambda fraction: _set_progress(instance, fraction), context.clock.monotonic_s)
+    loaded = False
+    try:
+        _enter_phase(instance, "fetch", context)
+        async with context.loader.open_image(image, manifest, report) as arrival:
+            _set_source(instance, arrival.kind, arrival.source)
+            copied = await _copy(instance, manifest, arrival, device_image, report, context)
+            _set_source(instance, arrival.kind, arrival.source)
+        loaded = True
+        context.log_line(
+            instance.request.function,
+            f"instance {instance.id}: {image.nbytes} bytes from {arrival.source}, "
+            f"copied to {context.arena.device} at {copied.gb_per_s:.2f} GB/s",
+        )
+    finally:
+        context.device_cache.settle(device_image, loaded=loaded)
+
+
+async def _copy(
+    instance: Instance,
+    manifest: Manifest,
+    arrival: ImageArrival,
+    device_image: DeviceImage,
+    report: ProgressThrottle,
+    context: InstanceContext,
+) -> CopyReport:
+    results: list[CopyReport] = []
+    copied_bytes = 0
+    total = max(1, device_image.region.nbytes)
+
+    def on_copied(nbytes: int) -> None:
+        if instance.life.phase == "copy":
+            report(nbytes / total)
+
+    async def fetched() -> None:
+        await arrival.complete()
+        _enter_phase(instance, "copy", context)
+
+    async def copied() -> None:
+        region, view, wait_for = device_image.region, arrival.view, arrival.wait_for
+        if not (instance.request.live and manifest.num_layers):
+            results.append(await copy_following(context.arena, region, view, wait_for, on_copied))
+            return
+        pieces = pieces_of(manifest, context.arena.copy_bytes, instance.request.first_layer)
+        layers = LoadedLayers(pieces, manifest.num_layers)
+
+        def on_piece(piece: ImagePiece) -> None:
+            nonlocal copied_bytes
+            copied_bytes += piece.end - piece.start
+            on_copied(copied_bytes)
+            if layers.add(piece):
+                instance.loaded_layers = layers.bits
+
+        results.append(await copy_arriving(context.arena, region, view, pieces, wait_for, on_piece))
+
+    async with pinned(context.arena, arrival.view):
+        await run_all(fetched(), copied())
+    if not arrival.is_complete:
+        raise StartFailed("the image is incomplete")
+    return results[0]
+
+
+def _spec(instance: Instance, manifest: Manifest) -> ModelSpec:
+    request = instance.request
+    return ModelSpec(
+        manifest=manifest,
+        config=_config(request.assets),
+        dtype=request.dtype,
+        context_length=request.context_length,
+    )
+
+
+def _config(assets: Mapping[str, bytes]) -> Mapping[str, object]:
+    try:
+        config = json.loads(assets["config.json"])
+    except KeyError:
+        raise StartFailed("the function has no config.json") from None
+    except ValueError as error:
+        raise StartFailed(f"config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise StartFailed("config.json is not a JSON object")
+    return config
+
+
+def _set_source(instance: Instance, kind: StartKind, source: str) -> None:
+    instance.life = instance.life.with_source(kind, source)
+
+
+def _set_loading(instance: Instance, context: InstanceContext) -> None:
+    instance.life = instance.life.with_state(InstanceState.LOADING, context.clock.wall_s())
+
+
+def _enter_phase(instance: Instance, phase: str, context: InstanceContext) -> None:
+    instance.life = instance.life.with_phase(phase, context.clock.monotonic_s())
+
+
+def _set_progress(instance: Instance, fraction: float) -> None:
+    if instance.life.phase in ("fetch", "copy"):
+        instance.life = instance.life.with_progress(fraction)
+
+
+def _close_engine(engine: GenerateEngine | ComputeEngine) -> None:
+    engine.close()

@@ -1,0 +1,101 @@
+"""K and V exported by stages, kept for a few seconds until another node fetches them."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from invoker.engine.kv.slices import KvSlice
+from invoker.links.link import StageKey
+
+KEEP_S = 15.0
+MAX_BYTES = 1 << 30
+
+log = logging.getLogger("invoker.stages")
+
+
+@dataclass(slots=True)
+class _ExportedKv:
+    kv: KvSlice
+    expiry: asyncio.TimerHandle
+
+
+class KvExportBuffer:
+    """A bounded buffer of exported KV slices, by stage key and sequence; each is fetched once.
+
+    Beyond `max_bytes` the oldest slice is evicted. Belongs to the event loop's thread.
+    """
+
+    def __init__(self, *, keep_s: float = KEEP_S, max_bytes: int = MAX_BYTES) -> None:
+        self._keep_s = keep_s
+        self._max_bytes = max_bytes
+        self._slices: OrderedDict[StageKey, _ExportedKv] = OrderedDict()
+        self._waiters: dict[StageKey, asyncio.Future[KvSlice]] = {}
+        self._on_request: dict[StageKey, Callable[[str], None]] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<KvExportBuffer {len(self._slices)} slices, {self.nbytes} bytes, {len(self._waiters)} waiters>"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slices."""
+        return sum(exported.kv.nbytes for exported in self._slices.values())
+
+    def add(self, key: StageKey, kv: KvSlice) -> None:
+        """Keep a slice, or deliver it to the waiter for it."""
+        waiter = self._waiters.pop(key, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(kv)
+            return
+        self._remove(key)
+        expiry = asyncio.get_running_loop().call_later(self._keep_s, self._remove, key)
+        self._slices[key] = _ExportedKv(kv, expiry)
+        while self.nbytes > self._max_bytes:
+            oldest = next(iter(self._slices))
+            self._remove(oldest)
+            log.info("%s: evicted exported K and V of sequence %s: buffer full", oldest, oldest.sequence)
+
+    @contextmanager
+    def on_request(self, stage: StageKey, request: Callable[[str], None]) -> Iterator[None]:
+        """Call `request(sequence)` while the block lasts, for each slice awaited from that stage.
+
+        The step that would export it may be queued behind many others.
+        """
+        self._on_request[stage] = request
+        try:
+            yield
+        finally:
+            del self._on_request[stage]
+
+    async def pop(self, key: StageKey, timeout_s: float) -> KvSlice | None:
+        """Remove and return a slice, waiting for it; None after `timeout_s` or if another caller waits."""
+        found = self._remove(key)
+        if found is not None or key in self._waiters:
+            return found
+        waiter = self._waiters[key] = asyncio.get_running_loop().create_future()
+        if (request := self._on_request.get(replace(key, sequence=""))) is not None:
+            request(key.sequence)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiter
+        except TimeoutError:
+            return None
+        finally:
+            if self._waiters.get(key) is waiter:
+                del self._waiters[key]
+
+    def clear(self) -> None:
+        """Remove all slices."""
+        for key in tuple(self._slices):
+            self._remove(key)
+
+    def _remove(self, key: StageKey) -> KvSlice | None:
+        exported = self._slices.pop(key, None)
+        if exported is None:
+            return None
+        exported.expiry.cancel()
+        return exported.kv

@@ -1,0 +1,216 @@
+"""Sources of an image's bytes: the store, the arena, peers, a dead process's partial file.
+
+Each writes into the same buffer and marks verified units; the next source fills what is missing.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+
+from invoker.base.counters import Counters
+from invoker.host_tier.staging import Staging
+from invoker.loading.partial_image import CHUNK_BYTES, PartialImage
+from rdmacast.aio.groups import run_all
+from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.limits import STALL_S
+from rdmacast.cast.pull import PullPlan, PullResult, pull
+from rdmacast.transport import PeerAddress
+from rdmacast.transports.connector import Connector
+from registry.errors import CorruptImage
+from registry.images.manifest import UNIT_BYTES, Manifest
+from registry.images.store import BlobReader, BlobStore
+from registry.images.verify import check_units
+
+READS_IN_FLIGHT = 6
+STEP_BYTES = 8 * UNIT_BYTES  # smaller steps make threads contend for the GIL
+MAX_BLOCKS, MIN_BLOCKS = 512, 16
+BLOCK_BYTES = 4 << 20  # of a pull, within MIN_BLOCKS and MAX_BLOCKS
+_NAMED_UNITS = 8
+
+
+async def from_store(store: BlobStore, target: PartialImage, counters: Counters, *, local: bool) -> None:
+    """Read what is missing from the store, in order, READS_IN_FLIGHT at a time, and verify it.
+
+    A damaged unit is read again once, since the fault may lie in the transfer. Raises NotFound, StoreError,
+    CorruptImage (naming the damaged units).
+    """
+    reader = await run_in_thread(store.open_blob, target.manifest.sha256, undo=lambda late: late.close())
+    try:
+        if reader.size != target.manifest.nbytes:
+            raise CorruptImage(
+                f"image {target.manifest.sha256} has {reader.size} bytes in the store, "
+                f"its manifest says {target.manifest.nbytes}"
+            )
+
+        with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
+
+            async def read(offset: int, nbytes: int) -> None:
+                read_bytes = await run_in_thread(_read_checked, reader, staging, target, offset, nbytes)
+                if local:
+                    counters.disk_read_bytes += read_bytes
+                else:
+                    counters.store_read_bytes += read_bytes
+
+            await _for_missing(target, read)
+    finally:
+        await run_in_thread(reader.close)
+
+
+async def from_peers(
+    connector: Connector,
+    sources: Sequence[PeerAddress],
+    target: PartialImage,
+    counters: Counters,
+    *,
+    stall_s: float = STALL_S,
+) -> PullResult:
+    """Pull the image from the first peer that serves it, continuing with the next on failure.
+
+    A peer is abandoned after `stall_s` without data. Raises CastError.
+    """
+    manifest = target.manifest
+    plan = PullPlan(
+        region=manifest.sha256,
+        nbytes=manifest.nbytes,
+        block_bytes=_block_bytes(manifest),
+        sources=tuple(sources),
+        stall_timeout_s=stall_s,
+    )
+
+    def check(offset: int, view: memoryview) -> Sequence[int]:
+        return check_units(manifest, offset, view)
+
+    def on_block(offset: int, nbytes: int) -> None:
+        counters.cast_recv_bytes += nbytes
+        target.mark(offset, nbytes)
+
+    report = await pull(
+        plan,
+        target.writer.view,
+        connector=connector,
+        check=check,
+        on_block=on_block,
+        prepare=target.writer.prepare,
+    )
+    for transport, nbytes in report.bytes_by_transport.items():
+        counters.add_received(transport, nbytes)
+    return report
+
+
+async def from_orphaned_file(target: PartialImage) -> None:
+    """Verify and keep what a dead process had loaded."""
+    writer, nbytes = target.writer, target.manifest.nbytes
+    for start, end in await run_in_thread(lambda: list(writer.extents())):
+        offset = -(-start // UNIT_BYTES) * UNIT_BYTES
+        last = end if end == nbytes else end // UNIT_BYTES * UNIT_BYTES
+        while offset < last:
+            step = min(CHUNK_BYTES, last - offset)
+            damaged = await run_in_thread(check_units, target.manifest, offset, target.buffer(offset, step))
+            edges = [unit * UNIT_BYTES for unit in damaged]
+            for good, bad in pairwise([offset - UNIT_BYTES, *edges, offset + step]):
+                if good + UNIT_BYTES < bad:
+                    target.mark(good + UNIT_BYTES, bad - good - UNIT_BYTES)
+            offset += step
+
+
+async def from_memory(source: memoryview, target: PartialImage) -> None:
+    """Copy what is missing from this process's memory. Raises CorruptImage."""
+
+    def copy(offset: int, nbytes: int) -> None:
+        target.writer.prepare(offset, nbytes)
+        view = target.buffer(offset, nbytes)
+        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source[offset : offset + nbytes], np.uint8))
+        _check_undamaged(check_units(target.manifest, offset, view), "in the arena", target.manifest)
+
+    async def read(offset: int, nbytes: int) -> None:
+        await run_in_thread(copy, offset, nbytes)
+
+    await _for_missing(target, read)
+
+
+async def _for_missing(target: PartialImage, read: Callable[[int, int], Awaitable[None]]) -> None:
+    """Run `read` over the missing chunks, READS_IN_FLIGHT at a time, and mark them."""
+    chunks = target.missing_chunks()
+
+    async def work() -> None:
+        for offset, nbytes in chunks:
+            await read(offset, nbytes)
+            target.mark(offset, nbytes)
+
+    await run_all(*(work() for _ in range(READS_IN_FLIGHT)))
+
+
+def _block_bytes(manifest: Manifest) -> int:
+    """Return the block size of a pull, in whole units, within the bounds on the number of blocks."""
+    wanted = min(BLOCK_BYTES, -(-manifest.nbytes // MIN_BLOCKS))
+    return max(1, -(-max(wanted, manifest.nbytes // MAX_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES
+
+
+def _read_checked(
+    reader: BlobReader, staging: Staging, target: PartialImage, offset: int, nbytes: int
+) -> int:
+    """Read one chunk into its place and verify it; return the number of bytes read."""
+    view, writer = target.buffer(offset, nbytes), target.writer
+    cached = reader.cached(offset, nbytes)
+    is_huge = writer.populate_huge(offset, nbytes)
+    if cached is not None and (is_huge or writer.is_ready(offset, nbytes)):
+        writer.prepare(offset, nbytes)
+        damaged = _read_by_steps(reader, cached, target, offset, nbytes)
+    elif cached is None and reader.is_direct and not is_huge:
+        damaged = _read_staged(reader, staging, target, offset, nbytes)
+    else:
+        if cached is None or not writer.receive(offset, nbytes, cached):
+            writer.prepare(offset, nbytes)
+            reader.read_into(offset, view)
+        damaged = check_units(target.manifest, offset, view)
+    for unit in damaged:
+        start = unit * UNIT_BYTES
+        end = min(start + UNIT_BYTES, target.manifest.nbytes)
+        reader.read_into(start, target.buffer(start, end - start))
+    if damaged:
+        _check_undamaged(check_units(target.manifest, offset, view), "in the store", target.manifest)
+    return nbytes + len(damaged) * UNIT_BYTES
+
+
+def _read_by_steps(
+    reader: BlobReader, cached: int, target: PartialImage, offset: int, nbytes: int
+) -> list[int]:
+    """Read from the page cache, verifying each step while the CPU cache holds it; return the damaged units.
+
+    `cached` is an open file with the range.
+    """
+    damaged = []
+    for start in range(offset, offset + nbytes, STEP_BYTES):
+        view = target.buffer(start, min(STEP_BYTES, offset + nbytes - start))
+        try:
+            whole = os.preadv(cached, [view], start) == len(view)
+        except OSError:
+            whole = False
+        if not whole:
+            reader.read_into(start, view)  # raises the cause, if it persists
+        damaged += check_units(target.manifest, start, view)
+    return damaged
+
+
+def _read_staged(
+    reader: BlobReader, staging: Staging, target: PartialImage, offset: int, nbytes: int
+) -> list[int]:
+    """Read into a staging buffer, verify and copy it; return the damaged units."""
+    damaged = []
+    with staging.borrow() as buffer:
+        reader.read_into(offset, buffer[:nbytes])
+        for start in range(0, nbytes, STEP_BYTES):
+            step = buffer[start : min(start + STEP_BYTES, nbytes)]
+            damaged += check_units(target.manifest, offset + start, step)
+            target.writer.write(offset + start, step)
+    return damaged
+
+
+def _check_undamaged(damaged: Sequence[int], where: str, manifest: Manifest) -> None:
+    if damaged:
+        named = ", ".join(map(str, damaged[:_NAMED_UNITS]))
+        more = f" and {len(damaged) - _NAMED_UNITS} more" if len(damaged) > _NAMED_UNITS else ""
+        raise CorruptImage(f"image {manifest.sha256} is damaged {where}: units {named}{more}")

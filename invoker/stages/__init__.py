@@ -1,1 +1,0 @@
-"""Stages of pipelines on this node, and the links between them."""

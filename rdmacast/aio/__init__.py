@@ -1,0 +1,8 @@
+"""asyncio helpers for the whole product: what asyncio lacks, or does at a higher cost.
+
+- `eager`: coroutines that run up to their first wait at once
+- `groups`: concurrent coroutines that fail as one
+- `shielded`: waits and cleanup that a cancellation does not interrupt
+- `threads`: blocking work in threads, with defined behaviour on cancellation
+- `time_limit`: a cheaper asyncio.timeout
+"""

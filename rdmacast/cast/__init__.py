@@ -1,0 +1,23 @@
+"""One node's part in a cast, and pulls of whole regions.
+
+- `block_reads`: reads and checks of blocks
+- `fair_share`: time shared at a port
+- `have_requests`: HAVE requests without a reply
+- `hooks`: a cast's links and block hooks
+- `limits`: time limits
+- `pending_pulls`: pulls that have not ended
+- `progress`: bookkeeping of a pull
+- `pull`: pulls of whole regions
+- `pull_log`: durations for reports
+- `replanner`: plans around slow nodes
+- `report`: results and faults
+- `runner`: a session driven by links, watches and clock
+- `session`: the state machine
+- `session_actions`: its actions
+- `session_peers`: its peers
+- `session_plan`: its planned sources
+- `session_settings`: its limits
+- `spec`: the description of a cast
+- `watch_link`: a watch of a peer's region
+- `watches`: all watches of a cast
+"""

@@ -1,0 +1,7 @@
+"""Transfer plans and the execution pipelines that they allow (pure).
+
+- `pipelines`: execution pipelines over arriving nodes
+- `plan`: shapes and plans
+- `planners`: the planners
+- `transfers`: arrays of transfers
+"""

@@ -1,0 +1,6 @@
+"""Simulations of transfer plans (pure).
+
+- `link_model`: model links and results
+- `plans`: simulation by events
+- `waves`: simulation by array passes
+"""

@@ -1,0 +1,10 @@
+"""Configuration: function.yaml, the options of processes, secrets and emulated devices.
+
+- `arguments`: argparse types over the registry's parsers
+- `command_line`: the command lines of processes, made from Options
+- `emulation`: the names of emulated models and devices
+- `function_yaml`: the declaration of a function
+- `option_types`: flags and the types of their values
+- `options`: the options of `up`, `gateway` and `invoker`, each declared once
+- `secrets`: API keys and the cluster's secret
+"""

@@ -1,0 +1,382 @@
+"""function.yaml: the declaration of a function, parsed strictly into frozen records.
+
+name: echo                    # optional; `hypercast deploy --name` takes precedence
+description: Returns the request.
+task: handler                 # generate, embed, classify, features, handler; optional with a model
+model: ./checkpoint           # a folder beside this file, an absolute path, or a hub id
+dtype: float32
+handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
+env: {GREETING: hello}
+limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4}
+scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
+          live: auto, ttft_target: 1s}
+"""
+
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+import yaml
+
+from registry.errors import InvalidRecord
+from registry.records.function import BUILTIN_PREFIX, BUILTINS, FunctionTask, Scaling, check_name
+from registry.records.live import LiveMode
+from registry.units.durations import parse_duration
+from registry.units.sizes import parse_size
+
+FILE_NAME = "function.yaml"
+MAX_FILE_BYTES = 64 * 1024
+MAX_BRACKETS = 200
+
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+DTYPES = frozenset(get_args(DType))
+
+_MIB = 1024**2
+_DEEP = re.compile(r"(?:[-?] +){20}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HANDLER = re.compile(r"(?P<file>[^:]+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerLimits:
+    """The resource limits of one handler process.
+
+    `cpu_s` is processor time within one call; `timeout_s` is the wall-clock limit of a call (a caller may
+    request less). `output_bytes` bounds the whole output of one call. `threads` is the number of plain (not
+    async) calls run at once.
+    """
+
+    memory_bytes: int = 1024 * _MIB
+    cpu_s: float = 300.0
+    timeout_s: float = 300.0
+    output_bytes: int = 8 * _MIB
+    file_bytes: int = 256 * _MIB
+    open_files: int = 256
+    threads: int = 4
+
+    def __post_init__(self) -> None:
+        bounds: tuple[tuple[str, float, float, float], ...] = (
+            ("memory", self.memory_bytes, 16 * _MIB, 1 << 44),
+            ("cpu", self.cpu_s, 1, 86400),
+            ("timeout", self.timeout_s, 0.001, 86400),
+            ("output", self.output_bytes, 1, 1 << 30),
+            ("file_size", self.file_bytes, 0, 1 << 44),
+            ("open_files", self.open_files, 32, 65536),
+            ("threads", self.threads, 1, 256),
+        )
+        for name, value, low, high in bounds:
+            if not low <= value <= high:
+                raise InvalidRecord(f"limits.{name} must be {low} to {high}, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSpec:
+    """A user's own handler: `function` in `file`, relative to the function's folder.
+
+    Without a file it is the built-in handler of that name.
+    """
+
+    file: str
+    function: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: HandlerLimits = field(default_factory=HandlerLimits)
+
+    @property
+    def builtin(self) -> bool:
+        return not self.file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """A parsed function.yaml. `task=None` leaves the task to the model's architecture.
+
+    Either `handler` is set, or the function serves a model: `model`, or the one that deploy names.
+    """
+
+    name: str | None = None
+    description: str = ""
+    task: FunctionTask | None = None
+    model: str | None = None
+    dtype: str = "auto"
+    handler: HandlerSpec | None = None
+    scaling: Scaling = field(default_factory=Scaling)
+
+    def model_folder(self, base: Path) -> Path | None:
+        """Return the model's local folder, or None where `model` is a hub id (or absent)."""
+        if self.model is None:
+            return None
+        path = base / self.model
+        looks_like_path = self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
+        return path.expanduser() if looks_like_path or path.is_dir() else None
+
+
+class _Bytes(int):
+    """A size: text such as 512MiB or 2GB, or a plain number of bytes."""
+
+
+class _Seconds(float):
+    """A duration: text such as 90s, 5m or 1h, or a plain number of seconds."""
+
+
+_Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+
+
+class _LimitsSection(
+    msgspec.Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={
+        "memory_bytes": "memory",
+        "cpu_s": "cpu",
+        "timeout_s": "timeout",
+        "output_bytes": "output",
+        "file_bytes": "file_size",
+    },
+):
+    """The section `limits`, its fields named as those of HandlerLimits."""
+
+    memory_bytes: _Bytes | None = None
+    cpu_s: _Seconds | None = None
+    timeout_s: _Seconds | None = None
+    output_bytes: _Bytes | None = None
+    file_bytes: _Bytes | None = None
+    open_files: int | None = None
+    threads: int | None = None
+
+
+class _ScalingSection(
+    msgspec.Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={
+        "keep_alive_s": "keep_alive",
+        "host_keep_alive_s": "host_keep_alive",
+        "ttft_target_s": "ttft_target",
+    },
+):
+    """The section `scaling`, its fields named as those of Scaling."""
+
+    min_instances: int | None = None
+    max_instances: int | None = None
+    target_concurrency: int | None = None
+    keep_alive_s: _Seconds | None = None
+    host_keep_alive_s: _Seconds | None = None
+    live: LiveMode | None = None
+    ttft_target_s: _Seconds | None = None
+
+
+class _FunctionFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a function.yaml; a key without a value is absent."""
+
+    name: _Text | None = None
+    description: _Text | None = None
+    task: FunctionTask | None = None
+    model: _Text | None = None
+    dtype: DType | None = None
+    handler: _Text | None = None
+    env: dict[str, Any] | None = None
+    limits: _LimitsSection | None = None
+    scaling: _ScalingSection | None = None
+
+
+_SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+    "": _FunctionFile,
+    "limits": _LimitsSection,
+    "scaling": _ScalingSection,
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "task": tuple(FunctionTask),
+    "dtype": get_args(DType),
+    "scaling.live": tuple(LiveMode),
+}
+_KINDS: Mapping[str, str] = {"str": "text", "int": "a whole number", "object": "a mapping"}
+
+
+def load_function_yaml(folder: Path) -> FunctionSpec:
+    """Read `folder`/function.yaml. Raises InvalidRecord with the file's name in the message."""
+    path = folder / FILE_NAME
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InvalidRecord(f"{path}: {size} bytes is too large for a {FILE_NAME}")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRecord(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse_function_yaml(text)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{path}: {error}") from error
+
+
+def parse_function_yaml(text: str | bytes) -> FunctionSpec:
+    """Parse the text of a function.yaml. Raises InvalidRecord naming the key of a bad value."""
+    document = _parse_yaml(text)
+    try:
+        file = msgspec.convert(document, _FunctionFile, dec_hook=_decode_quantity)
+    except msgspec.ValidationError as error:
+        raise InvalidRecord(_explained(error, document)) from None
+    handler = _handler(file)
+    if handler is not None and file.model is not None:
+        raise InvalidRecord("model: a function has either a model or a handler")
+    if handler is not None and file.task not in (None, FunctionTask.HANDLER):
+        raise InvalidRecord(
+            f"task: a function with a handler has the task 'handler', not {file.task.value!r}"
+        )
+    if handler is None and file.task is FunctionTask.HANDLER:
+        raise InvalidRecord("handler: missing; the task 'handler' needs it, such as handler.py:handle")
+    if handler is None and file.task is None and file.model is None:
+        raise InvalidRecord("give a model, a task or a handler")
+    try:
+        scaling = Scaling(**_settings(file.scaling))
+    except InvalidRecord as error:
+        raise InvalidRecord(f"scaling: {error}") from error
+    return FunctionSpec(
+        name=check_name(file.name) if file.name is not None else None,
+        description=file.description or "",
+        task=FunctionTask.HANDLER if handler is not None else file.task,
+        model=file.model,
+        dtype=file.dtype or "auto",
+        handler=handler,
+        scaling=scaling,
+    )
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader with unique text keys, and with the booleans of YAML 1.2: `on` and `off` are text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise InvalidRecord(f"{_shown(key)}: a key must be text (line {line})")
+            if key in seen:
+                raise InvalidRecord(f"{key}: given twice (line {line})")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_BOOL_TAG = "tag:yaml.org,2002:bool"
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL_TAG]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_implicit_resolver(
+    _BOOL_TAG, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+def _parse_yaml(text: str | bytes) -> object:
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidRecord(f"too large for a {FILE_NAME}: at most {MAX_FILE_BYTES} bytes")
+    plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    if plain.count("[") + plain.count("{") > MAX_BRACKETS or _DEEP.search(plain):
+        raise InvalidRecord("nested too deeply")  # the cost of parsing grows with the square of the depth
+    try:
+        # _StrictLoader derives from SafeLoader: plain data only.
+        return yaml.load(text, Loader=_StrictLoader)
+    except InvalidRecord:
+        raise
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        # Tags such as !!int or dates raise the exceptions of Python's own conversions.
+        raise InvalidRecord(f"not valid YAML: {error}") from error
+
+
+def _decode_quantity(kind: type, value: object) -> object:
+    """Convert a value of a `_Bytes` or `_Seconds` field. Raises ValueError."""
+    parse: Callable[[str], float] = parse_size if kind is _Bytes else parse_duration
+    if isinstance(value, str):
+        try:
+            value = parse(value)
+        except InvalidRecord as error:
+            raise ValueError(str(error)) from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        raise ValueError(f"{_shown(value)} is not a number with a unit")
+    return kind(value)
+
+
+def _explained(error: msgspec.ValidationError, document: object) -> str:
+    """Return the error with the key's name, the offending value and the allowed values or keys."""
+    message, _, path = str(error).partition(" - at `$")
+    where = path.rstrip("`").removeprefix(".")
+    value = document
+    for key in where.split(".") if where else ():
+        assert isinstance(value, dict)
+        value = value[key]
+    if unknown := re.match(r"Object contains unknown field `(.*)`", message, re.DOTALL):
+        name = f"{where}.{unknown[1]}" if where else unknown[1]
+        return (
+            f"{name}: unknown key; known are {', '.join(sorted(_SECTIONS[where].__struct_encode_fields__))}"
+        )
+    if where in _CHOICES:
+        return f"{where}: {_shown(value)} is not one of {', '.join(_CHOICES[where])}"
+    if expected := re.match(r"Expected `(\w+)", message):
+        noun = _KINDS.get(expected[1], expected[1])
+        found = _shown(value) if isinstance(value, bool | int | float) else _kind(value)
+        return f"{where or FILE_NAME}: must be {noun}, not {found}"
+    return f"{where}: {message}"
+
+
+def _kind(value: object) -> str:
+    empty = value is None or (isinstance(value, str) and not value.strip())
+    return "empty" if empty else type(value).__name__
+
+
+def _shown(value: object) -> str:
+    """Return a scalar as it was written; for anything else only its kind, since aliases can make it huge."""
+    return repr(value)[:80] if isinstance(value, str | int | float) else _kind(value)
+
+
+def _settings(section: msgspec.Struct | None) -> dict[str, Any]:
+    """Return the given settings of a section, as arguments of its record."""
+    if section is None:
+        return {}
+    given = {name: getattr(section, name) for name in section.__struct_fields__}
+    plain: dict[type, Callable[[Any], object]] = {_Bytes: int, _Seconds: float}
+    return {
+        name: plain.get(type(value), lambda same: same)(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _handler(file: _FunctionFile) -> HandlerSpec | None:
+    if file.handler is None:
+        for key in ("env", "limits"):
+            if getattr(file, key) is not None:
+                raise InvalidRecord(f"{key}: only a function with a handler has this")
+        return None
+    if file.handler.startswith(BUILTIN_PREFIX):
+        name = file.handler.removeprefix(BUILTIN_PREFIX)
+        if name not in BUILTINS:
+            raise InvalidRecord(f"handler: no built-in {name!r}: use {', '.join(sorted(BUILTINS))}")
+        return HandlerSpec(file="", function=name)
+    match = _HANDLER.fullmatch(file.handler.strip())
+    if match is None:
+        raise InvalidRecord(f"handler: {file.handler!r} must be FILE.py:FUNCTION, such as handler.py:handle")
+    path = PurePosixPath(match["file"])
+    if path.is_absolute() or ".." in path.parts:
+        raise InvalidRecord(f"handler: {match['file']!r} must be inside the function's folder")
+    return HandlerSpec(
+        file=str(path),
+        function=match["function"],
+        env=_env(file.env or {}),
+        limits=HandlerLimits(**_settings(file.limits)),
+    )
+
+
+def _env(values: Mapping[str, object]) -> Mapping[str, str]:
+    env: dict[str, str] = {}
+    for name, value in values.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise InvalidRecord(f"env.{name}: not a name for an environment variable")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise InvalidRecord(f"env.{name}: must be text, not {_kind(value)}; put it in quotes")
+        if "\0" in str(value):
+            raise InvalidRecord(f"env.{name}: contains a NUL character")
+        env[name] = str(value)
+    return env

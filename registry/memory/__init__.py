@@ -1,0 +1,7 @@
+"""The shared state in one process: the fake of `registry.redis`, and what `hypercast` tests run on.
+
+- `casts`: casts and their progress
+- `ledger`: the usage ledger
+- `quota`: quotas of keys
+- `state`: the whole shared state
+"""

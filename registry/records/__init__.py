@@ -1,0 +1,13 @@
+"""Records of the shared state.
+
+- `api_key`: API keys and their limits
+- `cast`: casts, their members and progress
+- `change`: the change feed and the snapshot
+- `function`: functions and their versions
+- `function_changes`: deploy, rollback and scaling as pure decisions
+- `instance`: instances and their life cycle
+- `live`: serving while a model is loading
+- `node`: nodes and their cached images
+- `quota`: rate limits, concurrency leases and spend limits
+- `usage`: request records, intervals and prices
+"""

@@ -1,0 +1,16 @@
+"""The shared state and the usage ledger in Redis.
+
+- `casts`: casts and their progress
+- `connections`: a bounded connection pool
+- `embedded`: a Redis server of the data directory
+- `feed`: the change feed
+- `functions`: functions and versions
+- `lease`: leases
+- `ledger`: the usage ledger
+- `ledger_writer`: batched writes of request records
+- `live`: live serving records
+- `nodes`: nodes, instances, load reports and the snapshot
+- `quota`: quotas of keys
+- `state`: the whole shared state
+- `store`: the base of all parts
+"""
