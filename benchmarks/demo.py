@@ -1,11 +1,11 @@
-"""The demo: three nodes on one machine, two models, every kind of start, and the bill.
+"""Demonstrate the platform: three nodes on one machine, two models, every kind of start, and the bill.
 
-    python -m benchmarks.demo [--keep]
+All files are in `.demo/`; --keep leaves the platform running.
 
-Everything it makes lies in `.demo/`; `--keep` leaves the platform running to play with.
+example:
+  python -m benchmarks.demo --keep
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -15,17 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from openai import AsyncOpenAI
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.endings import end_politely
-from benchmarks.random_llama import write_random_llama
+from benchmarks.harness.arguments import make_parser
+from benchmarks.harness.local_platform import RunningPlatform, run_cli
+from benchmarks.harness.processes import ROOT, exit_on_sigterm, module
+from benchmarks.harness.random_llama import write_random_llama
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".demo"
 DATA = FOLDER / "data"
 TINY, BIG = "tiny-coder", "random-256mb"
@@ -35,11 +35,11 @@ CALLS_AT_ONCE = 20
 
 
 class DemoFailed(Exception):
-    """A step of the demo did not do what it promises."""
+    """A step of the demo did not produce the expected result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class TimedCall:
     """One measured call."""
 
     model: str
@@ -56,11 +56,11 @@ def say(text: str) -> None:
 
 
 def hypercast(*arguments: str, quiet: bool = False) -> str:
-    """Run the command line as a user would; its notes go to this terminal."""
+    """Run the command line as a user would, with its notes on this terminal."""
     if not quiet:
         say(f"\n$ hypercast {' '.join(arguments)}")
     done = subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
+        module("cli", *arguments),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if quiet else None,
@@ -72,7 +72,7 @@ def hypercast(*arguments: str, quiet: bool = False) -> str:
     return done.stdout
 
 
-def listed(*arguments: str) -> list[dict[str, object]]:
+def list_rows(*arguments: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = json.loads(hypercast(*arguments, "-o", "json", quiet=True))
     return rows
 
@@ -85,8 +85,8 @@ async def call(
     tokens: int = 16,
     prompt: str = PROMPT,
     temperature: float = 0.0,
-) -> Reading:
-    """One streamed completion, timed at the client."""
+) -> TimedCall:
+    """Stream one completion, timed at the client."""
     began = time.perf_counter()
     first = 0.0
     count = 0
@@ -111,8 +111,8 @@ async def call(
             facts = chunk.hypercast  # type: ignore[attr-defined]
     ended = time.perf_counter()
     if count != tokens:
-        raise DemoFailed(f"{model}: asked for {tokens} tokens, got {count}")
-    return Reading(
+        raise DemoFailed(f"{model}: requested {tokens} tokens, received {count}")
+    return TimedCall(
         model=model,
         what=what,
         start_kind=facts["x_start_kind"],
@@ -124,19 +124,19 @@ async def call(
 
 
 async def until(what: str, holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Ask the command line again until something holds."""
+    """Poll the command line until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(holds):
         if time.monotonic() > deadline:
-            raise DemoFailed(f"waited {timeout_s:g} s in vain until {what}")
+            raise DemoFailed(f"timed out after {timeout_s:g} s waiting until {what}")
         await asyncio.sleep(0.1)
 
 
 def running(model: str) -> list[dict[str, object]]:
-    """Instances of a model and the nodes they are on."""
+    """Return the instances of a model with their nodes."""
     return [
         {**instance, "node": node["id"], "pid": node["pid"]}
-        for node in listed("nodes")
+        for node in list_rows("nodes")
         for instance in node["instances"]  # type: ignore[attr-defined]
         if instance["function"] == model
     ]
@@ -145,40 +145,42 @@ def running(model: str) -> list[dict[str, object]]:
 def holders(model: str) -> set[str]:
     return {
         str(node["id"])
-        for node in listed("nodes")
+        for node in list_rows("nodes")
         if f"{model}:1" in node["tiers"]["host"]  # type: ignore[index]
     }
 
 
-async def starts(client: AsyncOpenAI, model: str) -> list[Reading]:
-    """The same call from every tier."""
-    readings = []
+async def starts(client: AsyncOpenAI, model: str) -> list[TimedCall]:
+    """Make the same call from every tier."""
+    calls = []
     have = await asyncio.to_thread(holders, model)
     elsewhere = next(f"node-{index}" for index in range(3) if f"node-{index}" not in have)
     say(f"\n$ hypercast scale {model} --instances 1 --on {elsewhere} --no-wait")
-    # As that command does, but without its own start: the load is over in less time than that takes.
-    wish = {"instances": 1, "on": [elsewhere], "wait": False}
-    await client.post(str(client.base_url.join(f"/admin/functions/{model}/scale")), body=wish, cast_to=object)
-    readings.append(await call(client, model, "first call, on a node without it"))
-    readings.append(await call(client, model, "again"))
+    # The command's request without its process: the load ends sooner than the command starts.
+    scale = {"instances": 1, "on": [elsewhere], "wait": False}
+    await client.post(
+        str(client.base_url.join(f"/admin/functions/{model}/scale")), body=scale, cast_to=object
+    )
+    calls.append(await call(client, model, "first call, on a node without it"))
+    calls.append(await call(client, model, "again"))
     await asyncio.to_thread(hypercast, "scale", model, "--instances", "0")
-    await until(f"{model} is asleep", lambda: not running(model))
-    readings.append(await call(client, model, "after its instance was evicted"))
+    await until(f"{model} has no instances", lambda: not running(model))
+    calls.append(await call(client, model, "after its instance was evicted"))
     victim = (await asyncio.to_thread(running, model))[0]
     say(f"\n$ kill -9 {victim['pid']}   # {victim['node']}, which serves {model}")
     os.kill(int(str(victim["pid"])), 9)
-    readings.append(await call(client, model, f"after {victim['node']} was killed"))
-    if readings[-1].node == victim["node"]:
+    calls.append(await call(client, model, f"after {victim['node']} was killed"))
+    if calls[-1].node == victim["node"]:
         raise DemoFailed(f"{model} was served by {victim['node']} again")
-    return readings
+    return calls
 
 
 async def session(url: str, key: str) -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120.0)
     async with client:
-        readings = []
+        calls = []
         for model in (BIG, TINY):
-            readings += await starts(client, model)
+            calls += await starts(client, model)
         began = time.perf_counter()
         many = await asyncio.gather(
             *(
@@ -189,40 +191,40 @@ async def session(url: str, key: str) -> None:
         took = time.perf_counter() - began
         sample = await call(client, TINY, "sampled", tokens=SAMPLE_TOKENS, temperature=0.6)
     say("\nStarts, timed at the client:")
-    show(readings)
-    check_order([reading for reading in readings if reading.model == BIG])
+    show(calls)
+    check_order([timed for timed in calls if timed.model == BIG])
     tokens = 32 * CALLS_AT_ONCE
-    slowest = max(reading.ttft_s for reading in many)
+    slowest = max(timed.ttft_s for timed in many)
     say(
         f"{CALLS_AT_ONCE} streams at once: {tokens} tokens in {took:.2f} s ({tokens / took:.0f} tokens/s), "
-        f"on {len({reading.node for reading in many})} node(s), slowest TTFT {slowest:.2f} s\n"
+        f"on {len({timed.node for timed in many})} node(s), slowest TTFT {slowest:.2f} s\n"
     )
-    say("tiny-coder writes (temperature 0.6):")
+    say("tiny-coder generates (temperature 0.6):")
     say("    " + (PROMPT + sample.text).replace("\n", "\n    ") + "\n")
 
 
-def show(readings: Sequence[Reading]) -> None:
+def show(calls: Sequence[TimedCall]) -> None:
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("model", "call", "start kind", "node"):
         grid.add_column(heading)
     for heading in ("TTFT s", "tokens/s"):
         grid.add_column(heading, justify="right")
-    for reading in readings:
+    for timed in calls:
         grid.add_row(
-            reading.model,
-            reading.what,
-            reading.start_kind,
-            reading.node,
-            f"{reading.ttft_s:.3f}",
-            f"{reading.tokens_per_s:.1f}",
+            timed.model,
+            timed.what,
+            timed.start_kind,
+            timed.node,
+            f"{timed.ttft_s:.3f}",
+            f"{timed.tokens_per_s:.1f}",
         )
     Console(width=110, highlight=False).print(grid)
 
 
-def check_order(readings: Sequence[Reading]) -> None:
-    """The big model's starts are what they should be, and cost what they should."""
-    cold, hot, warm = readings[:3]
-    kinds = [reading.start_kind for reading in (cold, warm, hot)]
+def check_order(calls: Sequence[TimedCall]) -> None:
+    """Verify that the large model's starts have the expected kinds and order of cost."""
+    cold, hot, warm = calls[:3]
+    kinds = [timed.start_kind for timed in (cold, warm, hot)]
     if kinds != ["cold", "warm", "hot"]:
         raise DemoFailed(f"expected starts cold, warm and hot, got {kinds}")
     if not cold.ttft_s > warm.ttft_s > hot.ttft_s:
@@ -230,19 +232,12 @@ def check_order(readings: Sequence[Reading]) -> None:
 
 
 def main() -> None:
-    end_politely()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--keep", action="store_true", help="leave it running at the end")
+    exit_on_sigterm()
+    parser = make_parser("benchmarks.demo", __doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the platform running at the end")
     options = parser.parse_args()
     began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "cli", "down", "--data-dir", str(DATA)],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    run_cli("down", "--data-dir", str(DATA))  # of an earlier run
     shutil.rmtree(DATA, ignore_errors=True)
     checkpoint = FOLDER / BIG
     write_random_llama(checkpoint, ROOT / "functions" / TINY / "model")
@@ -250,8 +245,8 @@ def main() -> None:
         hypercast(
             *("up", "--nodes", "3", "--hosts", "3", "--port", "0", "--detach"), *("--data-dir", str(DATA))
         )
-        url = json.loads((DATA / "up.json").read_text())["url"]
-        key = (DATA / "admin.key").read_text().strip()
+        running_platform = RunningPlatform.of(DATA)
+        url, key = running_platform.urls[0], running_platform.admin_key
         os.environ |= {"HYPERCAST_URL": url, "HYPERCAST_API_KEY": key}
         say(f"(up after {time.perf_counter() - began:.1f} s)")
         say(hypercast("deploy", str(ROOT / "functions" / TINY), "--keep-alive", "5m"))

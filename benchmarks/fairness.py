@@ -1,11 +1,13 @@
-"""What a tenant that floods the platform costs another one: the time to first token of both sides.
+"""Measure what a flooding tenant costs another tenant: the time to first token with and without the flood.
 
-`python -m benchmarks.fairness --json FILE` starts a platform of one node (or uses `--url` and `--key`)
-with two models. A quiet tenant streams one completion after another, in turns alone and while another
-tenant keeps many connections busy with long prompts and long answers, as fast as it is served. Told are
-the quiet tenant's times to first token (not to its first text: a token may be a part of a character) on
-both sides and how much the flood got done meanwhile. The flood is a process of its own, so that its client
-does not slow the measuring one.
+Starts a platform of one node (or uses --url and --key) with two models. A quiet tenant streams one completion
+after another, in turns alone and while another tenant keeps many connections busy with long prompts and
+outputs. Reported are the quiet tenant's times to first token (not to its first text: a token may be part of a
+character) in both cases, and the flood's throughput. The flood runs in a process of its own, so that its
+client does not slow the measuring one.
+
+example:
+  python -m benchmarks.fairness --rounds 3 --connections 64 --json fairness.json
 """
 
 import argparse
@@ -14,13 +16,10 @@ import json
 import multiprocessing
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,23 +28,25 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from benchmarks.arguments import at_least, parser_of
-from benchmarks.endings import end_politely
-from benchmarks.machine import ROOT, describe_machine, write_records
-from benchmarks.random_llama import write_random_llama
+from benchmarks.harness.admin_client import AdminClient
+from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.random_llama import write_random_llama
+from benchmarks.harness.records import describe_run, recording
 
 TINY = "tiny-coder"
 TINY_FOLDER = ROOT / "functions" / TINY
 VOCABULARY = 2048
-ANSWER_TOKENS = 16  # of the quiet tenant's completions
-PAUSE_S = 0.05  # at most, between two of them
-FIRST_STREAMS = 8  # of the flood that have a token, before it counts as being there
-SETTLING = 2  # requests before a side counts
+ANSWER_TOKENS = 16  # per completion of the quiet tenant
+PAUSE_S = 0.05  # maximum pause between two completions
+FIRST_STREAMS = 8  # streams with a token before the flood counts as started
+SETTLING = 2  # warm-up requests of each case
 QUIET_WITHIN_S = 60.0  # after the flood's end
 
 
-class Refused(Exception):
-    """The platform answered a request with an error."""
+class RequestFailed(Exception):
+    """The platform answered a request with an error status."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"{status}: {body}")
@@ -53,8 +54,8 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """One tenant's requests."""
+class TenantLoad:
+    """The requests of one tenant."""
 
     url: str
     key: str
@@ -70,15 +71,15 @@ class Load:
             "max_tokens": self.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "return_token_ids": True,  # so that a chunk comes with each token, though it be half a character
+            "return_token_ids": True,  # one chunk per token, even for half a character
             "stream": True,
         }
         return json.dumps(request).encode()
 
 
 @dataclass(slots=True)
-class Flooded:
-    """What the flood got done in a round."""
+class FloodResult:
+    """The throughput of the flood in a round."""
 
     seconds: float = 0.0
     answers: int = 0
@@ -87,8 +88,8 @@ class Flooded:
 
 
 @dataclass(slots=True)
-class Side:
-    """The quiet tenant's times to first token, round by round."""
+class FirstTokenTimes:
+    """The quiet tenant's times to first token over all rounds."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -101,10 +102,10 @@ class Side:
         return statistics.quantiles(self.seconds, n=20, method="inclusive")[-1]
 
 
-# A client that does little, so that the platform has the processor.
+# A minimal client, which leaves the processor to the platform.
 
 
-class Wire:
+class KeepAliveConnection:
     """One kept-alive HTTP/1.1 connection."""
 
     def __init__(self, url: str) -> None:
@@ -125,7 +126,7 @@ class Wire:
         status = int(lines[0].split()[1])
         if status != 200:
             length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
-            raise Refused(status, (await reader.readexactly(length)).decode())
+            raise RequestFailed(status, (await reader.readexactly(length)).decode())
         while size := int(await reader.readline(), 16):
             chunk = await reader.readexactly(size + 2)
             for event in chunk.split(b"\n\n"):
@@ -139,70 +140,70 @@ class Wire:
             self._streams = None
 
 
-async def quiet_round(load: Load, requests: int, rng: random.Random, side: Side) -> None:
-    """One completion after another, each but the first few timed to its first token."""
-    wire = Wire(load.url)
+async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: FirstTokenTimes) -> None:
+    """Send completions one after another, and time each after the warm-up to its first token."""
+    connection = KeepAliveConnection(load.url)
     for number in range(SETTLING + requests):
         body = load.body(rng)
-        began_s, first_s = time.perf_counter(), None
-        async for event in wire.post("/v1/completions", load.key, body):
+        started_s, first_s = time.perf_counter(), None
+        async for event in connection.post("/v1/completions", load.key, body):
             if first_s is None and b'"choices"' in event:
-                first_s = time.perf_counter() - began_s
-        assert first_s is not None, "an answer without a token"
+                first_s = time.perf_counter() - started_s
+        assert first_s is not None, "a completion without a token"
         if number >= SETTLING:
             side.seconds.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
-    wire.close()
+    connection.close()
 
 
 # The flood, in its own process.
 
 
-def flood_process(load: Load, connections: int, pipe: Connection) -> None:
+def flood_process(load: TenantLoad, connections: int, pipe: Connection) -> None:
     uvloop.run(flood(load, connections, pipe))
 
 
-async def flood(load: Load, connections: int, pipe: Connection) -> None:
-    """Keep all connections busy until told to stop; says when it is under way, and then what it did."""
-    done = Flooded()
-    under_way = asyncio.Event()
+async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
+    """Keep all connections busy until the parent sends a message; report start and result over the pipe."""
+    done = FloodResult()
+    started_event = asyncio.Event()
     started: set[int] = set()
 
     async def one(number: int) -> None:
-        rng, wire = random.Random(number), Wire(load.url)
+        rng, connection = random.Random(number), KeepAliveConnection(load.url)
         try:
             while True:
                 try:
-                    async for event in wire.post("/v1/completions", load.key, load.body(rng)):
+                    async for event in connection.post("/v1/completions", load.key, load.body(rng)):
                         done.chunks += b'"choices"' in event
                         started.add(number)
                         if len(started) >= min(connections, FIRST_STREAMS):
-                            under_way.set()
+                            started_event.set()
                     done.answers += 1
-                except Refused:
+                except RequestFailed:
                     done.refused += 1
         finally:
-            wire.close()
+            connection.close()
 
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(number)) for number in range(connections)]
-        await under_way.wait()
-        before, began_s = (done.answers, done.chunks, done.refused), time.perf_counter()
+        await started_event.wait()
+        before, started_s = (done.answers, done.chunks, done.refused), time.perf_counter()
         pipe.send("under way")
         await loop.run_in_executor(None, pipe.recv)
-        seconds = time.perf_counter() - began_s
+        seconds = time.perf_counter() - started_s
         counts = [
             now - then for now, then in zip((done.answers, done.chunks, done.refused), before, strict=True)
         ]
         for task in tasks:
             task.cancel()
-    pipe.send(Flooded(seconds, *counts))
+    pipe.send(FloodResult(seconds, *counts))
 
 
 @contextmanager
-def flooding(load: Load, connections: int, into: list[Flooded]) -> Iterator[None]:
-    """A flood that is under way inside of the block."""
+def flooding(load: TenantLoad, connections: int, into: list[FloodResult]) -> Iterator[None]:
+    """Run a flood, which has started when the block begins."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=flood_process, args=(load, connections, theirs))
@@ -221,84 +222,61 @@ def flooding(load: Load, connections: int, into: list[Flooded]) -> Iterator[None
 # The platform.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    url: str
-    key: str
-
-    def ask(self, path: str, body: object | None = None) -> Any:
-        request = urllib.request.Request(
-            self.url + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"authorization": f"Bearer {self.key}", "content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.load(response)
-
-    def wait_until_quiet(self) -> None:
-        """Return once nothing is in flight: what a flood left behind is no part of the other side."""
-        until_s = time.monotonic() + QUIET_WITHIN_S
-        while self.ask("/health")["in_flight"]:
-            assert time.monotonic() < until_s, "requests are in flight long after the flood"
-            time.sleep(0.1)
-
-    def key_of(self, tenant: str) -> str:
-        key: str = self.ask("/admin/keys", {"tenant": tenant, "name": "fairness"})["key"]
-        return key
-
-
-def hypercast(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "cli", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
 @contextmanager
-def platform_of_one_node(folder: Path, layers: int) -> Iterator[Platform]:
-    """A platform with both models deployed, gone after the block."""
-    data = folder / "data"
-    hypercast("up", "--detach", "--nodes", "1", "--port", "0", "--data-dir", str(data), "--device", "cpu")
-    try:
-        url = json.loads((data / "up.json").read_text())["url"]
-        platform = Platform(url=url, key=(data / "admin.key").read_text().strip())
+def platform_of_one_node(folder: Path, layers: int) -> Iterator[LocalPlatform]:
+    """Run a platform with both models deployed."""
+    with running_platform(folder / "data", "--device", "cpu", nodes=1) as platform:
         checkpoint = folder / "random"
         write_random_llama(checkpoint, TINY_FOLDER / "model", layers)
-        access = ("--url", url, "--api-key", platform.key)
         for name, path in ((TINY, TINY_FOLDER), ("random", checkpoint)):
-            hypercast("deploy", str(path), "--name", name, "--min-instances", "1", *access)
+            platform.command("deploy", str(path), "--name", name, "--min-instances", "1")
         yield platform
-    finally:
-        hypercast("down", "--data-dir", str(data))
 
 
-def measure(platform: Platform, model: str, args: argparse.Namespace) -> tuple[Side, Side, list[Flooded]]:
-    quiet = Load(
-        url=platform.url,
-        key=platform.key_of("quiet"),
+async def measure(
+    url: str, admin: AdminClient, model: str, args: argparse.Namespace
+) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+    quiet = TenantLoad(
+        url=url,
+        key=await admin.create_key("quiet", "fairness"),
         model=model,
         prompt_tokens=args.prompt,
         output_tokens=ANSWER_TOKENS,
     )
-    loud = Load(
-        url=platform.url,
-        key=platform.key_of("loud"),
+    loud = TenantLoad(
+        url=url,
+        key=await admin.create_key("loud", "fairness"),
         model=model,
         prompt_tokens=args.flood_prompt,
         output_tokens=args.flood_output,
     )
     rng = random.Random(1)
-    alone, flooded, floods = Side(), Side(), list[Flooded]()
+    alone, flooded, floods = FirstTokenTimes(), FirstTokenTimes(), list[FloodResult]()
     for _ in range(args.rounds):
-        platform.wait_until_quiet()
-        asyncio.run(quiet_round(quiet, args.requests, rng, alone))
+        await admin.wait_until_idle(QUIET_WITHIN_S)
+        await quiet_round(quiet, args.requests, rng, alone)
         with flooding(loud, args.connections, floods):
-            asyncio.run(quiet_round(quiet, args.requests, rng, flooded))
+            await quiet_round(quiet, args.requests, rng, flooded)
     return alone, flooded, floods
 
 
-# What is told.
+async def measure_model(
+    url: str, key: str, model: str, args: argparse.Namespace
+) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+    """Measure one model with connections of its own."""
+    async with AdminClient.connect(url, key) as admin:
+        return await measure(url, admin, model, args)
+
+
+# Records.
 
 
 def records(
-    model: str, alone: Side, flooded: Side, floods: Sequence[Flooded], common: dict[str, object]
+    model: str,
+    alone: FirstTokenTimes,
+    flooded: FirstTokenTimes,
+    floods: Sequence[FloodResult],
+    common: dict[str, object],
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
@@ -324,7 +302,7 @@ def records(
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     line = (
         f"{row['params']['model']:10} {row['name']:8} first token"
         f" P50 {row['median_s'] * 1e3:7.1f} ms  P95 {row['p95_s'] * 1e3:7.1f} ms"
@@ -332,50 +310,69 @@ def show(row: dict[str, Any]) -> str:
     if "p95_ratio" in row:
         line += (
             f"  x {row['p50_ratio']:.2f}  x {row['p95_ratio']:.2f}"
-            f"  the flood got {row['flood_tokens_per_s']:.0f} tokens/s"
+            f"  flood {row['flood_tokens_per_s']:.0f} tokens/s"
         )
     return line
 
 
-def main() -> None:
-    end_politely()
-    parser = parser_of("benchmarks.fairness", __doc__)
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = make_parser("benchmarks.fairness", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="on each side, in turns")
-    parser.add_argument("--requests", type=int, default=20, help="of the quiet tenant in a round")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of the quiet tenant's prompts")
-    parser.add_argument("--connections", type=int, default=64, help="of the flood")
-    parser.add_argument("--flood-prompt", type=int, default=512, help="tokens of its prompts")
-    parser.add_argument("--flood-output", type=int, default=128, help="tokens of its answers")
-    parser.add_argument("--models", default=f"random,{TINY}", help="which, separated by commas")
     parser.add_argument(
-        "--layers", type=int, default=4, help="of the random model, about 13M parameters each"
+        "--rounds",
+        type=at_least(1),
+        default=5,
+        help="rounds with and without the flood, in turns (default %(default)s)",
     )
-    parser.add_argument("--url", help="a platform that is up, with these models, instead of one of our own")
-    parser.add_argument("--key", help="an admin key of it")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=20,
+        help="requests of the quiet tenant per round (default %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=128, help="prompt tokens of the quiet tenant (default %(default)s)"
+    )
+    parser.add_argument(
+        "--connections", type=int, default=64, help="connections of the flood (default %(default)s)"
+    )
+    parser.add_argument(
+        "--flood-prompt", type=int, default=512, help="prompt tokens of the flood (default %(default)s)"
+    )
+    parser.add_argument(
+        "--flood-output", type=int, default=128, help="output tokens of the flood (default %(default)s)"
+    )
+    parser.add_argument(
+        "--models", default=f"random,{TINY}", help="comma-separated models (default %(default)s)"
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=4,
+        help="layers of the random model, about 13M parameters each (default %(default)s)",
+    )
+    parser.add_argument("--url", help="use this running platform, which must serve the models")
+    parser.add_argument("--key", help="an admin key of --url")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
     common: dict[str, object] = {
         name: getattr(args, name)
         for name in ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
-    } | describe_machine("benchmarks.fairness")
-    rows: list[dict[str, Any]] = []
-
-    def run(platform: Platform) -> None:
+    } | describe_run("benchmarks.fairness")
+    with ExitStack() as stack:
+        out = stack.enter_context(
+            recording("fairness", json=args.json, show=show, failures=PLATFORM_FAILURES)
+        )
+        url, key = args.url, args.key or ""
+        if not url:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-fairness-"))
+            platform = stack.enter_context(platform_of_one_node(Path(folder), args.layers))
+            url, key = platform.url, platform.admin_key
         for model in args.models.split(","):
-            for row in records(model, *measure(platform, model, args), common):
-                print(show(row), flush=True)
-                rows.append(row)
-
-    if args.url:
-        run(Platform(url=args.url, key=args.key or ""))
-    else:
-        with (
-            tempfile.TemporaryDirectory(prefix="hypercast-fairness-") as folder,
-            platform_of_one_node(Path(folder), args.layers) as platform,
-        ):
-            run(platform)
-    if args.json:
-        write_records(args.json, rows)
+            out.add(*records(model, *asyncio.run(measure_model(url, key, model, args)), common))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What the platform adds to a call: an echo through gateway and node, beside servers without either.
+"""Measure what the platform adds to a call: an echo through gateway and node, beside bare servers.
 
-`python -m benchmarks.gateway_overhead --json FILE` serves the same JSON echo in turns from `hypercast`
-(the built-in echo: a key is checked, the call goes to a node and back, its record is in the ledger
-before the answer ends), from `starlette` (uvicorn with uvloop and httptools, as the gateway runs it) and
-from `litserve` (its default settings for one processor worker; left out, and said so, where it is not
-installed: `pip install litserve`). One client of our own, a process without an HTTP library, loads
-all of them over the same number of kept-alive connections, each with one request under way.
+Serves the same JSON echo in turns from `hypercast` (the built-in echo: a key is checked, a node is called,
+and the record is in the ledger before the response ends), from `starlette` (uvicorn with uvloop and
+httptools, configured as the gateway's) and from `litserve` (defaults for one CPU worker; skipped with a note
+where it is not installed: `pip install litserve`). One client without an HTTP library, in a process of its
+own, loads all of them over the same number of kept-alive connections, each with one request in flight.
+
+example:
+  python -m benchmarks.gateway_overhead --rounds 5 --seconds 4 --json overhead.json
 """
 
 import asyncio
@@ -27,12 +29,12 @@ from typing import Any, cast
 
 import uvloop
 
-from benchmarks.arguments import at_least, parser_of, positive
-from benchmarks.endings import end_politely
-from benchmarks.machine import ROOT, describe_machine, write_records
+from benchmarks.harness.arguments import at_least, make_parser, positive
+from benchmarks.harness.local_platform import free_port, running_platform
+from benchmarks.harness.records import describe_run, recording
 
 BODY = json.dumps({"message": "x" * 100}, separators=(",", ":")).encode()
-SAID = json.loads(BODY)
+ECHO = json.loads(BODY)
 START_S = 60.0
 
 _STARLETTE = """
@@ -66,7 +68,7 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LoadTarget:
     """A server under load."""
 
     name: str
@@ -88,15 +90,15 @@ class Target:
 
 
 @dataclass(slots=True)
-class Sample:
+class ServerSamples:
     """All rounds of one server at one number of connections."""
 
     requests_per_s: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
-class Connection(asyncio.Protocol):
-    """One kept-alive connection that asks again as soon as it was answered."""
+class LoadConnection(asyncio.Protocol):
+    """A kept-alive connection that sends the next request when a response is complete."""
 
     def __init__(self, request: bytes, until_s: float) -> None:
         self._request = request
@@ -107,7 +109,7 @@ class Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._send()
 
@@ -119,25 +121,25 @@ class Connection(asyncio.Protocol):
         length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
         if len(body) < length:
             return
-        if not head.startswith(b"HTTP/1.1 200") or (body != BODY and json.loads(body) != SAID):
-            self._end(RuntimeError(f"not an echo: {self._buffer[:500]!r}"))
+        if not head.startswith(b"HTTP/1.1 200") or (body != BODY and json.loads(body) != ECHO):
+            self._finish(RuntimeError(f"not an echo: {self._buffer[:500]!r}"))
             return
         self._buffer = b""
         now_s = time.perf_counter()
         self.took_s.append(now_s - self._sent_s)
         if now_s >= self._until_s:
-            self._end(None)
+            self._finish(None)
         else:
             self._send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(error or ConnectionError("the server closed the connection"))
+        self._finish(error or ConnectionError("the server closed the connection"))
 
     def _send(self) -> None:
         self._sent_s = time.perf_counter()
         self._transport.write(self._request)
 
-    def _end(self, error: Exception | None) -> None:
+    def _finish(self, error: Exception | None) -> None:
         if not self.done.done():
             if error is None:
                 self.done.set_result(None)
@@ -146,13 +148,13 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-async def load(target: Target, connections: int, seconds: float) -> tuple[float, list[float]]:
-    """Requests a second, and how long each took."""
+async def generate_load(target: LoadTarget, connections: int, seconds: float) -> tuple[float, list[float]]:
+    """Load the server; return requests per second and the seconds of each."""
     loop = asyncio.get_running_loop()
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     made = [
         await loop.create_connection(
-            lambda: Connection(target.request, began_s + seconds),
+            lambda: LoadConnection(target.request, started_s + seconds),
             "127.0.0.1",
             target.ports[number % len(target.ports)],
         )
@@ -160,21 +162,14 @@ async def load(target: Target, connections: int, seconds: float) -> tuple[float,
     ]
     clients = [client for _, client in made]
     await asyncio.gather(*(client.done for client in clients))
-    took_s = time.perf_counter() - began_s
+    took_s = time.perf_counter() - started_s
     each = [one for client in clients for one in client.took_s]
     return len(each) / took_s, each
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @contextmanager
-def script(name: str, source: str, folder: Path) -> Iterator[Target]:
-    """A rival: a small script with a server."""
+def run_script(name: str, source: str, folder: Path) -> Iterator[LoadTarget]:
+    """Run a rival server from a small script."""
     port = free_port()
     path = folder / f"{name}_server.py"
     path.write_text(source)
@@ -183,68 +178,51 @@ def script(name: str, source: str, folder: Path) -> Iterator[Target]:
             [sys.executable, path, str(port)], stdout=log, stderr=log, cwd=folder, start_new_session=True
         )
     try:
-        target = Target(name=name, ports=(port,), path="/echo")
+        target = LoadTarget(name=name, ports=(port,), path="/echo")
         deadline = time.monotonic() + START_S
-        while not answers(target):
+        while not is_ready(target):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{name} did not start: {(folder / f'{name}.log').read_text()[-2000:]}")
             time.sleep(0.1)
         yield target
     finally:
-        # LitServe leaves workers behind when it is asked politely.
+        # LitServe leaves workers behind on SIGTERM.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def answers(target: Target) -> bool:
+def is_ready(target: LoadTarget) -> bool:
     try:
-        uvloop.run(load(target, 1, 0.0))
+        uvloop.run(generate_load(target, 1, 0.0))
     except OSError:
         return False
     return True
 
 
 @contextmanager
-def platform(folder: Path, gateways: int) -> Iterator[Target]:
-    """Ours: one node, keys and ledger on."""
-    data = folder / "data"
-    cli = [sys.executable, "-m", "cli"]
-    # No model is loaded: the arena is small, so that nothing prepares it meanwhile.
-    up_command = [*cli, "up", "--detach", "--port", "0", "--data-dir", str(data), "--nodes", "1"]
-    up_command += ["--gateways", str(gateways), "--gpu-memory", "64MiB"]
-    subprocess.run(
-        up_command,
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        up = json.loads((data / "up.json").read_text())
-        url = up["url"]
-        key = (data / "admin.key").read_text().strip()
-        env = {**os.environ, "HYPERCAST_URL": url, "HYPERCAST_API_KEY": key}
-        deploy = [*cli, "deploy", "builtin:echo", "--name", "echo", "--min-instances", "1"]
-        deploy += ["--target-concurrency", "256"]
-        subprocess.run(
-            deploy, cwd=ROOT, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        ports = tuple(int(one.rsplit(":", 1)[1]) for one in up["urls"])
-        yield Target(name="hypercast", ports=ports, path="/functions/echo/invoke", key=key)
-    finally:
-        subprocess.run([*cli, "down", "--data-dir", str(data)], cwd=ROOT, check=True)
+def hypercast_target(folder: Path, gateways: int) -> Iterator[LoadTarget]:
+    """Run ours: one node, with keys and ledger."""
+    # No model is loaded: a small arena avoids pre-faulting during the measurement.
+    with running_platform(folder / "data", "--gpu-memory", "64MiB", nodes=1, gateways=gateways) as platform:
+        scaling = ("--min-instances", "1", "--target-concurrency", "256")
+        platform.command("deploy", "builtin:echo", "--name", "echo", *scaling)
+        ports = tuple(int(url.rsplit(":", 1)[1]) for url in platform.urls)
+        path, key = "/functions/echo/invoke", platform.admin_key
+        yield LoadTarget(name="hypercast", ports=ports, path=path, key=key)
 
 
-def measure(targets: Sequence[Target], rounds: int, seconds: float) -> dict[tuple[str, int], Sample]:
-    samples: dict[tuple[str, int], Sample] = {}
+def measure(
+    targets: Sequence[LoadTarget], rounds: int, seconds: float
+) -> dict[tuple[str, int], ServerSamples]:
+    samples: dict[tuple[str, int], ServerSamples] = {}
     for target in targets:
-        uvloop.run(load(target, 16, min(2.0, seconds)))  # warm
+        uvloop.run(generate_load(target, 16, min(2.0, seconds)))  # warm-up
     for number in range(rounds):
         for connections in (1, 16):
             for target in targets:
-                rate, each = uvloop.run(load(target, connections, seconds))
-                sample = samples.setdefault((target.name, connections), Sample())
+                rate, each = uvloop.run(generate_load(target, connections, seconds))
+                sample = samples.setdefault((target.name, connections), ServerSamples())
                 sample.requests_per_s.append(rate)
                 sample.seconds.append(statistics.median(each))
                 print(
@@ -255,8 +233,8 @@ def measure(targets: Sequence[Target], rounds: int, seconds: float) -> dict[tupl
     return samples
 
 
-def records(samples: dict[tuple[str, int], Sample], common: dict[str, object]) -> list[dict[str, Any]]:
-    """One record a server and number of connections; `limit_s` is what bare Starlette takes."""
+def records(samples: dict[tuple[str, int], ServerSamples], common: dict[str, object]) -> list[dict[str, Any]]:
+    """Return a record per server and number of connections; `limit_s` is bare Starlette's time."""
     rows = []
     for (name, connections), sample in samples.items():
         bare = samples["starlette", connections]
@@ -281,41 +259,45 @@ def records(samples: dict[tuple[str, int], Sample], common: dict[str, object]) -
 
 def run(rounds: int, seconds: float, gateways: int) -> list[dict[str, Any]]:
     common: dict[str, object] = {"rounds": rounds, "round_s": seconds, "gateways": gateways}
-    common |= describe_machine("benchmarks.gateway_overhead")
+    common |= describe_run("benchmarks.gateway_overhead")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-overhead-")))
         targets = [
-            stack.enter_context(script("starlette", _STARLETTE, folder)),
-            stack.enter_context(platform(folder, gateways)),
+            stack.enter_context(run_script("starlette", _STARLETTE, folder)),
+            stack.enter_context(hypercast_target(folder, gateways)),
         ]
         if importlib.util.find_spec("litserve") is not None:
-            targets.append(stack.enter_context(script("litserve", _LITSERVE, folder)))
+            targets.append(stack.enter_context(run_script("litserve", _LITSERVE, folder)))
         else:
-            print("litserve is not installed: left out", file=sys.stderr)
+            print("SKIPPED litserve: not installed (pip install litserve)", file=sys.stderr)
         return records(measure(targets, rounds, seconds), common)
 
 
+def show(row: dict[str, Any]) -> str:
+    """Format a record as one line."""
+    return (
+        f"{row['name']:9} {row['params']['connections']:2} connections "
+        f"{row['requests_per_s']:8.0f} requests/s ({row['share_of_starlette']:.2f} of bare Starlette), "
+        f"median {row['median_s'] * 1e3:.2f} ms ({row['added_s'] * 1e3:+.2f} ms)"
+    )
+
+
 def main() -> None:
-    end_politely()
-    parser = parser_of("benchmarks.gateway_overhead", __doc__)
+    parser = make_parser("benchmarks.gateway_overhead", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
     parser.add_argument(
-        "--seconds", type=positive, default=4.0, help="how long each server is loaded a round"
+        "--seconds",
+        type=positive,
+        default=4.0,
+        help="seconds of load per server and round (default %(default)s)",
     )
     parser.add_argument(
-        "--gateways", type=at_least(1), default=1, help="gateway processes of hypercast (default 1)"
+        "--gateways", type=at_least(1), default=1, help="gateway processes of hypercast (default %(default)s)"
     )
     args = parser.parse_args()
-    rows = run(args.rounds, args.seconds, args.gateways)
-    for row in rows:
-        print(
-            f"{row['name']:9} {row['params']['connections']:2} connections "
-            f"{row['requests_per_s']:8.0f} requests/s ({row['share_of_starlette']:.2f} of bare Starlette), "
-            f"median {row['median_s'] * 1e3:.2f} ms ({row['added_s'] * 1e3:+.2f} ms)"
-        )
-    if args.json:
-        write_records(args.json, rows)
+    with recording("gateway_overhead", json=args.json, show=show) as out:
+        out.add(*run(args.rounds, args.seconds, args.gateways))
 
 
 if __name__ == "__main__":

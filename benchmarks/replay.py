@@ -1,11 +1,14 @@
-"""Replay a trace of requests against a running gateway, open-loop, and check its bills afterwards.
+"""Replay a request trace against a running gateway, open-loop, and verify its billing afterwards.
 
-`python -m benchmarks.replay --trace benchmarks/data/azure-llm-2023-conv.csv.gz --speedup 4 --seconds 300
---function NAME --json FILE` sends each request at its moment, whether the earlier ones are done or not.
-Prompts are token ids, cut to the function's context; answers have the trace's exact length. Time to
-first token and time per output token are the client's own. Then the ledger must hold exactly one
-record with the right numbers of tokens for each request that went well, its sums must be theirs, and
-all accelerator time must be accounted for (`hypercast usage check`). Needs an admin key.
+Each request is sent at its time in the trace, whether or not earlier ones are complete. Prompts are token
+ids, trimmed to the function's context; outputs have the trace's exact length. Time to first token and time
+per output token are measured at the client. Afterwards the ledger must hold exactly one record with the
+correct token counts for each successful request, its sums must match, and all accelerator time must be
+accounted for (`hypercast usage check`). Needs an admin key.
+
+example:
+  python -m benchmarks.replay --trace benchmarks/data/azure-llm-2023-conv.csv.gz --speedup 4 --seconds 300
+      --function tiny-coder --json replay.json --plot replay.png
 """
 
 import argparse
@@ -28,29 +31,32 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.arguments import parser_of, positive
-from benchmarks.ledger_check import LedgerCheck, Platform, check_ledger
-from benchmarks.machine import describe_machine, write_records
-from benchmarks.percentile import percentile
-from benchmarks.stream_client import Streamed, Target, stream
-from benchmarks.traces import Arrival, BadTrace, Capped, capped, read_trace
+from benchmarks.harness.admin_client import AdminClient
+from benchmarks.harness.arguments import make_parser, positive
+from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
+from benchmarks.harness.local_platform import PlatformStateError
+from benchmarks.harness.percentile import percentile
+from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.stream_client import StreamEndpoint, StreamResult, stream_completion
+from benchmarks.harness.traces import InvalidTrace, TraceRequest, TrimmedTrace, read_trace, trim_to_context
 
 REQUEST_TIMEOUT_S = 1800.0
-PROGRESS_S = 1.0  # on a terminal; lines come less often
+FAILURES = (InvalidTrace, PlatformStateError, OSError, ValueError)
+PROGRESS_S = 1.0  # on a terminal; otherwise every LINES_S
 LINES_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Replay:
-    """One replay under way. `late_s` is how long after its moment each request was sent."""
+    """One replay in progress; `late_s` is how long after its scheduled time each request was sent."""
 
     run: str
-    target: Target
+    target: StreamEndpoint
     function: str
-    arrivals: Sequence[Arrival]
+    arrivals: Sequence[TraceRequest]
     speedup: float
-    prompts: "Prompts"
-    finished: list[Streamed] = field(default_factory=list)
+    prompts: "PromptPool"
+    finished: list[StreamResult] = field(default_factory=list)
     moments_s: dict[str, float] = field(default_factory=dict)
     late_s: list[float] = field(default_factory=list)
     sent: int = 0
@@ -59,10 +65,10 @@ class Replay:
     cpu_s: float = 0.0
 
     async def go(self, stop: asyncio.Event) -> None:
-        """Send everything and wait for the answers; `stop` leaves what is not done."""
-        began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+        """Send all requests and wait for the responses; `stop` abandons the rest."""
+        started_s, started_cpu_s = time.perf_counter(), _cpu_s()
         stopping = asyncio.create_task(stop.wait())
-        work = asyncio.create_task(self._all(began_s))
+        work = asyncio.create_task(self._all(started_s))
         try:
             await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
             self.interrupted = not work.done()
@@ -73,41 +79,42 @@ class Replay:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            self.wall_s, self.cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+            self.wall_s, self.cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
 
-    async def _all(self, began_s: float) -> None:
+    async def _all(self, started_s: float) -> None:
         async with asyncio.TaskGroup() as group:
             for index, arrival in enumerate(self.arrivals):
-                at_s = began_s + arrival.offset_s / self.speedup
+                at_s = started_s + arrival.offset_s / self.speedup
                 await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
                 self.late_s.append(time.perf_counter() - at_s)
                 self.sent += 1
                 group.create_task(self._one(index, arrival))
 
-    async def _one(self, index: int, arrival: Arrival) -> None:
+    async def _one(self, index: int, arrival: TraceRequest) -> None:
         name = f"{self.run}-{index}"
         self.moments_s[name] = arrival.offset_s / self.speedup
         body = self.prompts.body(self.function, index, arrival)
-        done = await stream(self.target, name, body, REQUEST_TIMEOUT_S)
-        wanted = arrival.prompt_tokens, arrival.output_tokens
-        if not done.failure and (done.prompt_tokens, done.completion_tokens) != wanted:
+        done = await stream_completion(self.target, name, body, REQUEST_TIMEOUT_S)
+        expected = arrival.prompt_tokens, arrival.output_tokens
+        if not done.failure and (done.prompt_tokens, done.completion_tokens) != expected:
             done.failure = "wrong length"
         self.finished.append(done)
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    """Pseudo-random token ids, the same for each run: slices of one long list."""
+class PromptPool:
+    """Pseudo-random token ids, equal in each run: slices of one long list."""
 
     ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, vocabulary: int, longest: int) -> "Prompts":
+    def of(cls, vocabulary: int, longest: int) -> "PromptPool":
+        """Draw enough ids for prompts of `longest` tokens."""
         draw = random.Random(0)
         return cls(tuple(str(draw.randrange(vocabulary)) for _ in range(2 * longest + 1)))
 
-    def body(self, function: str, index: int, arrival: Arrival) -> bytes:
-        """A completion of exactly the arrival's lengths."""
+    def body(self, function: str, index: int, arrival: TraceRequest) -> bytes:
+        """Return a completion request with exactly the lengths of the trace."""
         start = index * 7919 % (len(self.ids) - arrival.prompt_tokens)
         ids = ",".join(self.ids[start : start + arrival.prompt_tokens])
         return (
@@ -116,8 +123,10 @@ class Prompts:
         ).encode()
 
 
-def result(replay: Replay, cap: Capped, ledger: LedgerCheck | None, params: dict[str, Any]) -> dict[str, Any]:
-    """The record that the result file holds."""
+def result(
+    replay: Replay, cap: TrimmedTrace, ledger: LedgerComparison | None, params: dict[str, Any]
+) -> dict[str, Any]:
+    """Build the record."""
     good = [done for done in replay.finished if not done.failure]
     ttft_s = [done.ttft_s for done in good]
     tpot_s = [done.tpot_s for done in good if done.tpot_s is not None]
@@ -148,7 +157,7 @@ def result(replay: Replay, cap: Capped, ledger: LedgerCheck | None, params: dict
 
 
 def show(row: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """Format the record as a few lines."""
 
     def ms(name: str) -> str:
         return "-" if row[name] is None else f"{row[name] * 1e3:.1f} ms"
@@ -166,15 +175,15 @@ def show(row: dict[str, Any]) -> str:
             f"p99 {ms('ttft_p99_s')}",
             f"time per output token: p50 {ms('tpot_p50_s')}; {row['output_tokens_per_s']:.0f} tokens/s",
             f"starts: {', '.join(f'{kind} {count}' for kind, count in row['start_kinds'].items())}",
-            f"cut to the context: {row['prompts_capped']} prompts, {row['outputs_capped']} answers",
-            f"client: {row['client_processor_share']:.0%} of a processor, p99 {ms('client_late_p99_s')} late",
+            f"trimmed to the context: {row['prompts_capped']} prompts, {row['outputs_capped']} outputs",
+            f"client: {row['client_processor_share']:.0%} of a CPU, p99 {ms('client_late_p99_s')} late",
             f"ledger: {verdicts[row['ledger_ok']]} {row['ledger'] or ''}",
         ]
     )
 
 
 async def watch(replay: Replay) -> None:
-    """Tell on stderr how far it is."""
+    """Print progress to stderr until cancelled."""
     total, terminal = len(replay.arrivals), sys.stderr.isatty()
     while True:
         await asyncio.sleep(PROGRESS_S if terminal else LINES_S)
@@ -185,22 +194,22 @@ async def watch(replay: Replay) -> None:
 
 
 async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay]:
-    """Replay, then check the ledger."""
+    """Replay the trace, then compare the ledger."""
     window = [arrival for arrival in read_trace(args.trace) if arrival.offset_s < args.seconds]
-    async with Platform(args.url, args.api_key) as platform:
-        context = await platform.context_length(args.function)
+    async with AdminClient.connect(args.url, args.api_key) as admin:
+        context = await admin.context_length(args.function)
         cap = (
-            capped(window, context)
+            trim_to_context(window, context)
             if context
-            else Capped(arrivals=tuple(window), prompts_capped=0, outputs_capped=0)
+            else TrimmedTrace(arrivals=tuple(window), prompts_capped=0, outputs_capped=0)
         )
         replay = Replay(
             run=f"replay-{secrets.token_hex(4)}",
-            target=Target.of(args.url, args.api_key),
+            target=StreamEndpoint.of(args.url, args.api_key),
             function=args.function,
             arrivals=cap.arrivals,
             speedup=args.speedup,
-            prompts=Prompts.of(args.vocabulary, max(a.prompt_tokens for a in cap.arrivals)),
+            prompts=PromptPool.of(args.vocabulary, max(a.prompt_tokens for a in cap.arrivals)),
         )
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
@@ -216,21 +225,21 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
             sys.stderr.write("\r\x1b[K")
         ledger = None
         if not replay.interrupted:
-            sys.stderr.write("checking the ledger\n")
-            ledger = await check_ledger(platform, args.function, replay.finished, wait_s=args.check_wait)
+            sys.stderr.write("comparing the ledger\n")
+            ledger = await compare_ledger(admin, args.function, replay.finished, wait_s=args.check_wait)
     params = {
         "trace": args.trace.name,
         "speedup": args.speedup,
         "seconds": args.seconds,
         "function": args.function,
         "context_length": context,
-        **describe_machine("benchmarks.replay"),
+        **describe_run("benchmarks.replay"),
     }
     return result(replay, cap, ledger, params), replay
 
 
 def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
-    """Time to first token over time, and its distribution, as PNG."""
+    """Draw time to first token over time, and its distribution, as PNG."""
     from matplotlib.figure import Figure  # in the extra [dev] alone
 
     good = [done for done in replay.finished if not done.failure]
@@ -260,16 +269,39 @@ def _cpu_s() -> float:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("benchmarks.replay", __doc__)
+    parser = make_parser("benchmarks.replay", __doc__)
     add = parser.add_argument
-    add("--trace", type=Path, required=True, help="Azure's, our compact or the plain format, also .gz")
+    add(
+        "--trace",
+        type=Path,
+        required=True,
+        help="trace file in Azure's, our compact or the plain format, optionally .gz",
+    )
     add("--function", required=True, help="NAME or NAME:VERSION")
-    add("--speedup", type=positive, default=1.0, help="how much faster than the trace was")
-    add("--seconds", type=positive, default=math.inf, help="only so much of the trace (before the speed-up)")
-    add("--url", default=os.environ.get("HYPERCAST_URL", "http://127.0.0.1:8000"))
-    add("--api-key", default=os.environ.get("HYPERCAST_API_KEY", ""))
-    add("--vocabulary", type=int, default=256, help="token ids are below this")
-    add("--check-wait", type=float, default=90.0, help="seconds to wait for nodes to write their time down")
+    add("--speedup", type=positive, default=1.0, help="replay this many times faster (default 1)")
+    add(
+        "--seconds",
+        type=positive,
+        default=math.inf,
+        help="replay only the first seconds of the trace (before --speedup; default: all)",
+    )
+    add(
+        "--url",
+        default=os.environ.get("HYPERCAST_URL", "http://127.0.0.1:8000"),
+        help="the gateway (default: $HYPERCAST_URL or http://127.0.0.1:8000)",
+    )
+    add(
+        "--api-key",
+        default=os.environ.get("HYPERCAST_API_KEY", ""),
+        help="an admin key (default: $HYPERCAST_API_KEY)",
+    )
+    add("--vocabulary", type=int, default=256, help="token ids are below this (default %(default)s)")
+    add(
+        "--check-wait",
+        type=float,
+        default=90.0,
+        help="seconds to wait for nodes to write their metered time (default %(default)s)",
+    )
     add("--json", type=Path, help="write the record to this file")
     add("--plot", type=Path, help="write a PNG to this file")
     return parser.parse_args(arguments)
@@ -277,15 +309,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    try:
+    with recording("replay", json=args.json, show=show, failures=FAILURES) as out:
         row, replay = uvloop.run(replay_trace(args))
-    except (BadTrace, OSError, ValueError) as error:
-        sys.exit(f"replay: {error}")
-    print(show(row))
-    if args.json:
-        write_records(args.json, [row])
-    if args.plot:
-        plot(replay, row, args.plot)
+        out.add(row)
+        if args.plot:
+            plot(replay, row, args.plot)
     if row["interrupted"]:
         sys.exit(130)
     sys.exit(0 if not row["failed"] and row["ledger_ok"] else 1)

@@ -1,10 +1,12 @@
-"""Starts of an instance from every tier, between two real nodes on virtual hosts of their own.
+"""Measure instance starts from every tier, between two real nodes on virtual hosts of their own.
 
-`python -m benchmarks.starts --json FILE` packs a random Llama, forks two invokers from a zygote, and
-in turns starts it cold from disk (the page cache is emptied of it first), cold from the other node's
-host memory, hot and warm. Beside them stand limits measured in the same rounds: a read of the file
-and a transfer over one loopback socket into memory that is mapped already, and a copy within memory.
-A start's seconds are those of the whole call; `phases_ms` are the node's own, medians.
+Packs a random Llama, forks two invokers from a zygote, and in turns starts it cold from disk (its page cache
+is dropped first), cold from the other node's host memory, hot and warm. Beside them are limits measured in
+the same rounds: a read of the file and a transfer over one loopback socket into mapped memory, and a copy
+within memory. A start's seconds are those of the whole call; `phases_ms` are the node's own medians.
+
+example:
+  python -m benchmarks.starts --rounds 3 --layers 2 --json starts.json
 """
 
 import asyncio
@@ -28,19 +30,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arguments import at_least, parser_of
-from benchmarks.endings import end_politely
-from benchmarks.machine import ROOT, describe_machine, tell_records
-from benchmarks.random_llama import write_random_llama
-from registry.change import Change, NodeUp
-from registry.channel import Channel
-from registry.embedded_redis import EmbeddedRedis
+from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.random_llama import write_random_llama
+from benchmarks.harness.records import describe_run, recording
+from registry.channel.client import Channel
 from registry.images.manifest import Manifest
 from registry.images.pack import pack_to_folder
 from registry.images.store import LocalStore
-from registry.messages import (
+from registry.messages.node import (
     DropImage,
-    Holder,
+    ImageHolder,
     ImageRef,
     InstanceStarted,
     Reply,
@@ -48,8 +48,10 @@ from registry.messages import (
     StartInstance,
     StopInstance,
 )
-from registry.node import NodeRecord
-from registry.redis_state import RedisState
+from registry.records.change import Change, NodeUp
+from registry.records.node import NodeRecord
+from registry.redis.embedded import EmbeddedRedis
+from registry.redis.state import RedisState
 from registry.state import ClusterConfig
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
@@ -58,8 +60,8 @@ KINDS = ("cold-disk", "cold-peer", "hot", "warm")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What is started: a packed checkpoint, and its blob in the store."""
+class PackedModel:
+    """The model to start: a packed checkpoint and its blob in the store."""
 
     manifest: Manifest
     encoded: bytes
@@ -67,7 +69,7 @@ class Model:
     config: bytes
     blob: Path
 
-    def request(self, instance: str, *holders: Holder) -> StartInstance:
+    def request(self, instance: str, *holders: ImageHolder) -> StartInstance:
         image = ImageRef(
             image=self.manifest.sha256,
             manifest=self.digest,
@@ -90,23 +92,23 @@ class Model:
 
 
 @dataclass(slots=True)
-class Node:
-    """A node and a channel to it."""
+class ForkedNode:
+    """A node and the channel to it."""
 
     record: NodeRecord
     channel: Channel
 
-    async def ask(self, request: Request) -> list[Reply]:
+    async def call(self, request: Request) -> list[Reply]:
         async with self.channel.call(request) as replies:
             return [reply async for reply in replies]
 
     @property
-    def holder(self) -> Holder:
-        return Holder(node=self.record.id, host=self.record.host, cast=self.record.cast, tier="host")
+    def holder(self) -> ImageHolder:
+        return ImageHolder(node=self.record.id, host=self.record.host, cast=self.record.cast, tier="host")
 
 
 @dataclass(slots=True)
-class Sample:
+class StartSamples:
     """The rounds of one kind of start, or of one limit."""
 
     seconds: list[float] = field(default_factory=list)
@@ -117,25 +119,25 @@ class Sample:
 
 
 def copy_limit(source: np.ndarray, target: np.ndarray) -> float:
-    """Copy within memory that is mapped already."""
-    began_s = time.perf_counter()
+    """Time a copy within mapped memory."""
+    started_s = time.perf_counter()
     np.copyto(target, source)
-    return time.perf_counter() - began_s
+    return time.perf_counter() - started_s
 
 
 def read_limit(blob: Path, target: np.ndarray) -> float:
-    """Read a file that is not in the page cache."""
+    """Time a read of a file that is not in the page cache."""
     drop_cache(blob)
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     with blob.open("rb", buffering=0) as file:
         view, done = target.data, 0
         while done < len(view):
             done += file.readinto(view[done : done + CHUNK_BYTES]) or 0
-    return time.perf_counter() - began_s
+    return time.perf_counter() - started_s
 
 
 def socket_limit(source: np.ndarray, target: np.ndarray) -> float:
-    """One loopback connection, one thread at each end, nothing checked."""
+    """Time a transfer over one loopback connection, one thread at each end, without checks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def send() -> None:
@@ -146,17 +148,17 @@ def socket_limit(source: np.ndarray, target: np.ndarray) -> float:
         sender = threading.Thread(target=send)
         sender.start()
         with socket.create_connection(server.getsockname()) as client:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             view, done = target.data, 0
             while done < len(view):
                 done += client.recv_into(view[done : done + CHUNK_BYTES])
-            took_s = time.perf_counter() - began_s
+            took_s = time.perf_counter() - started_s
         sender.join()
     return took_s
 
 
 def drop_cache(blob: Path) -> None:
-    """Have the kernel forget what it cached of a file."""
+    """Drop a file from the page cache."""
     with blob.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -176,7 +178,7 @@ def running(command: list[str], log: Path, **options: Any) -> Iterator[subproces
         process.wait()
 
 
-async def prepare(folder: Path, state: RedisState, cluster: str, layers: int) -> Model:
+async def prepare(folder: Path, state: RedisState, cluster: str, layers: int) -> PackedModel:
     write_random_llama(folder / "checkpoint", TOKENIZER, layers)
     packed = pack_to_folder(folder / "checkpoint", folder / "packed")
     store = LocalStore(folder / "store")
@@ -190,7 +192,7 @@ async def prepare(folder: Path, state: RedisState, cluster: str, layers: int) ->
                 yield chunk
 
     await store.append(packed.manifest.sha256, 0, chunks(), total=packed.manifest.nbytes)
-    return Model(
+    return PackedModel(
         manifest=packed.manifest,
         encoded=(packed.path / "manifest.json").read_bytes(),
         digest=packed.manifest_digest,
@@ -199,17 +201,17 @@ async def prepare(folder: Path, state: RedisState, cluster: str, layers: int) ->
     )
 
 
-async def joined(watching: AsyncIterator[tuple[str, Change]], name: str) -> NodeRecord:
+async def wait_for_node(watching: AsyncIterator[tuple[str, Change]], name: str) -> NodeRecord:
     async for _, change in watching:
         if isinstance(change, NodeUp) and change.record.id == name:
             return change.record
-    raise RuntimeError("the feed ended")
+    raise RuntimeError(f"the change feed ended before node {name} joined")
 
 
 @asynccontextmanager
 async def node(
     zygote: subprocess.Popen[bytes], redis: EmbeddedRedis, state: RedisState, folder: Path, name: str
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[ForkedNode]:
     """Fork a node on a virtual host of its own, and connect to it."""
     argv = ["--redis-url", redis.url, "--node-id", name, "--host-id", f"host-{name}", "--device", "cpu"]
     argv += ["--gpu-memory", "1GiB", "--host-memory", "1GiB", "--threads", "1"]
@@ -218,71 +220,75 @@ async def node(
     assert zygote.stdin is not None
     zygote.stdin.write(json.dumps({"spawn": order}).encode() + b"\n")
     zygote.stdin.flush()
-    record = await joined(watching, name)
+    record = await wait_for_node(watching, name)
     channel = await Channel.connect(record.channel, os.environ["HYPERCAST_CLUSTER_SECRET"].encode())
     try:
-        yield Node(record, channel)
+        yield ForkedNode(record, channel)
     finally:
         await channel.aclose()
 
 
-async def timed_start(node: Node, request: StartInstance, expected: str, into: Sample) -> None:
-    began_s = time.perf_counter()
-    started = (await node.ask(request))[-1]
-    into.seconds.append(time.perf_counter() - began_s)
+async def timed_start(node: ForkedNode, request: StartInstance, expected: str, into: StartSamples) -> None:
+    started_s = time.perf_counter()
+    started = (await node.call(request))[-1]
+    into.seconds.append(time.perf_counter() - started_s)
     assert isinstance(started, InstanceStarted) and started.start_kind == expected, started
     into.phases_ms.append(dict(started.phases_ms))
 
 
-async def one_round(number: int, model: Model, giver: Node, taker: Node, samples: dict[str, Sample]) -> None:
-    """Every kind of start once; afterwards only the giver's host tier holds the image."""
+async def one_round(
+    number: int, model: PackedModel, source: ForkedNode, target: ForkedNode, samples: dict[str, StartSamples]
+) -> None:
+    """Start once from every tier; afterwards only the source's host tier holds the image."""
     image = model.manifest.sha256
-    for one in (giver, taker):
-        await one.ask(DropImage(image=image, tier="host"))
+    for one in (source, target):
+        await one.call(DropImage(image=image, tier="host"))
     drop_cache(model.blob)
     name = f"{number}-disk"
-    await timed_start(giver, model.request(name), "cold", samples["cold-disk"])
-    await giver.ask(StopInstance(instance_id=name))
+    await timed_start(source, model.request(name), "cold", samples["cold-disk"])
+    await source.call(StopInstance(instance_id=name))
     peer, hot, warm = (f"{number}-{kind}" for kind in ("peer", "hot", "warm"))
-    await timed_start(taker, model.request(peer, giver.holder), "cold", samples["cold-peer"])
-    await timed_start(taker, model.request(hot), "hot", samples["hot"])
+    await timed_start(target, model.request(peer, source.holder), "cold", samples["cold-peer"])
+    await timed_start(target, model.request(hot), "hot", samples["hot"])
     for instance in (peer, hot):
-        await taker.ask(StopInstance(instance_id=instance))
-    await timed_start(taker, model.request(warm), "warm", samples["warm"])
-    await taker.ask(StopInstance(instance_id=warm))
+        await target.call(StopInstance(instance_id=instance))
+    await timed_start(target, model.request(warm), "warm", samples["warm"])
+    await target.call(StopInstance(instance_id=warm))
 
 
-async def measure(folder: Path, rounds: int, layers: int) -> tuple[Model, dict[str, Sample]]:
+async def measure(folder: Path, rounds: int, layers: int) -> tuple[PackedModel, dict[str, StartSamples]]:
     cluster = f"starts-{os.getpid()}"
     redis = EmbeddedRedis(folder)
     redis.prepare()
-    samples = {name: Sample() for name in (*KINDS, "limit-copy", "limit-read", "limit-socket")}
+    samples = {name: StartSamples() for name in (*KINDS, "limit-copy", "limit-read", "limit-socket")}
     with running(redis.command(), folder / "redis-process.log"):
         await redis.wait_ready(30.0)
-        zygote_command = [sys.executable, "-m", "cli.zygote", "invoker"]
+        zygote_command = [sys.executable, "-m", "cli.supervise.zygote", "invoker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
         async with RedisState.connect(redis.url) as state:
             model = await prepare(folder, state, cluster, layers)
-            source = np.fromfile(model.blob, np.uint8)
-            target = np.ones_like(source)
+            content = np.fromfile(model.blob, np.uint8)
+            into = np.ones_like(content)
             with running(zygote_command, folder / "zygote.log", **pipes) as zygote:
                 async with (
-                    node(zygote, redis, state, folder, "n0") as giver,
-                    node(zygote, redis, state, folder, "n1") as taker,
+                    node(zygote, redis, state, folder, "n0") as source,
+                    node(zygote, redis, state, folder, "n1") as target,
                 ):
                     for number in range(-1, rounds):
-                        current = samples if number >= 0 else {name: Sample() for name in samples}
-                        await one_round(number, model, giver, taker, current)
-                        current["limit-copy"].seconds.append(copy_limit(source, target))
-                        current["limit-read"].seconds.append(read_limit(model.blob, target))
-                        current["limit-socket"].seconds.append(socket_limit(source, target))
+                        current = samples if number >= 0 else {name: StartSamples() for name in samples}
+                        await one_round(number, model, source, target, current)
+                        current["limit-copy"].seconds.append(copy_limit(content, into))
+                        current["limit-read"].seconds.append(read_limit(model.blob, into))
+                        current["limit-socket"].seconds.append(socket_limit(content, into))
     return model, samples
 
 
-# What is told.
+# Records.
 
 
-def record(name: str, sample: Sample, limit: Sample | None, common: dict[str, object]) -> dict[str, Any]:
+def record(
+    name: str, sample: StartSamples, limit: StartSamples | None, common: dict[str, object]
+) -> dict[str, Any]:
     nbytes = common["bytes"]
     assert isinstance(nbytes, int)
     median_s = statistics.median(sample.seconds)
@@ -305,7 +311,7 @@ def record(name: str, sample: Sample, limit: Sample | None, common: dict[str, ob
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     limit = f" {row['ratio_to_limit']:6.2f} x its limit" if "limit_s" in row else ""
     phases = ", ".join(f"{phase} {ms:.0f}" for phase, ms in row.get("phases_ms", {}).items() if ms >= 1)
     return f"{row['name']:13} {row['median_s'] * 1e3:8.1f} ms {row['gb_per_s']:6.2f} GB/s{limit}  {phases}"
@@ -318,7 +324,7 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
         model, samples = asyncio.run(measure(folder, rounds, layers))
     finally:
         shutil.rmtree(folder)
-    common = {"rounds": rounds, "bytes": model.manifest.nbytes, **describe_machine("benchmarks.starts")}
+    common = {"rounds": rounds, "bytes": model.manifest.nbytes, **describe_run("benchmarks.starts")}
     limits = {"cold-disk": "limit-read", "cold-peer": "limit-socket", "warm": "limit-copy"}
     return [
         record(name, sample, samples[limits[name]] if name in limits else None, common)
@@ -327,14 +333,18 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    end_politely()
-    parser = parser_of("benchmarks.starts", __doc__)
+    parser = make_parser("benchmarks.starts", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--layers", type=at_least(1), default=5, help="of about 51 MB each")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
+    parser.add_argument(
+        "--layers",
+        type=at_least(1),
+        default=5,
+        help="layers of the model, about 51 MB each (default %(default)s)",
+    )
     args = parser.parse_args()
-    rows = run(args.rounds, args.layers)
-    tell_records(rows, show, args.json)
+    with recording("starts", json=args.json, show=show) as out:
+        out.add(*run(args.rounds, args.layers))
 
 
 if __name__ == "__main__":

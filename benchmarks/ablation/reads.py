@@ -1,4 +1,4 @@
-"""Reads of an image that another process serves, as benchmarks.ablation takes them."""
+"""Reads of an image that another process serves, for benchmarks.ablation."""
 
 import asyncio
 import mmap
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rdmacast.planners.subgroups import balanced
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
+from rdmacast.plan.planners.subgroups import balanced
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Link, PeerAddress, Transport
 from registry.images.manifest import UNIT_BYTES
 from registry.images.verify import unit_checksums
@@ -24,25 +24,27 @@ SECRET = b"only for measuring"
 HOST = "bench"
 _REGION = "image"
 _LAYERS = 24
-# Of a layer's bytes: q, k, v, o, gate, up and down of a Llama; the two norms have the bytes below.
+# Shares of a layer's bytes: q, k, v, o, gate, up and down; the two norms have _NORM_BYTES each.
 _SHARES = (4, 4, 4, 4, 11, 11, 11)
 _NORM_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ReadCost:
+    """Wall and CPU seconds of a transfer."""
+
     seconds: float
     processor_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """[start, end) of each read, side by side over the whole image."""
+class ReadPlan:
+    """The `[start, end)` of each read, contiguous over the whole image."""
 
     parts: tuple[tuple[int, int], ...]
 
-    async def run(self, transport: Transport, peer: PeerAddress, window: int, *, fresh: bool) -> Spent:
-        """Read all parts, `window` at once, into memory that is there or, if `fresh`, into some a part."""
+    async def run(self, transport: Transport, peer: PeerAddress, window: int, *, fresh: bool) -> ReadCost:
+        """Read all parts, `window` concurrently, into existing memory or, if `fresh`, new memory per part."""
         nbytes = self.parts[-1][1]
         ready = None if fresh else memoryview(_touched(nbytes))
         left = iter(self.parts)
@@ -51,24 +53,24 @@ class Reads:
         async def work(link: Link) -> None:
             for start, end in left:
                 into = memoryview(mmap.mmap(-1, end - start)) if ready is None else ready[start:end]
-                kept.append(into)  # as an image is
+                kept.append(into)  # like the image
                 await link.read_into(_REGION, start, into)
                 _check(into)
 
         async with transport.connect(peer) as link:
-            began_s, began_processor_s = time.perf_counter(), time.process_time()
+            started_s, started_processor_s = time.perf_counter(), time.process_time()
             async with asyncio.TaskGroup() as group:
                 for _ in range(window):
                     group.create_task(work(link))
-            return Spent(time.perf_counter() - began_s, time.process_time() - began_processor_s)
+            return ReadCost(time.perf_counter() - started_s, time.process_time() - started_processor_s)
 
 
-def by_blocks(nbytes: int, count: int) -> Reads:
-    return Reads(tuple((start, end) for start, end in balanced(nbytes, count) if end > start))
+def by_blocks(nbytes: int, count: int) -> ReadPlan:
+    return ReadPlan(tuple((start, end) for start, end in balanced(nbytes, count) if end > start))
 
 
-def by_tensors(nbytes: int) -> Reads:
-    """As a Llama's tensors lie in an image: seven matrices and two norms a layer."""
+def by_tensors(nbytes: int) -> ReadPlan:
+    """Return a read per tensor of a Llama: seven matrices and two norms per layer."""
     parts: list[tuple[int, int]] = []
     for start, end in balanced(nbytes, _LAYERS):
         matrices = max(0, end - start - 2 * _NORM_BYTES)
@@ -77,24 +79,24 @@ def by_tensors(nbytes: int) -> Reads:
         for size in (_NORM_BYTES, *sizes[:4], _NORM_BYTES, *sizes[4:-1]):
             ends.append(min(end, ends[-1] + size))
         parts += zip(ends, [*ends[1:], end], strict=True)
-    return Reads(tuple(part for part in parts if part[1] > part[0]))
+    return ReadPlan(tuple(part for part in parts if part[1] > part[0]))
 
 
-def copied(nbytes: int) -> Spent:
-    """A copy of as many bytes, in units that are checked as they come."""
+def copied(nbytes: int) -> ReadCost:
+    """Copy as many bytes, checked unit by unit."""
     source, target = _touched(nbytes), _touched(nbytes)
     whole, into = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
-    began_s, began_processor_s = time.perf_counter(), time.process_time()
+    started_s, started_processor_s = time.perf_counter(), time.process_time()
     for start in range(0, nbytes, UNIT_BYTES):
         part = slice(start, min(nbytes, start + UNIT_BYTES))
         into[part] = whole[part]
         _check(memoryview(target)[part])
-    return Spent(time.perf_counter() - began_s, time.process_time() - began_processor_s)
+    return ReadCost(time.perf_counter() - started_s, time.process_time() - started_processor_s)
 
 
 @contextmanager
 def served(nbytes: int, shm_dir: Path) -> Iterator[PeerAddress]:
-    """A process that serves an image of shared memory, until this is left."""
+    """Serve an image in shared memory from another process while the block runs."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="hypercast-ablation-", dir=shm_dir) as folder:
@@ -108,24 +110,24 @@ def served(nbytes: int, shm_dir: Path) -> Iterator[PeerAddress]:
             process.join()
 
 
-def _serve(told: Connection, file: Path, nbytes: int) -> None:
+def _serve(parent: Connection, file: Path, nbytes: int) -> None:
     async def serve() -> None:
         with file.open("w+b") as opened:
             opened.truncate(nbytes)
-            mapped = mmap.mmap(opened.fileno(), nbytes)  # for as long as the process lives
+            mapped = mmap.mmap(opened.fileno(), nbytes)  # until the process ends
         np.frombuffer(mapped, np.uint8)[:] = 7
         async with RegionServer(SECRET, host=HOST) as server:
             server.publish(_REGION, GrowingRegion(memoryview(mapped), shm_path=str(file), complete=True))
-            told.send(server.address.url)
-            await asyncio.to_thread(_until_closed, told)
+            parent.send(server.address.url)
+            await asyncio.to_thread(_until_closed, parent)
             await server.withdraw(_REGION)
 
     asyncio.run(serve())
 
 
-def _until_closed(told: Connection) -> None:
+def _until_closed(parent: Connection) -> None:
     try:
-        told.recv()
+        parent.recv()
     except (EOFError, KeyboardInterrupt):
         pass
 

@@ -1,4 +1,4 @@
-"""Links as slow as they are meant to be, on which bytes are damaged at times."""
+"""Links with a limited rate, on which bytes are corrupted at times."""
 
 import asyncio
 import random
@@ -6,21 +6,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from rdmacast.pacer import Pacer
-from rdmacast.region import GrowingRegion
-from rdmacast.transport import Began, Link, PeerAddress, Transport
+from rdmacast.server.region import GrowingRegion
+from rdmacast.transport import Link, OnStart, PeerAddress, Transport
 
 _FLIPPED = 0x40
 
 Check = Callable[[int, memoryview], Sequence[int]]
 
 
-class Damage:
-    """Flips a byte in a share of the blocks that are read, and sees whether the checks find it."""
+class BlockDamage:
+    """Flips a byte in a fraction of the blocks read, and counts whether the checks find it."""
 
     def __init__(self, share: float, seed: str) -> None:
         self._share = share
         self._random = random.Random(seed)
-        self._unseen: set[int] = set()  # offsets of damaged blocks that were not checked yet
+        self._unseen: set[int] = set()  # offsets of damaged blocks not yet checked
         self.found = 0
         self.missed = 0
 
@@ -33,8 +33,8 @@ class Damage:
             block[self._random.randrange(len(block))] ^= _FLIPPED
             self._unseen.add(offset)
 
-    def watched(self, check: Check) -> Check:
-        """That check, with its verdicts counted; damage that is dropped with its pull, unchecked, is not."""
+    def counting(self, check: Check) -> Check:
+        """Wrap a check to count its results; damage dropped unchecked with its pull is not counted."""
 
         def watch(offset: int, view: memoryview) -> Sequence[int]:
             units = check(offset, view)
@@ -48,9 +48,9 @@ class Damage:
 
 
 class FaultyTransport:
-    """Makes links of another transport worse; `pacer` is of all that comes over them."""
+    """A transport whose links corrupt blocks; `pacer` limits everything that arrives over them."""
 
-    def __init__(self, inner: Transport, damage: Damage, pacer: Pacer | None) -> None:
+    def __init__(self, inner: Transport, damage: BlockDamage, pacer: Pacer | None) -> None:
         self._inner = inner
         self._damage = damage
         self._pacer = pacer
@@ -69,7 +69,7 @@ class FaultyTransport:
 
 
 class _FaultyLink:
-    def __init__(self, inner: Link, damage: Damage, pacer: Pacer | None) -> None:
+    def __init__(self, inner: Link, damage: BlockDamage, pacer: Pacer | None) -> None:
         self._inner = inner
         self._damage = damage
         self._pacer = pacer
@@ -82,7 +82,9 @@ class _FaultyLink:
     def received_bytes(self) -> int:
         return self._inner.received_bytes
 
-    async def read_into(self, region: str, offset: int, into: memoryview, began: Began | None = None) -> None:
+    async def read_into(
+        self, region: str, offset: int, into: memoryview, began: OnStart | None = None
+    ) -> None:
         if self._pacer is not None:
             await paced(self._pacer, len(into))
         await self._inner.read_into(region, offset, into, began)
@@ -93,7 +95,7 @@ class _FaultyLink:
 
 
 class PacedRegion(GrowingRegion):
-    """Gives its bytes out at the pacer's rate, for readers who copy them by themselves."""
+    """A region that releases its bytes at the pacer's rate, for readers that copy them directly."""
 
     def __init__(self, buffer: memoryview, *, shm_path: str, complete: bool, pacer: Pacer | None) -> None:
         super().__init__(buffer, shm_path=shm_path, complete=complete)

@@ -1,6 +1,6 @@
-"""A node of the casts of benchmarks/cast_faults.py: a process that takes part in one after the other.
+"""Run a node of benchmarks.cast_faults: `python -m benchmarks.cast_faults.node SOCKET NUMBER`.
 
-Orders come on stdin, answers go to stdout, one JSON line each; it ends with its stdin.
+The process takes part in one cast after another, as its crew orders.
 """
 
 import asyncio
@@ -16,37 +16,38 @@ from pathlib import Path
 import uvloop
 import xxhash
 
-from benchmarks.cast_faults_links import Damage, FaultyTransport, PacedRegion
-from benchmarks.cast_faults_messages import (
-    Answer,
-    CastTask,
-    Count,
-    Counted,
-    Done,
-    End,
-    Ended,
-    Failed,
-    Go,
-    Hold,
-    Holding,
-    Order,
-    Serve,
-    Serving,
-    decode_order,
-    encode,
+from benchmarks.cast_faults.links import BlockDamage, FaultyTransport, PacedRegion
+from benchmarks.cast_faults.messages import (
+    PROTOCOL,
+    CastJoined,
+    CastLeft,
+    CountResources,
+    FaultCastFinished,
+    FaultOrder,
+    FaultReply,
+    FaultTask,
+    JoinCast,
+    LeaveCast,
+    RegionsServed,
+    ResourceCount,
+    RunCast,
+    ServeRegions,
 )
-from benchmarks.copies import damaged_units
-from benchmarks.crew_member import make_image
-from benchmarks.crew_messages import block_bytes
-from rdmacast.cast import Cast
-from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.connector import Connector
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import MemberHello
+from benchmarks.multicast.copies import mismatched_units
+from benchmarks.multicast.messages import block_bytes
+from benchmarks.multicast.rank import make_image
+from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.runner import Cast
+from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.pacer import Pacer
-from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import PeerAddress, Transport
-from rdmacast.watching import RegionWatcher
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
 
 SECRET = b"of a benchmark, for its own processes"
 SHM = "shm"
@@ -55,14 +56,13 @@ _WIPED = b"\xff"
 SETTLES_S = 10.0
 _LOOK_S = 0.02
 _THREADS = 2
-_LINE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A cast's memory here, served, and the blocks of it that were kept."""
+class _JoinedCast:
+    """A cast's memory here, its region, and the blocks that were kept."""
 
-    order: Hold
+    order: JoinCast
     spec: CastSpec
     memory: mmap.mmap
     view: memoryview
@@ -71,45 +71,45 @@ class _Held:
 
 
 class FaultNode:
-    """Holds one image at a time. All methods belong to the event loop."""
+    """A node that holds one image at a time; all methods run on the event loop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_THREADS)
         self._server: RegionServer | None = None
         self._rate_bytes_s = 0.0
-        self._held: _Held | None = None
+        self._joined: _JoinedCast | None = None
 
     @property
     def server(self) -> RegionServer:
-        assert self._server is not None, "it does not serve yet"
+        assert self._server is not None, "it does not serve regions yet"
         return self._server
 
     @property
-    def held(self) -> _Held:
-        assert self._held is not None, "it holds nothing"
-        return self._held
+    def joined(self) -> _JoinedCast:
+        assert self._joined is not None, "it has joined no cast"
+        return self._joined
 
-    async def carry_out(self, order: Order) -> Answer:
+    async def carry_out(self, order: FaultOrder) -> FaultReply:
         match order:
-            case Serve():
+            case ServeRegions():
                 return await self._serve(order)
-            case Hold():
+            case JoinCast():
                 return self._hold(order)
-            case Go():
+            case RunCast():
                 return await self._cast()
-            case End():
+            case LeaveCast():
                 return await self._end()
-            case Count():
+            case CountResources():
                 regions = self._server.regions if self._server is not None else ()
-                return Counted(regions=list(regions), tasks=len(asyncio.all_tasks()))
+                return ResourceCount(regions=list(regions), tasks=len(asyncio.all_tasks()))
 
-    async def _serve(self, order: Serve) -> Serving:
+    async def _serve(self, order: ServeRegions) -> RegionsServed:
         self._rate_bytes_s = order.rate_bytes_s
         self._server = RegionServer(SECRET, order.url, HOST, link_rate_bytes_s=order.rate_bytes_s)
         await self._server.start()
-        return Serving(url=self._server.address.url)
+        return RegionsServed(url=self._server.address.url)
 
-    def _hold(self, order: Hold) -> Holding:
+    def _hold(self, order: JoinCast) -> CastJoined:
         task, spec = order.task, spec_of(order.task, epoch=int(order.kept))
         is_source = order.rank < task.sources
         with Path(order.path).open("rb+" if order.kept else "wb+") as file:
@@ -121,34 +121,36 @@ class FaultNode:
         elif order.kept:
             kept = tuple(block for block in range(spec.blocks) if is_right(task, spec, block, view))
         else:
-            # Written, so that nothing looks as if it had come, and its pages are there.
+            # Overwritten, so that nothing looks received, and pre-faulted.
             view[:] = _WIPED * task.nbytes
         pacer = Pacer(self._rate_bytes_s) if task.transport == SHM else None
         region = PacedRegion(view, shm_path=order.path, complete=is_source, pacer=pacer)
-        self._held = _Held(order, spec, memory, view, region, kept)
+        self._joined = _JoinedCast(order, spec, memory, view, region, kept)
         self.server.publish(task.cast, region)
-        return Holding(blocks=len(kept))
+        return CastJoined(blocks=len(kept))
 
-    async def _cast(self) -> Done:
-        held, began_s = self.held, time.monotonic()
-        task, rank = held.order.task, held.order.rank
+    async def _cast(self) -> FaultCastFinished:
+        joined, started_s = self.joined, time.monotonic()
+        task, rank = joined.order.task, joined.order.rank
         if rank < task.sources:
-            return Done(began_s=began_s, ended_s=began_s)
-        damage = Damage(task.damage, f"{task.cast} {rank} {held.order.kept}")
+            return FaultCastFinished(started_s=started_s, ended_s=started_s)
+        damage = BlockDamage(task.damage, f"{task.cast} {rank} {joined.order.kept}")
         report = await Cast(
-            held.spec,
+            joined.spec,
             str(rank),
-            held.view,
-            connector=Connector(HOST, [self._transport(task, damage)]),
-            watcher=RegionWatcher(SECRET),
-            check=damage.watched(partial(damaged_units, task.units)),
-            region=held.region,
-            held=held.kept,
-            executor=self._executor,
+            joined.view,
+            links=CastLinks(
+                connector=Connector(HOST, [self._transport(task, damage)]), watcher=RegionWatcher(SECRET)
+            ),
+            hooks=BlockHooks(
+                check=damage.counting(partial(mismatched_units, task.units)), executor=self._executor
+            ),
+            region=joined.region,
+            held=joined.kept,
         ).run()
         faults = report.faults
-        return Done(
-            began_s=began_s,
+        return FaultCastFinished(
+            started_s=started_s,
             ended_s=time.monotonic(),
             nbytes=report.nbytes,
             found=damage.found,
@@ -162,32 +164,32 @@ class FaultNode:
             },
         )
 
-    async def _end(self) -> Ended:
-        """Raises BufferError if somebody refers to the memory for longer than it takes to hang up."""
-        order, memory, view = self.held.order, self.held.memory, self.held.view
-        told = xxhash.xxh3_128_hexdigest(view)
+    async def _end(self) -> CastLeft:
+        """Release the image. Raises BufferError if it stays referenced after peers have disconnected."""
+        order, memory, view = self.joined.order, self.joined.memory, self.joined.view
+        digest = xxhash.xxh3_128_hexdigest(view)
         await self.server.withdraw(order.task.cast)
-        self._held = None
+        self._joined = None
         view.release()
         await closed(memory)
         remove(order.path)
-        return Ended(digest=told)
+        return CastLeft(digest=digest)
 
-    def _transport(self, task: CastTask, damage: Damage) -> Transport:
+    def _transport(self, task: FaultTask, damage: BlockDamage) -> Transport:
         if task.transport == SHM:
             shm = ShmTransport(SECRET, executor=self._executor)
             return FaultyTransport(shm, damage, Pacer(self._rate_bytes_s))
         return FaultyTransport(TcpTransport(SECRET, link_rate_bytes_s=self._rate_bytes_s), damage, None)
 
 
-def spec_of(task: CastTask, epoch: int = 0) -> CastSpec:
+def spec_of(task: FaultTask, epoch: int = 0) -> CastSpec:
     return CastSpec(
         cast=task.cast,
         region=task.cast,
         nbytes=task.nbytes,
         block_bytes=block_bytes(task.nbytes, task.blocks),
         members=tuple(
-            Member(name=str(rank), address=PeerAddress(url=url, host=HOST))
+            CastMember(name=str(rank), address=PeerAddress(url=url, host=HOST))
             for rank, url in enumerate(task.urls)
         ),
         sources=tuple(range(task.sources)),
@@ -196,9 +198,9 @@ def spec_of(task: CastTask, epoch: int = 0) -> CastSpec:
     )
 
 
-def is_right(task: CastTask, spec: CastSpec, block: int, view: memoryview) -> bool:
+def is_right(task: FaultTask, spec: CastSpec, block: int, view: memoryview) -> bool:
     offset, nbytes = spec.extent(block)
-    return not damaged_units(task.units, offset, view[offset : offset + nbytes])
+    return not mismatched_units(task.units, offset, view[offset : offset + nbytes])
 
 
 def remove(path: str) -> None:
@@ -206,7 +208,10 @@ def remove(path: str) -> None:
 
 
 async def closed(memory: mmap.mmap) -> None:
-    """Raises BufferError. Who only watched the region lets go of it a moment after its withdrawal."""
+    """Close the memory once it is unreferenced. Raises BufferError.
+
+    Peers that only watched the region release it shortly after its withdrawal.
+    """
     deadline_s = time.monotonic() + SETTLES_S
     while True:
         gc.collect()
@@ -219,29 +224,10 @@ async def closed(memory: mmap.mmap) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def serve() -> None:
-    """Carry out orders until nobody gives any."""
-    reader = asyncio.StreamReader(limit=_LINE_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
-    )
-    node = FaultNode()
-    while line := await reader.readline():
-        try:
-            answer = await node.carry_out(decode_order(line))
-        except Exception as error:  # the fleet is told, then this ends
-            tell(Failed(reason=repr(error)))
-            raise
-        tell(answer)
-
-
-def tell(answer: Answer) -> None:
-    sys.stdout.buffer.write(encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> None:
-    uvloop.run(serve())
+    path, number = sys.argv[1:]
+    hello = MemberHello(rank=int(number))
+    uvloop.run(serve_async(path, hello, PROTOCOL, FaultNode().carry_out))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""What a benchmark of faults makes of its casts: records, and a table for people (pure)."""
+"""Records and a table of a cast-faults run (pure)."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.cast_faults_draw import Role, Shape
-from benchmarks.cast_faults_run import Baseline, Outcome
-from benchmarks.percentile import percentile
+from benchmarks.cast_faults.run import Baseline, TrialResult
+from benchmarks.cast_faults.trials import CastRole, CastVariant
+from benchmarks.harness.percentile import percentile
 
 
 def records(
-    outcomes: Sequence[Outcome], baseline: Baseline, limit: float, params: dict[str, object]
+    outcomes: Sequence[TrialResult], baseline: Baseline, limit: float, params: dict[str, object]
 ) -> list[dict[str, Any]]:
-    """One a shape undisturbed, one a role, transport and planner of what was struck, and one of all."""
-    struck = [one for one in outcomes if one.was_struck]
+    """Return records per undisturbed variant; per role, transport and planner of the faults; and in total."""
+    struck = [one for one in outcomes if one.was_hit]
     rows = [undisturbed(shape, baseline, outcomes, params) for shape in baseline.seconds]
-    by: list[tuple[str, Callable[[Outcome], str]]] = [
+    by: list[tuple[str, Callable[[TrialResult], str]]] = [
         ("role", _role),
         ("transport", lambda one: one.trial.shape.transport),
         ("planner", lambda one: one.trial.shape.planner),
@@ -31,7 +31,7 @@ def records(
 
 
 def undisturbed(
-    shape: Shape, baseline: Baseline, outcomes: Sequence[Outcome], params: dict[str, object]
+    shape: CastVariant, baseline: Baseline, outcomes: Sequence[TrialResult], params: dict[str, object]
 ) -> dict[str, Any]:
     of_shape = [one for one in outcomes if one.trial.is_undisturbed and one.trial.shape == shape]
     return {
@@ -43,8 +43,8 @@ def undisturbed(
     }
 
 
-def lost(struck: Sequence[Outcome], baseline: Baseline) -> dict[str, Any]:
-    """By how much longer they took than undisturbed ones of their shape, as shares of that."""
+def lost(struck: Sequence[TrialResult], baseline: Baseline) -> dict[str, Any]:
+    """Return how much longer these took than undisturbed ones of their variant, as fractions."""
     shares = [baseline.lost_share(one) for one in struck]
     if not shares:
         return {"casts": 0}
@@ -58,14 +58,14 @@ def lost(struck: Sequence[Outcome], baseline: Baseline) -> dict[str, Any]:
 
 
 def whole(
-    outcomes: Sequence[Outcome],
-    struck: Sequence[Outcome],
+    outcomes: Sequence[TrialResult],
+    struck: Sequence[TrialResult],
     baseline: Baseline,
     limit: float,
     params: dict[str, object],
 ) -> dict[str, Any]:
     wrong = [f"{one.trial}: {what}" for one in outcomes for what in one.wrong]
-    told = lost(struck, baseline)
+    summary = lost(struck, baseline)
     returned = [one.returned for one in outcomes if one.returned is not None]
     faults = [one.faults for one in outcomes]
     return {
@@ -73,9 +73,9 @@ def whole(
         "params": params,
         "all_casts": len(outcomes),
         "struck_too_late": sum(one.trial.strike is not None for one in outcomes) - len(struck),
-        **told,
+        **summary,
         "lost_share_limit": limit,
-        "holds": not wrong and told.get("lost_share_median", 0.0) <= limit,
+        "holds": not wrong and summary.get("lost_share_median", 0.0) <= limit,
         "damaged_found": sum(one.found for one in outcomes),
         "damaged_missed": sum(one.missed for one in outcomes),
         "pulls": {kind: sum(each.get(kind, 0) for each in faults) for kind in sorted({*_kinds(faults)})},
@@ -89,7 +89,7 @@ def whole(
     }
 
 
-def each_record(one: Outcome, baseline: Baseline) -> dict[str, Any]:
+def each_record(one: TrialResult, baseline: Baseline) -> dict[str, Any]:
     strike = one.trial.strike
     assert strike is not None
     return {
@@ -106,13 +106,13 @@ def each_record(one: Outcome, baseline: Baseline) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """For people."""
-    lines = [f"{'undisturbed':28} {'median':>8} {'processors':>11}"]
+    """Format the records as a table."""
+    lines = [f"{'undisturbed':28} {'median':>8} {'CPU':>11}"]
     for row in rows:
         if row["name"] == "undisturbed":
             shape = f"{row['params']['transport']} {row['params']['planner']}"
             lines.append(f"{shape:28} {row['median_s']:6.3f} s {row['processor_share']:11.0%}")
-    lines.append(f"\n{'time lost':28} {'casts':>6} {'median':>8} {'p90':>8} {'max':>8} {'processors':>11}")
+    lines.append(f"\n{'time lost':28} {'casts':>6} {'median':>8} {'p90':>8} {'max':>8} {'CPU':>11}")
     for row in rows:
         if row["name"] != "undisturbed" and row["casts"]:
             shares = "".join(f" {row[f'lost_share_{part}']:8.1%}" for part in ("median", "p90", "max"))
@@ -120,14 +120,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     last = rows[-1]
     found, missed = last["damaged_found"], last["damaged_missed"]
     if last["struck_too_late"]:
-        lines.append(f"\n{last['struck_too_late']} casts more had ended when their node was struck")
+        lines.append(f"\n{last['struck_too_late']} more casts had ended before their fault")
     lines.append(f"\ndamaged blocks: {found} found, {missed} missed; {last['returned']} nodes returned")
     verdict = "holds" if last["holds"] else "DOES NOT HOLD"
-    lines.append(f"{verdict}: at most {last['lost_share_limit']:.0%} lost in the median, nothing wrong")
+    lines.append(f"{verdict}: median time lost at most {last['lost_share_limit']:.0%}, no findings")
     return "\n".join([*lines, *(f"WRONG: {what}" for what in last["wrong"])])
 
 
-def _role(one: Outcome) -> Role:
+def _role(one: TrialResult) -> CastRole:
     assert one.trial.strike is not None
     return one.trial.strike.role
 

@@ -1,11 +1,13 @@
-"""The gateway-invoker channel beside kept libraries, between two processes on loopback.
+"""Compare the gateway-invoker channel with established libraries, between two processes on loopback.
 
-`python -m benchmarks.channel --json FILE` measures, in turns: the latency of one call at a time, calls
-a second with 16 and 64 in flight, and streams of tokens. Every contender carries the same messages
-(registry.messages, encoded by msgspec) and tells calls apart by an id; the rivals have neither flow
-control nor cancellation nor authentication, which the channel has. `floor` is a bare asyncio protocol
-that echoes bytes of the same length: no multiplexing and no messages.
-pyzmq and aiohttp are measured where they are installed.
+Measured in turns: the latency of one call at a time, calls per second with 16 and 64 in flight, and token
+streams. Every contender carries the same messages (registry.messages.node, encoded by msgspec) and matches
+replies to calls by id; the rivals have no flow control, cancellation or authentication, which the channel
+has. `floor` is a bare asyncio protocol that echoes bytes of the same length, without multiplexing or
+messages. pyzmq and aiohttp are measured where they are installed.
+
+example:
+  python -m benchmarks.channel --rounds 5 --json channel.json
 """
 
 import asyncio
@@ -22,9 +24,9 @@ from typing import Any
 import psutil
 import uvloop
 
-from benchmarks.arguments import at_least, parser_of
-from benchmarks.channel_contenders import Client, Contender, contenders, request_for
-from benchmarks.machine import describe_machine, tell_records
+from benchmarks.channel.contenders import ChannelContender, ContenderClient, contenders, request_for
+from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.records import describe_run, recording
 
 STREAMS, TOKENS = 64, 400
 
@@ -36,8 +38,8 @@ def _process(
         uvloop.run(serve(to_parent.send))
 
 
-async def unary(client: Client, calls: int, in_flight: int) -> list[float]:
-    """The seconds that each of `calls` calls took, `in_flight` at a time."""
+async def unary(client: ContenderClient, calls: int, in_flight: int) -> list[float]:
+    """Make `calls` calls, `in_flight` at a time, and return the seconds of each."""
     request = request_for(1)
     left = iter(range(calls))
     seconds: list[float] = []
@@ -52,53 +54,53 @@ async def unary(client: Client, calls: int, in_flight: int) -> list[float]:
     return seconds
 
 
-async def streams(client: Client, count: int, tokens: int) -> list[float]:
-    """Read `count` streams of `tokens` tokens at once."""
+async def streams(client: ContenderClient, count: int, tokens: int) -> list[float]:
+    """Read `count` concurrent streams of `tokens` tokens."""
     request = request_for(tokens)
     for got in await asyncio.gather(*(client.call(request) for _ in range(count))):
         if got != tokens:
-            raise RuntimeError(f"{got} of {tokens} tokens came")
+            raise RuntimeError(f"received {got} of {tokens} tokens")
     return []
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One round of one figure: `items` calls or tokens moved in `wall_s`, for `cpu_s` of both processes."""
+class ChannelSample:
+    """One round of one figure: `items` calls or tokens in `wall_s`, for `cpu_s` of both processes."""
 
     items: int
     wall_s: float
     cpu_s: float
-    each_s: list[float]  # of single calls, where they were timed
+    each_s: list[float]  # of single calls, where timed
 
 
-async def _sample(server: psutil.Process, items: int, work: Awaitable[list[float]]) -> Sample:
+async def _measure_sample(server: psutil.Process, items: int, work: Awaitable[list[float]]) -> ChannelSample:
     def cpu_s() -> float:
         theirs = server.cpu_times()
         return time.process_time() + theirs.user + theirs.system
 
     cpu_before, started = cpu_s(), time.perf_counter()
     each_s = await work
-    return Sample(items, time.perf_counter() - started, cpu_s() - cpu_before, each_s)
+    return ChannelSample(items, time.perf_counter() - started, cpu_s() - cpu_before, each_s)
 
 
-async def measure(contender: Contender, url: str, pid: int, calls: int) -> dict[str, Sample]:
-    """One round of every figure."""
+async def measure(contender: ChannelContender, url: str, pid: int, calls: int) -> dict[str, ChannelSample]:
+    """Measure one round of every figure."""
     server = psutil.Process(pid)
     async with contender.connect(url) as client:
         await unary(client, calls // 4, 1)
-        out = {"echo": await _sample(server, calls, unary(client, calls, 1))}
+        out = {"echo": await _measure_sample(server, calls, unary(client, calls, 1))}
         if contender.name != "floor":
             for in_flight in (16, 64):
                 work = unary(client, 4 * calls, in_flight)
-                out[f"unary-{in_flight}"] = await _sample(server, 4 * calls, work)
-            out["stream"] = await _sample(server, STREAMS * TOKENS, streams(client, STREAMS, TOKENS))
+                out[f"unary-{in_flight}"] = await _measure_sample(server, 4 * calls, work)
+            out["stream"] = await _measure_sample(server, STREAMS * TOKENS, streams(client, STREAMS, TOKENS))
         return out
 
 
 def run(rounds: int, calls: int) -> list[dict[str, object]]:
-    """Measure all contenders in turns, each against a fresh server process every round."""
+    """Measure all contenders in turns, each against a new server process per round."""
     spawn = multiprocessing.get_context("spawn")
-    gathered: dict[tuple[str, str], list[Sample]] = {}
+    gathered: dict[tuple[str, str], list[ChannelSample]] = {}
     for _ in range(rounds):
         for contender in contenders():
             mine, theirs = spawn.Pipe()
@@ -113,7 +115,7 @@ def run(rounds: int, calls: int) -> list[dict[str, object]]:
             for figure, sample in samples.items():
                 gathered.setdefault((figure, contender.name), []).append(sample)
     limit_s = statistics.median(s for sample in gathered["echo", "floor"] for s in sample.each_s)
-    common = {"rounds": rounds, "calls": calls, **describe_machine("benchmarks.channel")}
+    common = {"rounds": rounds, "calls": calls, **describe_run("benchmarks.channel")}
     return [
         _record(figure, name, samples, limit_s, common)
         for (figure, name), samples in sorted(gathered.items())
@@ -121,7 +123,7 @@ def run(rounds: int, calls: int) -> list[dict[str, object]]:
 
 
 def _record(
-    figure: str, name: str, samples: list[Sample], limit_s: float, common: dict[str, object]
+    figure: str, name: str, samples: list[ChannelSample], limit_s: float, common: dict[str, object]
 ) -> dict[str, object]:
     record: dict[str, object] = {
         "name": name,
@@ -146,23 +148,27 @@ def _record(
 
 
 def show(record: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     if "per_second" in record:
         figure = f"{record['per_second']:10,.0f} /s"
     else:
         figure = f"{record['median_s'] * 1e6:7.1f} us, p99 {record['p99_s'] * 1e6:.1f} us"
-    cpu = f"{record['cpu_us_per_item']:6.1f} us of processor each"
+    cpu = f"{record['cpu_us_per_item']:6.1f} us CPU each"
     return f"{record['params']['figure']:10} {record['name']:18} {figure:30} {cpu}"
 
 
 def main() -> None:
-    parser = parser_of("benchmarks.channel", __doc__)
+    parser = make_parser("benchmarks.channel", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--calls", type=at_least(4), default=4000)
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=5, help="rounds per contender (default %(default)s)"
+    )
+    parser.add_argument(
+        "--calls", type=at_least(4), default=4000, help="calls per round (default %(default)s)"
+    )
     args = parser.parse_args()
-    records = run(args.rounds, args.calls)
-    tell_records(records, show, args.json)
+    with recording("channel", json=args.json, show=show) as out:
+        out.add(*run(args.rounds, args.calls))
 
 
 if __name__ == "__main__":

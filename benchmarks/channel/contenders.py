@@ -1,6 +1,6 @@
-"""What carries the messages of `benchmarks.channel`: the channel, kept libraries, and bare bytes.
+"""The message transports that `benchmarks.channel` compares: the channel, libraries and bare bytes.
 
-Each has a server for a process of its own, and a client that makes calls to it.
+Each has a server, for a process of its own, and a client that makes calls.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from registry.channel import Channel, ChannelServer
-from registry.messages import Generate, Reply, Request, Sampling, Tokens
+from registry.channel.client import Channel, ChannelServer
+from registry.messages.node import Generate, Reply, Request, Sampling, Tokens
 
 SECRET = b"only for measuring"
-END = b"\xc0"  # msgpack nil: no message starts with it
+END_OF_CALL = b"\xc0"  # msgpack nil: no message starts with it
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
@@ -25,7 +25,7 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def request_for(tokens: int) -> Generate:
-    """A small request that asks for `tokens` tokens."""
+    """Return a small request for `tokens` tokens."""
     return Generate(
         request_id="0123456789abcdef",
         instance_id="i",
@@ -34,33 +34,35 @@ def request_for(tokens: int) -> Generate:
     )
 
 
-async def replies_to(request: Request) -> AsyncIterator[Reply]:
+async def generate_replies(request: Request) -> AsyncIterator[Reply]:
     assert isinstance(request, Generate)
     for token in range(request.sampling.max_tokens):
         yield Tokens(ids=(token,))
         if token % 8 == 7:
-            await asyncio.sleep(0)  # an engine's step: tokens come a few at a time
+            await asyncio.sleep(0)  # one engine step: tokens arrive a few at a time
 
 
-class Client(Protocol):
+class ContenderClient(Protocol):
+    """A client that makes calls over one transport."""
+
     async def call(self, request: Request) -> int:
-        """Make a call and return how many replies came."""
+        """Make a call and return the number of replies."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """`serve(ready)` runs in a process of its own and tells its address by `ready`."""
+class ChannelContender:
+    """A transport; `serve(ready)` runs in a process of its own and reports its address by `ready`."""
 
     name: str
     serve: Callable[[Callable[[str], None]], Coroutine[None, None, None]]
-    connect: Callable[[str], contextlib.AbstractAsyncContextManager[Client]]
+    connect: Callable[[str], contextlib.AbstractAsyncContextManager[ContenderClient]]
 
 
 # Ours.
 
 
-class ChannelClient:
+class OurChannelClient:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
@@ -73,23 +75,23 @@ class ChannelClient:
 
 
 async def serve_channel(ready: Callable[[str], None]) -> None:
-    async with ChannelServer("tcp://127.0.0.1:0", SECRET, replies_to) as server:
+    async with ChannelServer("tcp://127.0.0.1:0", SECRET, generate_replies) as server:
         ready(server.url)
         await asyncio.get_running_loop().create_future()
 
 
 @asynccontextmanager
-async def connect_channel(url: str) -> AsyncIterator[Client]:
+async def connect_channel(url: str) -> AsyncIterator[ContenderClient]:
     channel = await Channel.connect(url, SECRET)
-    yield ChannelClient(channel)
+    yield OurChannelClient(channel)
     await channel.aclose()
 
 
-# A rival's client: replies are sorted to their calls by id.
+# The rivals' client: replies are matched to calls by id.
 
 
-class SortingClient:
-    """Sends (id, body) and awaits replies until END, over any message transport."""
+class CorrelatingClient:
+    """A client that sends (id, body) over any message transport and awaits replies until END_OF_CALL."""
 
     def __init__(self, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         self._send = send
@@ -102,20 +104,20 @@ class SortingClient:
         replies = self._calls[id_] = asyncio.Queue()
         await self._send(id_, _encode(request))
         count = 0
-        while (body := await replies.get()) != END:
+        while (body := await replies.get()) != END_OF_CALL:
             _decode_reply(body)
             count += 1
         del self._calls[id_]
         return count
 
-    def received(self, id_: bytes, body: bytes) -> None:
+    def on_message(self, id_: bytes, body: bytes) -> None:
         self._calls[id_].put_nowait(body)
 
 
-async def _answer(body: bytes, send: Callable[[bytes], Awaitable[None]]) -> None:
-    async for reply in replies_to(_decode_request(body)):
+async def _send_replies(body: bytes, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async for reply in generate_replies(_decode_request(body)):
         await send(_encode(reply))
-    await send(END)
+    await send(END_OF_CALL)
 
 
 # pyzmq: ROUTER and DEALER.
@@ -125,7 +127,7 @@ async def serve_zmq(ready: Callable[[str], None]) -> None:
     zmq: Any = importlib.import_module("zmq")
     context = importlib.import_module("zmq.asyncio").Context()
     socket = context.socket(zmq.ROUTER)
-    socket.set_hwm(0)  # at its mark a ROUTER drops messages without a word
+    socket.set_hwm(0)  # a ROUTER silently drops messages at its high-water mark
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     ready(f"tcp://127.0.0.1:{port}")
     async with asyncio.TaskGroup() as group:
@@ -135,11 +137,11 @@ async def serve_zmq(ready: Callable[[str], None]) -> None:
             async def send(reply: bytes, peer: bytes = peer, id_: bytes = id_) -> None:
                 await socket.send_multipart([peer, id_, reply])
 
-            group.create_task(_answer(body, send))
+            group.create_task(_send_replies(body, send))
 
 
 @asynccontextmanager
-async def connect_zmq(url: str) -> AsyncIterator[Client]:
+async def connect_zmq(url: str) -> AsyncIterator[ContenderClient]:
     zmq: Any = importlib.import_module("zmq")
     context = importlib.import_module("zmq.asyncio").Context()
     socket = context.socket(zmq.DEALER)
@@ -149,11 +151,11 @@ async def connect_zmq(url: str) -> AsyncIterator[Client]:
     async def send(id_: bytes, body: bytes) -> None:
         await socket.send_multipart([id_, body])
 
-    client = SortingClient(send)
+    client = CorrelatingClient(send)
 
     async def receive() -> None:
         while True:
-            client.received(*await socket.recv_multipart())
+            client.on_message(*await socket.recv_multipart())
 
     receiving = asyncio.create_task(receive())
     yield client
@@ -177,7 +179,7 @@ async def serve_websocket(ready: Callable[[str], None]) -> None:
                 async def send(reply: bytes, id_: bytes = message.data[:4]) -> None:
                     await socket.send_bytes(id_ + reply)
 
-                group.create_task(_answer(message.data[4:], send))
+                group.create_task(_send_replies(message.data[4:], send))
         return socket
 
     app = web.Application()
@@ -192,7 +194,7 @@ async def serve_websocket(ready: Callable[[str], None]) -> None:
 
 
 @asynccontextmanager
-async def connect_websocket(url: str) -> AsyncIterator[Client]:
+async def connect_websocket(url: str) -> AsyncIterator[ContenderClient]:
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.ws_connect(url, compress=0) as socket:
@@ -200,11 +202,11 @@ async def connect_websocket(url: str) -> AsyncIterator[Client]:
         async def send(id_: bytes, body: bytes) -> None:
             await socket.send_bytes(id_ + body)
 
-        client = SortingClient(send)
+        client = CorrelatingClient(send)
 
         async def receive() -> None:
             async for message in socket:
-                client.received(message.data[:4], message.data[4:])
+                client.on_message(message.data[:4], message.data[4:])
 
         receiving = asyncio.create_task(receive())
         yield client
@@ -215,7 +217,7 @@ async def connect_websocket(url: str) -> AsyncIterator[Client]:
 # The floor: bytes back and forth.
 
 
-class _Bounce(asyncio.Protocol):
+class _EchoProtocol(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
@@ -224,7 +226,7 @@ class _Bounce(asyncio.Protocol):
 
 
 class _FloorClient(asyncio.Protocol):
-    """One call at a time: sends a request's bytes and waits for as many."""
+    """A client with one call at a time, which sends a request's bytes and waits for as many."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -248,26 +250,26 @@ class _FloorClient(asyncio.Protocol):
 
 
 async def serve_floor(ready: Callable[[str], None]) -> None:
-    server = await asyncio.get_running_loop().create_server(_Bounce, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(_EchoProtocol, "127.0.0.1", 0)
     ready(str(server.sockets[0].getsockname()[1]))
     await server.serve_forever()
 
 
 @asynccontextmanager
-async def connect_floor(port: str) -> AsyncIterator[Client]:
+async def connect_floor(port: str) -> AsyncIterator[ContenderClient]:
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(_FloorClient, "127.0.0.1", int(port))
     yield client
     client.transport.close()
 
 
-def contenders() -> list[Contender]:
+def contenders() -> list[ChannelContender]:
     found = [
-        Contender("floor", serve_floor, connect_floor),
-        Contender("hypercast", serve_channel, connect_channel),
+        ChannelContender("floor", serve_floor, connect_floor),
+        ChannelContender("hypercast", serve_channel, connect_channel),
     ]
     if importlib.util.find_spec("zmq"):
-        found.append(Contender("pyzmq", serve_zmq, connect_zmq))
+        found.append(ChannelContender("pyzmq", serve_zmq, connect_zmq))
     if importlib.util.find_spec("aiohttp"):
-        found.append(Contender("aiohttp-websocket", serve_websocket, connect_websocket))
+        found.append(ChannelContender("aiohttp-websocket", serve_websocket, connect_websocket))
     return found

@@ -1,4 +1,4 @@
-"""Mixed load whose clients note what they were told: streams, whole answers, handlers, clients that leave."""
+"""Mixed load whose clients record every outcome: streams, whole responses, handlers, disconnects."""
 
 import asyncio
 import itertools
@@ -15,28 +15,28 @@ import httptools
 
 MODEL, ECHO, HANDLER = "coder", "echo", "counter"
 _PROMPTS = ("def add(a, b):", "class Tree:", "import os\n", "for i in range(", "# Sort a list", "x = [")
-_LEAVE_AT = 3  # events
-_PAUSE_S = 0.08  # at most, between two requests of a client
+_LEAVE_AT = 3  # events until disconnect
+_PAUSE_S = 0.08  # maximum pause between two requests of a client
 _REFUSED_PAUSE_S = 0.25
-_AGAIN = 0.3  # of the requests that went wrong are asked again under their id
+_RETRY_SHARE = 0.3  # of failed requests, retried under their id
 
 
-class Fate(StrEnum):
+class RequestFate(StrEnum):
     """How a request ended for its client."""
 
     ACKNOWLEDGED = "acknowledged"  # its last byte arrived
-    LEFT = "left"  # the client went, as it meant to
+    LEFT = "left"  # the client disconnected as planned
     REFUSED = "refused"  # 503 with Retry-After
     FAILED = "failed"  # an error after the first byte, or of the function itself
     CUT = "cut"  # the connection broke
-    UNREACHED = "unreached"  # there was none
-    HUNG = "hung"  # nothing for too long
-    WRONG = "wrong"  # anything else; `detail` says what
+    UNREACHED = "unreached"  # no connection
+    HUNG = "hung"  # timed out
+    WRONG = "wrong"  # anything else; see `detail`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a request has to bring."""
+class ExpectedAnswer:
+    """The correct response to a request."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -45,8 +45,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One kind of request; `answer` is what it gives when nothing fails, once that is known."""
+class RequestTemplate:
+    """One kind of request; `answer` is its fault-free response, once known."""
 
     name: str
     function: str
@@ -54,12 +54,12 @@ class Work:
     body: bytes
     streams: bool = False
     leaves: bool = False
-    answer: Answer | None = None
+    answer: ExpectedAnswer | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
-    """One request and what came of it. Times are of `time.monotonic`."""
+class IssuedRequest:
+    """One request and its outcome; times are from `time.monotonic`."""
 
     request_id: str
     work: str
@@ -68,7 +68,7 @@ class Asked:
     gateway: int
     sent_s: float
     ended_s: float = 0.0
-    fate: Fate = Fate.WRONG
+    fate: RequestFate = RequestFate.WRONG
     status: int = 0
     code: str = ""
     detail: str = ""
@@ -76,12 +76,12 @@ class Asked:
     completion_tokens: int = 0
 
     def __str__(self) -> str:
-        told = " ".join(str(part) for part in (self.status or "", self.code, self.detail) if part)
-        return f"{self.request_id} ({self.work}, gateway {self.gateway}) {self.fate}: {told}"
+        details = " ".join(str(part) for part in (self.status or "", self.code, self.detail) if part)
+        return f"{self.request_id} ({self.work}, gateway {self.gateway}) {self.fate}: {details}"
 
 
-def catalogue(tokens: int) -> list[Work]:
-    """Greedy and seeded streams, whole answers, clients that leave, echoes, and a handler of one's own."""
+def request_templates(tokens: int) -> list[RequestTemplate]:
+    """Return greedy and seeded streams, whole responses, disconnecting clients, echoes and a handler."""
     works = []
     for index, prompt in enumerate(_PROMPTS):
         base = {"model": MODEL, "prompt": prompt, "ignore_eos": True, "return_token_ids": True}
@@ -92,7 +92,7 @@ def catalogue(tokens: int) -> list[Work]:
         long = {**greedy, "max_tokens": tokens * 4}
         for name, body in (("greedy", greedy), ("seeded", seeded), ("whole", whole), ("leaves", long)):
             works.append(
-                Work(
+                RequestTemplate(
                     name=name,
                     function=MODEL,
                     path="/v1/completions",
@@ -102,17 +102,19 @@ def catalogue(tokens: int) -> list[Work]:
                 )
             )
         echo = json.dumps({"message": prompt * (index + 1)})
-        answer = Answer(text=echo, token_ids=(), prompt_tokens=0, completion_tokens=0)
+        answer = ExpectedAnswer(text=echo, token_ids=(), prompt_tokens=0, completion_tokens=0)
         path = f"/functions/{ECHO}/invoke"
-        works.append(Work(name="echo", function=ECHO, path=path, body=echo.encode(), answer=answer))
+        works.append(
+            RequestTemplate(name="echo", function=ECHO, path=path, body=echo.encode(), answer=answer)
+        )
         path = f"/functions/{HANDLER}/invoke"
-        works.append(Work(name="handler", function=HANDLER, path=path, body=echo.encode()))
+        works.append(RequestTemplate(name="handler", function=HANDLER, path=path, body=echo.encode()))
     return works
 
 
 @dataclass(slots=True)
-class _Reply(asyncio.Protocol):
-    """The answer to one request, as it comes; `leave_at` events it is left."""
+class _HttpResponse(asyncio.Protocol):
+    """Receives one response; disconnects after `leave_at` events."""
 
     leave_at: int
     done: asyncio.Future[None]
@@ -130,7 +132,7 @@ class _Reply(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.bad = f"no HTTP: {error}"
+            self.bad = f"malformed response: {error}"
             self._finish()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -157,17 +159,19 @@ class _Reply(asyncio.Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """One gateway as one tenant calls it."""
+class TenantClient:
+    """One tenant's client of one gateway."""
 
     gateway: int
     url: str
     tenant: str
     key: str
 
-    async def ask(self, request_id: str, work: Work, limit_s: float) -> tuple[Asked, Answer | None]:
-        """Ask once; whatever happens is told in the result."""
-        asked = Asked(
+    async def ask(
+        self, request_id: str, work: RequestTemplate, limit_s: float
+    ) -> tuple[IssuedRequest, ExpectedAnswer | None]:
+        """Send once; every outcome is reported in the result."""
+        issued = IssuedRequest(
             request_id=request_id,
             work=work.name,
             function=work.function,
@@ -176,7 +180,7 @@ class Client:
             sent_s=time.monotonic(),
         )
         loop = asyncio.get_running_loop()
-        reply = _Reply(_LEAVE_AT if work.leaves else 0, loop.create_future())
+        reply = _HttpResponse(_LEAVE_AT if work.leaves else 0, loop.create_future())
         where = urlsplit(self.url)
         answer = None
         try:
@@ -190,15 +194,15 @@ class Client:
                 finally:
                     transport.abort()
         except TimeoutError:
-            asked.fate, asked.detail = Fate.HUNG, f"{limit_s:g} s; {bytes(reply.body[-200:])!r}"
+            issued.fate, issued.detail = RequestFate.HUNG, f"{limit_s:g} s; {bytes(reply.body[-200:])!r}"
         except OSError as error:
-            asked.fate, asked.detail = Fate.UNREACHED, error.strerror or type(error).__name__
+            issued.fate, issued.detail = RequestFate.UNREACHED, error.strerror or type(error).__name__
         else:
-            answer = _judge(asked, work, reply)
-        asked.ended_s = time.monotonic()
-        return asked, answer
+            answer = _classify(issued, work, reply)
+        issued.ended_s = time.monotonic()
+        return issued, answer
 
-    def _bytes(self, host: str, request_id: str, work: Work) -> bytes:
+    def _bytes(self, host: str, request_id: str, work: RequestTemplate) -> bytes:
         return (
             f"POST {work.path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {self.key}\r\n"
             f"x-request-id: {request_id}\r\ncontent-type: application/json\r\n"
@@ -206,56 +210,60 @@ class Client:
         ).encode() + work.body
 
 
-def _judge(asked: Asked, work: Work, reply: _Reply) -> Answer | None:
-    """Note a request's fate; returns what it brought if that was acknowledged."""
-    asked.status = reply.status
+def _classify(issued: IssuedRequest, work: RequestTemplate, reply: _HttpResponse) -> ExpectedAnswer | None:
+    """Set a request's fate; return its content if it was acknowledged."""
+    issued.status = reply.status
     body = bytes(reply.body)
     if reply.bad:
-        asked.detail = reply.bad
+        issued.detail = reply.bad
         return None
     if reply.status and reply.status != 200:
-        asked.code = _error_code(body)
+        issued.code = _error_code(body)
         if not reply.complete:
-            asked.fate = Fate.CUT
+            issued.fate = RequestFate.CUT
         elif reply.status == 503 and reply.headers.get("retry-after", "").isdecimal():
-            asked.fate = Fate.REFUSED
-        elif asked.code == "function_error":
-            asked.fate, asked.detail = Fate.FAILED, body[:200].decode(errors="replace")
+            issued.fate = RequestFate.REFUSED
+        elif issued.code == "function_error":
+            issued.fate, issued.detail = RequestFate.FAILED, body[:200].decode(errors="replace")
         else:
-            asked.detail = body[:200].decode(errors="replace")
+            issued.detail = body[:200].decode(errors="replace")
         return None
     if not reply.complete:
         events = body.count(b"data: ")
-        asked.fate = Fate.LEFT if work.leaves and events >= _LEAVE_AT else Fate.CUT
+        issued.fate = RequestFate.LEFT if work.leaves and events >= _LEAVE_AT else RequestFate.CUT
         return None
     try:
-        found = _streamed(asked, body) if work.streams else _whole(work, body)
+        found = _streamed(issued, body) if work.streams else _whole(work, body)
     except (ValueError, LookupError, TypeError) as error:
-        asked.detail = f"{error!r} in {body[-300:]!r}"
+        issued.detail = f"{error!r} in {body[-300:]!r}"
         return None
     if found is None:
         return None
-    asked.fate = Fate.ACKNOWLEDGED
-    asked.prompt_tokens, asked.completion_tokens = found.prompt_tokens, found.completion_tokens
-    if asked.request_id != reply.headers.get("x-request-id"):
-        asked.fate, asked.detail = Fate.WRONG, f"it is called {reply.headers.get('x-request-id')}"
+    issued.fate = RequestFate.ACKNOWLEDGED
+    issued.prompt_tokens, issued.completion_tokens = found.prompt_tokens, found.completion_tokens
+    if issued.request_id != reply.headers.get("x-request-id"):
+        issued.fate, issued.detail = (
+            RequestFate.WRONG,
+            f"the response has x-request-id {reply.headers.get('x-request-id')}",
+        )
     elif work.answer is not None and found != work.answer:
-        asked.fate, asked.detail = Fate.WRONG, _difference(found, work.answer)
+        issued.fate, issued.detail = RequestFate.WRONG, _difference(found, work.answer)
     return found
 
 
-def _difference(found: Answer, wanted: Answer) -> str:
-    pairs = enumerate(zip(found.token_ids, wanted.token_ids, strict=False))
+def _difference(found: ExpectedAnswer, expected: ExpectedAnswer) -> str:
+    pairs = enumerate(zip(found.token_ids, expected.token_ids, strict=False))
     first = next((index for index, (a, b) in pairs if a != b), None)
     return (
-        f"another answer: {len(found.token_ids)} tokens of {len(wanted.token_ids)}, first other at {first}, "
+        f"different response: {len(found.token_ids)} tokens of {len(expected.token_ids)}, "
+        f"first difference at {first}, "
         f"usage {found.prompt_tokens}+{found.completion_tokens} of "
-        f"{wanted.prompt_tokens}+{wanted.completion_tokens}, text equal: {found.text == wanted.text}"
+        f"{expected.prompt_tokens}+{expected.completion_tokens}, text equal: {found.text == expected.text}"
     )
 
 
-def _streamed(asked: Asked, body: bytes) -> Answer | None:
-    """The pieces of a stream put together; None for one that ended with an error."""
+def _streamed(issued: IssuedRequest, body: bytes) -> ExpectedAnswer | None:
+    """Join the events of a stream; return None if it ended with an error."""
     text, usage = "", None
     ids: list[int] = []
     lines = [line[5:].strip() for line in body.split(b"\n") if line.startswith(b"data:")]
@@ -264,7 +272,7 @@ def _streamed(asked: Asked, body: bytes) -> Answer | None:
             break
         event = json.loads(line)
         if "error" in event:
-            asked.fate, asked.code = Fate.FAILED, str(event["error"]["code"])
+            issued.fate, issued.code = RequestFate.FAILED, str(event["error"]["code"])
             return None
         for choice in event["choices"]:
             text += choice["text"]
@@ -277,16 +285,16 @@ def _streamed(asked: Asked, body: bytes) -> Answer | None:
     return _answer(text, ids, usage)
 
 
-def _whole(work: Work, body: bytes) -> Answer:
+def _whole(work: RequestTemplate, body: bytes) -> ExpectedAnswer:
     answer = json.loads(body)
     if work.function != MODEL:
-        return Answer(text=json.dumps(answer), token_ids=(), prompt_tokens=0, completion_tokens=0)
+        return ExpectedAnswer(text=json.dumps(answer), token_ids=(), prompt_tokens=0, completion_tokens=0)
     (choice,) = answer["choices"]
     return _answer(choice["text"], choice["token_ids"], answer["usage"])
 
 
-def _answer(text: str, ids: Sequence[int], usage: Mapping[str, Any]) -> Answer:
-    return Answer(
+def _answer(text: str, ids: Sequence[int], usage: Mapping[str, Any]) -> ExpectedAnswer:
+    return ExpectedAnswer(
         text=text,
         token_ids=tuple(ids),
         prompt_tokens=usage["prompt_tokens"],
@@ -301,82 +309,84 @@ def _error_code(body: bytes) -> str:
         return "unknown"
 
 
-class Load:
-    """Clients that ask one thing after another, as several tenants, through every gateway."""
+class ChaosLoad:
+    """Clients of several tenants that send one request after another, through every gateway."""
 
     def __init__(
         self, urls: Sequence[str], keys: Mapping[str, str], *, seed: int, tokens: int, limit_s: float
     ) -> None:
-        self.asked: list[Asked] = []
+        self.issued: list[IssuedRequest] = []
         self.limit_s = limit_s
         self._chance = random.Random(seed)
         self._clients = [
-            [Client(index, url, tenant, key) for tenant, key in keys.items()]
+            [TenantClient(index, url, tenant, key) for tenant, key in keys.items()]
             for index, url in enumerate(urls)
         ]
-        self._works = catalogue(tokens)
+        self._works = request_templates(tokens)
         self._numbers = itertools.count()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._running = asyncio.Event()
+        self._running.set()
         self._over = False
 
-    async def learn(self) -> None:
-        """Find out what every request gives while nothing fails. Raises ValueError."""
+    async def record_expected(self) -> None:
+        """Record the fault-free response of every request. Raises ValueError."""
         client = self._clients[0][0]
-        learnt = []
+        recorded = []
         for number, work in enumerate(self._works):
             if work.answer is None and not work.leaves:
-                asked, answer = await client.ask(f"learn-{number}", work, 60.0)
-                if asked.fate is not Fate.ACKNOWLEDGED:
-                    raise ValueError(f"without any fault: {asked}")
-                self.asked.append(asked)
+                issued, answer = await client.ask(f"expected-{number}", work, 60.0)
+                if issued.fate is not RequestFate.ACKNOWLEDGED:
+                    raise ValueError(f"the fault-free request failed: {issued}")
+                self.issued.append(issued)
                 work = replace(work, answer=answer)
-            learnt.append(work)
-        self._works = learnt
+            recorded.append(work)
+        self._works = recorded
 
     async def run(self, clients: int) -> None:
-        """Ask until stopped."""
+        """Send requests until stopped."""
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._caller())
+                group.create_task(self._run_client())
 
     def stop(self) -> None:
-        """Let every client end the request that it has under way."""
+        """Let every client finish its current request."""
         self._over = True
-        self._flowing.set()
+        self._running.set()
 
-    def hold(self, held: bool) -> None:
-        """Begin no request while held."""
-        if held:
-            self._flowing.clear()
+    def set_paused(self, paused: bool) -> None:
+        """Start no request while paused."""
+        if paused:
+            self._running.clear()
         else:
-            self._flowing.set()
+            self._running.set()
 
     async def probe(self, gateway: int, name: str = "whole") -> bool:
-        """Whether a short completion, or another work, through this gateway is good."""
+        """Return whether a short request through this gateway gets a correct response."""
         work = next(work for work in self._works if work.name == name)
         client = self._clients[gateway][0]
-        return (await self._ask(client, f"probe-{next(self._numbers)}", work)).fate is Fate.ACKNOWLEDGED
+        return (
+            await self._ask(client, f"probe-{next(self._numbers)}", work)
+        ).fate is RequestFate.ACKNOWLEDGED
 
-    async def _caller(self) -> None:
+    async def _run_client(self) -> None:
         chance = self._chance
         while True:
-            await self._flowing.wait()
+            await self._running.wait()
             if self._over:
                 return
             client = chance.choice(chance.choice(self._clients))
             request_id, work = f"load-{next(self._numbers)}", chance.choice(self._works)
             done = await self._ask(client, request_id, work)
-            if done.fate in (Fate.ACKNOWLEDGED, Fate.LEFT):
+            if done.fate in (RequestFate.ACKNOWLEDGED, RequestFate.LEFT):
                 await asyncio.sleep(chance.uniform(0, _PAUSE_S))
                 continue
             await asyncio.sleep(_REFUSED_PAUSE_S)
-            if chance.random() < _AGAIN:
+            if chance.random() < _RETRY_SHARE:
                 gateway = chance.choice(self._clients)
                 again = next(one for one in gateway if one.tenant == client.tenant)
                 await self._ask(again, request_id, work)
 
-    async def _ask(self, client: Client, request_id: str, work: Work) -> Asked:
-        asked, _ = await client.ask(request_id, work, self.limit_s)
-        self.asked.append(asked)
-        return asked
+    async def _ask(self, client: TenantClient, request_id: str, work: RequestTemplate) -> IssuedRequest:
+        issued, _ = await client.ask(request_id, work, self.limit_s)
+        self.issued.append(issued)
+        return issued

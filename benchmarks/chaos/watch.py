@@ -1,4 +1,4 @@
-"""Memory and descriptors of the processes that live long, over time."""
+"""Memory and descriptors of long-lived processes over time."""
 
 import asyncio
 import csv
@@ -13,19 +13,21 @@ from typing import Any
 
 import psutil
 
-from benchmarks.chaos_cluster import Cluster
+from benchmarks.harness.local_platform import LocalPlatform
 
 _SAMPLE_S = 5.0
-_WINDOW = 0.1  # of the time watched: what the first and last figures are medians of
+_WINDOW = 0.1  # fraction of the time for the first and last medians
 _ALLOWED = 1.05
-_SLACK_FDS = 2  # of medians: connections of clients, and to Redis, come and go with the load
+_SLACK_FDS = 2  # client and Redis connections vary with the load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One process at one moment. What is judged is `anon_bytes`, what it took itself and has not given back:
-    pages of files and of shared memory are no memory of its own, and USS and PSS change when others of
-    its family are killed."""
+class ProcessSample:
+    """One process at one time.
+
+    `anon_bytes`, memory that it allocated and has not returned, is what is checked: file and shared pages
+    are not its own, and USS and PSS change when related processes are killed.
+    """
 
     at_s: float
     name: str
@@ -38,9 +40,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """A process that lived all the time: medians after the first while, and at the end; and what
-    descriptors the last sample has that the first has not, by what they are."""
+class ResourceGrowth:
+    """A process that lived throughout: medians after start-up and at the end.
+
+    `opened` and `closed` count descriptors of only the last or only the first sample, by kind.
+    """
 
     name: str
     pid: int
@@ -55,12 +59,12 @@ class Growth:
 
     @property
     def failure(self) -> str:
-        """What grew too much, or ""."""
+        """The excessive growth, or ""."""
         if self.anon_after > self.anon_before * _ALLOWED:
             return f"memory of {self.name} grew from {self.anon_before:.0f} to {self.anon_after:.0f} bytes"
         if self.fds_after > max(self.fds_before * _ALLOWED, self.fds_before + _SLACK_FDS):
             counts = f"from {self.fds_before:g} to {self.fds_after:g}"
-            return f"descriptors of {self.name} grew {counts}: new {self.opened}, gone {self.closed}"
+            return f"descriptors of {self.name} grew {counts}: new {self.opened}, closed {self.closed}"
         return ""
 
     def record(self) -> dict[str, Any]:
@@ -68,34 +72,34 @@ class Growth:
         return {**asdict(self), "anon_growth": growth}
 
 
-class Watch:
-    """Looks at every process of a cluster every few seconds."""
+class ProcessMonitor:
+    """Samples every process of a platform every few seconds."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._began_s = time.monotonic()
-        self.samples: list[Sample] = []
+    def __init__(self, platform: LocalPlatform) -> None:
+        self._platform = platform
+        self._started_s = time.monotonic()
+        self.samples: list[ProcessSample] = []
         self._open: dict[tuple[float, int], Counter[str]] = {}
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            self.samples += await asyncio.to_thread(self._look)
+            self.samples += await asyncio.to_thread(self._take_samples)
             await asyncio.sleep(_SAMPLE_S)
 
-    def _look(self) -> list[Sample]:
+    def _take_samples(self) -> list[ProcessSample]:
         found = []
-        for name, process in self._cluster.processes().items():
+        for name, process in self._platform.processes().items():
             try:
                 memory = process.memory_full_info()
-                anon_bytes = anonymous(process.pid)
-                opened = descriptors(process.pid)
+                anon_bytes = anonymous_bytes(process.pid)
+                opened = open_descriptors(process.pid)
             except (psutil.Error, OSError):
-                continue  # killed just now
-            at_s = round(time.monotonic() - self._began_s, 1)
+                continue  # just killed
+            at_s = round(time.monotonic() - self._started_s, 1)
             self._open[at_s, process.pid] = opened
             found.append(
-                Sample(
+                ProcessSample(
                     at_s=at_s,
                     name=name,
                     pid=process.pid,
@@ -108,9 +112,9 @@ class Watch:
             )
         return found
 
-    def growths(self, after: float, until: float) -> list[Growth]:
-        """Of each process that was there from the one moment to the other (`time.monotonic`)."""
-        after_s, end_s = after - self._began_s, until - self._began_s
+    def growths(self, after: float, until: float) -> list[ResourceGrowth]:
+        """Return the growth of each process that lived from `after` to `until` (`time.monotonic`)."""
+        after_s, end_s = after - self._started_s, until - self._started_s
         window_s = max(_WINDOW * (end_s - after_s), 3 * _SAMPLE_S)
         found = []
         for name, pid in sorted({(one.name, one.pid) for one in self.samples}):
@@ -124,22 +128,22 @@ class Watch:
 
     def write_csv(self, path: Path) -> None:
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Sample)])
+            writer = csv.DictWriter(file, [field.name for field in fields(ProcessSample)])
             writer.writeheader()
             writer.writerows(asdict(one) for one in self.samples)
 
 
-def anonymous(pid: int) -> int:
-    """Bytes of a process's memory that is of no file and not shared. Raises OSError."""
+def anonymous_bytes(pid: int) -> int:
+    """Return a process's private anonymous memory in bytes. Raises OSError."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
-def descriptors(pid: int) -> Counter[str]:
-    """What a process has open, by kind: a file's path, or socket, pipe and so on. Raises OSError."""
+def open_descriptors(pid: int) -> Counter[str]:
+    """Count a process's descriptors by kind: a file's path, socket, pipe and others. Raises OSError."""
     found: Counter[str] = Counter()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed just now
+        with suppress(FileNotFoundError):  # just closed
             found[str(fd.readlink()).partition(":[")[0]] += 1
     return found
 
@@ -147,12 +151,12 @@ def descriptors(pid: int) -> Counter[str]:
 def _growth(
     name: str,
     pid: int,
-    first: Sequence[Sample],
-    last: Sequence[Sample],
+    first: Sequence[ProcessSample],
+    last: Sequence[ProcessSample],
     opened: Mapping[str, int],
     closed: Mapping[str, int],
-) -> Growth:
-    return Growth(
+) -> ResourceGrowth:
+    return ResourceGrowth(
         name=name,
         pid=pid,
         anon_before=statistics.median(one.anon_bytes for one in first),

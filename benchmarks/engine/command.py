@@ -1,19 +1,21 @@
-"""Tokens per second of the engine beside transformers' `generate`: the same weights, prompts and lengths.
+"""Compare the engine's tokens per second with transformers' `generate`: equal weights, prompts and lengths.
 
-`python -m benchmarks.engine --device cpu --batch 1,8 --json FILE` makes a random Llama of 124 million
-parameters (float32 on a CPU, bfloat16 on a GPU), and in turns has both generate greedily. A batch of one
-is `alone`. A larger one is `batched` for both, and `sequential` for transformers: one call after the other.
-Rates are of the whole call, prompts included; `ttft_s` is the median over the sequences of the time from
-the call to a sequence's first token. In float32 the tokens must be equal. `limit_s` is the time to read
-all weights once a decode step, at the best rate at which this run read the same bytes (in a sum, and in
-the product of a matrix and a vector).
+Makes a random Llama of 124 million parameters (float32 on a CPU, bfloat16 on a GPU), and in turns both
+generate greedily. A batch of one is `alone`. A larger one is `batched` for both, and for transformers also
+`sequential`: one call after the other. Rates are of the whole call with prompts; `ttft_s` is the median over
+the sequences of the time from the call to the first token. In float32 the tokens must be equal. `limit_s` is
+the time to read all weights once per decode step, at the best rate at which this run read the same bytes (in
+a sum, and in a matrix-vector product).
 
-`pipeline` is the same engine cut into `--stages` stages, all in this process and with one step under way, so
-that what it takes longer than `hypercast` is what stages cost: `stage_ms` of each step on each stage. What
-passes between nodes comes on top. On a GPU it also lacks the graphs of whole engines.
+`pipeline` is the same engine in `--stages` stages within this process, with one step in flight, so that its
+excess over `hypercast` is the cost of stages: `stage_ms` per step and stage. Transfers between nodes are not
+included, nor, on a GPU, the graphs of whole engines.
 
-`processes`, on a CPU, is such a pipeline of as many processes, connected by sockets as nodes are (`--links`):
-`hop_ms` is what a step takes while no stage computes, for each of its hops, of which it makes one a stage.
+`processes`, on a CPU, is such a pipeline of as many processes, connected by sockets like nodes (--links):
+`hop_ms` is the part of a step in which no stage computes, per hop; a step makes one hop per stage.
+
+example:
+  python -m benchmarks.engine --device cpu --batch 1,8 --json engine.json
 """
 
 import argparse
@@ -31,26 +33,26 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.arguments import at_least, listed, parser_of
-from benchmarks.engine_stages import ProcessPipeline, processes_of
-from benchmarks.machine import describe_machine, tell_records
-from benchmarks.random_model import RandomModel, llama_125m, random_model
-from invoker.engine.conductor import Conductor, PipelineShape
+from benchmarks.engine.local_pipeline import LocalPipeline
+from benchmarks.engine.stages import ProcessPipeline, processes_of
+from benchmarks.harness.arguments import at_least, comma_list, make_parser
+from benchmarks.harness.random_model import RandomModel, llama_125m, random_model
+from benchmarks.harness.records import describe_run, recording
 from invoker.engine.contract import GenerateEngine, NewSequence
-from invoker.engine.cuda_graphs import Capture
+from invoker.engine.cuda_graphs import GraphCapture
 from invoker.engine.decoder import DecoderEngine, limits_for
 from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
-from invoker.engine.pipeline import LocalPipeline
+from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.engine.stage_engine import StageEngine
-from registry.messages import Sampling
+from registry.messages.node import Sampling
 
 Prompts = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One round: its duration, the tokens by sequence, and when each sequence's first token came."""
+    """One round: its duration, the tokens by sequence, and when each sequence's first token arrived."""
 
     seconds: float
     first_s: tuple[float, ...]
@@ -58,26 +60,26 @@ class Generated:
 
 
 @dataclass(slots=True)
-class Contender:
-    """A name, how it takes a batch, and its rounds."""
+class EngineContender:
+    """A contender: how it generates for a batch, and its rounds."""
 
     name: str
     mode: str
     batch: int
     generate: Callable[[Prompts], Generated]
     stages: int = 0
-    used_s: Callable[[], float] = float  # by computing, so far, where that is known
+    used_s: Callable[[], float] = float  # compute seconds so far, where known
     rounds: list[Generated] = field(default_factory=list)
-    computed_s: list[float] = field(default_factory=list)  # by round
+    computed_s: list[float] = field(default_factory=list)  # per round
 
 
 def make_engine(
     model: RandomModel,
     sequences: int,
     path: LayerPath = LayerPath.AUTO,
-    capture: Capture | Literal["auto", "off"] = "auto",
+    capture: GraphCapture | Literal["auto", "off"] = "auto",
 ) -> DecoderEngine:
-    """An engine on the model's image with room for that many full contexts."""
+    """Build an engine on the model's image, with room for `sequences` full contexts."""
     spec = model.spec
     kv = kv_bytes_needed(
         spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
@@ -88,7 +90,7 @@ def make_engine(
 def make_pipeline(
     model: RandomModel, sequences: int, count: int, path: LayerPath = LayerPath.AUTO
 ) -> LocalPipeline:
-    """A pipeline of `count` stages, as equal as can be, on the model's image."""
+    """Build a pipeline of `count` stages, as equal as possible, on the model's image."""
     spec = model.spec
     layers = spec.manifest.num_layers
     arguments = (spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences))
@@ -107,19 +109,19 @@ def make_pipeline(
         steps=1,
     )
     limits = limits_for(model.reference.device.type, sequences=sequences)
-    return LocalPipeline(stages, Conductor(shape, limits))
+    return LocalPipeline(stages, PipelineScheduler(shape, limits))
 
 
 def run_engine(engine: GenerateEngine, prompts: Prompts, length: int) -> Generated:
-    """Have the engine generate for all prompts at once."""
-    began_s = time.perf_counter()
+    """Generate for all prompts at once."""
+    started_s = time.perf_counter()
     for sequence in _sequences(prompts, length):
         engine.add(sequence)
     tokens: list[list[int]] = [[] for _ in prompts]
     first_s = [0.0] * len(prompts)
     while engine.has_work:
         outputs = engine.step()
-        now_s = time.perf_counter() - began_s
+        now_s = time.perf_counter() - started_s
         for output in outputs:
             assert not output.error, output.error
             if output.token_id is not None:
@@ -127,18 +129,18 @@ def run_engine(engine: GenerateEngine, prompts: Prompts, length: int) -> Generat
                 first_s[index] = first_s[index] or now_s
                 tokens[index].append(output.token_id)
     return Generated(
-        seconds=time.perf_counter() - began_s, first_s=tuple(first_s), tokens=tuple(map(tuple, tokens))
+        seconds=time.perf_counter() - started_s, first_s=tuple(first_s), tokens=tuple(map(tuple, tokens))
     )
 
 
 def run_processes(pipeline: ProcessPipeline, prompts: Prompts, length: int) -> Generated:
-    """As run_engine, by processes."""
-    began_s = time.perf_counter()
-    came = pipeline.generate(_sequences(prompts, length))
+    """Generate for all prompts at once on stages in processes."""
+    started_s = time.perf_counter()
+    arrived = pipeline.generate(_sequences(prompts, length))
     return Generated(
-        seconds=time.perf_counter() - began_s,
-        first_s=tuple(tokens[0][0] for tokens in came),
-        tokens=tuple(tuple(token for _, token in tokens) for tokens in came),
+        seconds=time.perf_counter() - started_s,
+        first_s=tuple(tokens[0][0] for tokens in arrived),
+        tokens=tuple(tuple(token for _, token in tokens) for tokens in arrived),
     )
 
 
@@ -146,7 +148,7 @@ def _sequences(prompts: Prompts, length: int) -> list[NewSequence]:
     sampling = Sampling(max_tokens=length, temperature=0.0, ignore_eos=True)
     return [
         NewSequence(
-            request_id=str(index), prompt_ids=prompt, generated_ids=(), sampling=sampling, flow=str(index)
+            request_id=str(index), prompt_ids=prompt, generated_ids=(), sampling=sampling, tenant=str(index)
         )
         for index, prompt in enumerate(prompts)
     ]
@@ -155,8 +157,8 @@ def _sequences(prompts: Prompts, length: int) -> list[NewSequence]:
 _ROW_BYTES = 4096
 
 
-class _Watch(StoppingCriteria):
-    """Notes when the first token came; never stops."""
+class _FirstTokenCriteria(StoppingCriteria):
+    """A stopping criterion that records when the first token was made and never stops."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -171,11 +173,11 @@ class _Watch(StoppingCriteria):
 
 
 def run_transformers(model: RandomModel, prompts: Prompts, length: int) -> Generated:
-    """One call of `generate` for all prompts, which are of equal length."""
+    """Generate for all prompts, which have equal length, in one call of `generate`."""
     device = model.reference.device
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     ids = torch.tensor(prompts, device=device)
-    watch = _Watch(device)
+    watch = _FirstTokenCriteria(device)
     found = model.reference.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -186,14 +188,14 @@ def run_transformers(model: RandomModel, prompts: Prompts, length: int) -> Gener
     )
     tokens = found[:, ids.shape[1] :].tolist()
     return Generated(
-        seconds=time.perf_counter() - began_s,
-        first_s=(watch.first_s - began_s,) * len(prompts),
+        seconds=time.perf_counter() - started_s,
+        first_s=(watch.first_s - started_s,) * len(prompts),
         tokens=tuple(map(tuple, tokens)),
     )
 
 
 def run_sequentially(model: RandomModel, prompts: Prompts, length: int) -> Generated:
-    """One call of `generate` after the other; a first token counts from its own call."""
+    """Generate with one call of `generate` per prompt; a first token counts from its own call."""
     parts = [run_transformers(model, [prompt], length) for prompt in prompts]
     return Generated(
         seconds=sum(part.seconds for part in parts),
@@ -203,7 +205,7 @@ def run_sequentially(model: RandomModel, prompts: Prompts, length: int) -> Gener
 
 
 def read_seconds(model: RandomModel) -> float:
-    """The shortest of some sums over all bytes of the image, and of products of its rows and a vector."""
+    """Return the shortest of several sums over the image and of products of its rows and a vector."""
     memory = model.region.bytes
     wide = memory[: memory.numel() // _ROW_BYTES * _ROW_BYTES]
     integers, numbers = (
@@ -220,9 +222,9 @@ def read_seconds(model: RandomModel) -> float:
 
     took_s = []
     for read in (summed, multiplied) * 3:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         read()
-        took_s.append(time.perf_counter() - began_s)
+        took_s.append(time.perf_counter() - started_s)
     return min(took_s)
 
 
@@ -233,8 +235,8 @@ def contenders(
     processes: Mapping[int, ProcessPipeline],
     batches: Sequence[int],
     length: int,
-) -> list[Contender]:
-    """Who generates how, for each batch size; pipelines by their number of stages."""
+) -> list[EngineContender]:
+    """Return the contenders for each batch size; pipelines are keyed by their number of stages."""
     found = []
 
     def ours(engine: GenerateEngine, prompts: Prompts) -> Generated:
@@ -252,23 +254,23 @@ def contenders(
     for batch in batches:
         mode = "alone" if batch == 1 else "batched"
         found += [
-            Contender("hypercast", mode, batch, partial(ours, engine)),
-            Contender("transformers", mode, batch, theirs),
+            EngineContender("hypercast", mode, batch, partial(ours, engine)),
+            EngineContender("transformers", mode, batch, theirs),
         ]
         if batch > 1:
-            found.append(Contender("transformers", "sequential", batch, one_by_one))
+            found.append(EngineContender("transformers", "sequential", batch, one_by_one))
         found += [
-            Contender("pipeline", mode, batch, partial(ours, pipeline), stages)
+            EngineContender("pipeline", mode, batch, partial(ours, pipeline), stages)
             for stages, pipeline in pipelines.items()
         ]
         for stages, apart in processes.items():
             generate = partial(by_processes, apart)
-            found.append(Contender("processes", mode, batch, generate, stages, apart.used_s))
+            found.append(EngineContender("processes", mode, batch, generate, stages, apart.used_s))
     return found
 
 
-def measure(model: RandomModel, runners: Sequence[Contender], prompts: Prompts, rounds: int) -> float:
-    """Run all in turns, the first turn uncounted; the median seconds of a read of the weights."""
+def measure(model: RandomModel, runners: Sequence[EngineContender], prompts: Prompts, rounds: int) -> float:
+    """Run all in turns, the first turn uncounted; return the fastest read of the weights."""
     reads = []
     for number in range(-1, rounds):
         reads.append(read_seconds(model))
@@ -281,7 +283,7 @@ def measure(model: RandomModel, runners: Sequence[Contender], prompts: Prompts, 
     return min(reads)
 
 
-def record(runner: Contender, length: int, read_s: float, common: dict[str, object]) -> dict[str, Any]:
+def record(runner: EngineContender, length: int, read_s: float, common: dict[str, object]) -> dict[str, Any]:
     seconds = [one.seconds for one in runner.rounds]
     median_s = statistics.median(seconds)
     steps = length * (runner.batch if runner.mode == "sequential" else 1)
@@ -304,7 +306,7 @@ def record(runner: Contender, length: int, read_s: float, common: dict[str, obje
 
 
 def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
-    """Tell of each pipeline what a step costs more on each of its stages than in the whole engine."""
+    """Add to each pipeline's record what a step costs more per stage than in the whole engine."""
     whole = {row["params"]["batch"]: row["median_s"] for row in rows if row["name"] == "hypercast"}
     for row in rows:
         stages = row["params"].get("stages")
@@ -313,8 +315,8 @@ def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
             row["stage_ms"] = more_s * 1e3 / (length * stages)
 
 
-def equal_tokens(runners: Sequence[Contender]) -> bool:
-    """Whether all of a batch size found the same tokens in each round."""
+def equal_tokens(runners: Sequence[EngineContender]) -> bool:
+    """Return whether all contenders of a batch size generated equal tokens in each round."""
     found: dict[int, set[tuple[tuple[int, ...], ...]]] = {}
     for runner in runners:
         found.setdefault(runner.batch, set()).update(one.tokens for one in runner.rounds)
@@ -336,24 +338,39 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
         if count <= model.spec.manifest.num_layers
     }
     with ExitStack() as stack:
-        processes = {
-            count: stack.enter_context(
-                processes_of(
-                    model,
-                    max(args.batch),
-                    count,
-                    LayerPath(args.path),
-                    torch.get_num_threads(),
-                    local=args.links == "unix",
-                )
-            )
-            for count in pipelines
-            if count > 1 and args.device == "cpu" and args.links != "off"
-        }
+        processes = start_processes(stack, model, args, tuple(pipelines))
         runners = contenders(model, engine, pipelines, processes, args.batch, args.tokens)
         with torch.inference_mode():
             read_s = measure(model, runners, prompts, args.rounds)
-    common: dict[str, object] = {
+    common = {
+        **params_of(args, dtype, model, read_s),
+        "tokens_equal": equal_tokens(runners),
+        "torch": torch.__version__,
+        **describe_run("benchmarks.engine"),
+    }
+    rows = [record(runner, args.tokens, read_s, common) for runner in runners]
+    add_stage_costs(rows, args.tokens)
+    return rows
+
+
+def start_processes(
+    stack: ExitStack, model: RandomModel, args: argparse.Namespace, counts: Sequence[int]
+) -> dict[int, ProcessPipeline]:
+    """Start a pipeline of processes for each of these stage counts, on a CPU."""
+    if args.device != "cpu" or args.links == "off":
+        return {}
+    path, threads, local = LayerPath(args.path), torch.get_num_threads(), args.links == "unix"
+    return {
+        count: stack.enter_context(processes_of(model, max(args.batch), count, path, threads, local=local))
+        for count in counts
+        if count > 1
+    }
+
+
+def params_of(args: argparse.Namespace, dtype: str, model: RandomModel, read_s: float) -> dict[str, object]:
+    """Return the parameters that all records share."""
+    nbytes = model.spec.manifest.nbytes
+    return {
         "device": args.device,
         "dtype": dtype,
         "prompt_tokens": args.prompt,
@@ -363,19 +380,13 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
         "path": args.path,
         "graphs": args.graphs,
         "links": args.links,
-        "weight_bytes": model.spec.manifest.nbytes,
-        "read_gb_per_s": model.spec.manifest.nbytes / read_s / 1e9,
-        "tokens_equal": equal_tokens(runners),
-        "torch": torch.__version__,
-        **describe_machine("benchmarks.engine"),
+        "weight_bytes": nbytes,
+        "read_gb_per_s": nbytes / read_s / 1e9,
     }
-    rows = [record(runner, args.tokens, read_s, common) for runner in runners]
-    add_stage_costs(rows, args.tokens)
-    return rows
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     params = row["params"]
     name = f"{params['stages']} stages" if "stages" in params else row["name"]
     if "hop_ms" in row:
@@ -388,32 +399,61 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("benchmarks.engine", __doc__)
+    parser = make_parser("benchmarks.engine", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--batch", type=listed(at_least(1)), default=[1, 8], help="batch sizes, such as 1,8")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     parser.add_argument(
-        "--stages", type=listed(at_least(1)), default=[2, 4], help="of pipelines, such as 2,4"
+        "--batch",
+        type=comma_list(at_least(1)),
+        default=[1, 8],
+        help="batch sizes, such as 1,8 (default: 1,8)",
     )
     parser.add_argument(
-        "--links", choices=["unix", "tcp", "off"], default="unix", help="between stages in processes"
+        "--stages",
+        type=comma_list(at_least(1)),
+        default=[2, 4],
+        help="stages of pipelines, such as 2,4 (default: 2,4)",
     )
-    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
-    parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of torch, for both; 0: torch's default")
-    parser.add_argument("--dtype", default="", help="default: float32 on a CPU, bfloat16 on a GPU")
-    parser.add_argument("--path", choices=[path.value for path in LayerPath], default=LayerPath.AUTO.value)
-    parser.add_argument("--graphs", choices=["auto", "off"], default="auto", help="CUDA graphs, on a GPU")
+    parser.add_argument(
+        "--links",
+        choices=["unix", "tcp", "off"],
+        default="unix",
+        help="links between stages in processes (default %(default)s)",
+    )
+    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate (default %(default)s)")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="threads of torch, for all contenders (default: torch's default)",
+    )
+    parser.add_argument(
+        "--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)"
+    )
+    parser.add_argument(
+        "--path",
+        choices=[path.value for path in LayerPath],
+        default=LayerPath.AUTO.value,
+        help="implementation of the layers (default %(default)s)",
+    )
+    parser.add_argument(
+        "--graphs",
+        choices=["auto", "off"],
+        default="auto",
+        help="CUDA graphs, on a GPU (default %(default)s)",
+    )
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     args = parse()
-    rows = run(args, llama_125m())
-    tell_records(rows, show, args.json)
-    if rows[0]["params"]["dtype"] == "float32" and not rows[0]["params"]["tokens_equal"]:
-        sys.exit("the tokens differ")
+    with recording("engine", json=args.json, show=show) as out:
+        out.add(*run(args, llama_125m()))
+    params = out.records[0]["params"]
+    if params["dtype"] == "float32" and not params["tokens_equal"]:
+        sys.exit("engine: the contenders' tokens differ in float32")
 
 
 if __name__ == "__main__":

@@ -1,53 +1,56 @@
-"""A pipeline whose stages are all in this process: what tests and measurements run."""
+"""A pipeline with all of its stages in this process, for benchmarks and tests."""
 
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-from invoker.engine.conductor import Conductor
 from invoker.engine.contract import EngineError, NewSequence, TokenOutput
+from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler
 from invoker.engine.stage_contract import Stage, StageInput, StageOutput
 
 
 class LocalPipeline:
-    """A GenerateEngine over a chain of stages, which takes turns like a real one: in each `step` of it every
-    stage runs one step of the pipeline, if one has come to it, so that several are under way."""
+    """A GenerateEngine over a chain of stages in one thread.
 
-    def __init__(self, stages: Sequence[Stage], conductor: Conductor) -> None:
+    In each `step` every stage runs one step of the pipeline, if one has reached it, so that several are in
+    flight as in a distributed pipeline.
+    """
+
+    def __init__(self, stages: Sequence[Stage], scheduler: PipelineScheduler) -> None:
         for one, following in pairwise(stages):
             assert one.layers[1] == following.layers[0], f"{one!r} and {following!r} do not meet"
         assert [stage.has_head for stage in stages].count(True) == 1, "the head is not at one place"
         self.stages = tuple(stages)
-        self.conductor = conductor
+        self.scheduler = scheduler
         self._waiting: tuple[deque[StageInput], ...] = tuple(deque() for _ in stages)
         self._returning: deque[StageInput] = deque()  # to the first stage, for a tied head
         self._outputs: list[TokenOutput] = []
 
     def __repr__(self) -> str:
-        return f"<LocalPipeline of {len(self.stages)} stages, {self.conductor!r}>"
+        return f"<LocalPipeline of {len(self.stages)} stages, {self.scheduler!r}>"
 
     @property
     def max_sequence_tokens(self) -> int:
-        return self.conductor.max_sequence_tokens
+        return self.scheduler.max_sequence_tokens
 
     @property
     def has_work(self) -> bool:
-        return self.conductor.has_work
+        return self.scheduler.has_work
 
     @property
     def sequences(self) -> int:
-        return self.conductor.sequences
+        return self.scheduler.sequences
 
     def add(self, sequence: NewSequence) -> None:
-        self.conductor.add(sequence)
+        self.scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> None:
-        self.conductor.cancel(request_id)
+        self.scheduler.cancel(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Let each stage run what has come to it; what came out at the head."""
+        """Run the next step of each stage; return the outputs of the head."""
         self._outputs = []
-        while (given := self.conductor.next_step()) is not None:
+        while (given := self.scheduler.next_step()) is not None:
             self._waiting[0].append(given)
         if self._returning:
             self._run_on(0, self._returning.popleft(), finishes=True)
@@ -57,7 +60,7 @@ class LocalPipeline:
         return self._outputs
 
     def close(self) -> None:
-        self.conductor.leave()
+        self.scheduler.drain()
         for stage in self.stages:
             stage.close()
 
@@ -66,13 +69,13 @@ class LocalPipeline:
         try:
             output = stage.finish(given) if finishes else stage.run(given)
         except EngineError as error:
-            self._outputs += self.conductor.fail(given.step.number, str(error))
+            self._outputs += self.scheduler.fail_step(given.step.number, str(error))
             return
         self._pass_on(index, output)
 
     def _pass_on(self, index: int, output: StageOutput) -> None:
         if output.hidden is None:
-            self._outputs += self.conductor.take(output)
+            self._outputs += self.scheduler.complete_step(output)
             return
         following = StageInput(step=output.step, data=output.hidden)
         if index + 1 < len(self.stages):

@@ -1,7 +1,7 @@
-"""One stage of a model in a process of its own: `python -m benchmarks.engine_stage`, told by its input.
+"""Run one stage of a model in a process of its own: `python -m benchmarks.engine.stage`.
 
-Lines of JSON: the order (Order) in, `{"link": URL}` out; `{"behind": URL}` in, then the stage runs; each
-`used` in is answered by the seconds that its steps have taken so far. It ends with its input.
+The protocol is JSON lines: a StageOrder in, `{"link": URL}` out; `{"behind": URL}` in, then the stage runs;
+each `used` in is answered by the seconds of its steps so far. It ends with its input.
 """
 
 import asyncio
@@ -15,25 +15,25 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from benchmarks.random_model import random_model
+from benchmarks.harness.random_model import random_model
 from invoker.engine.contract import EngineCall
 from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
-from invoker.engine.runner import NOBODY
+from invoker.engine.runner import UNBILLED
 from invoker.engine.stage_engine import StageEngine
-from invoker.stages.door import Door
-from invoker.stages.link import StageKey
-from invoker.stages.metered import MeteredStage
-from invoker.stages.worker import StageWorker
-from rdmacast.tls import NodeTls
+from invoker.links.link import StageKey
+from invoker.links.listener import StageListener
+from invoker.pipeline.metered import MeteredStage
+from invoker.pipeline.worker import StageWorker
+from rdmacast.protocol.tls import NodeTls
 
 SECRET = b"the stages of one measurement"
 HOST = "benchmark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Which stage of which model. With `local` it is reached by Unix socket."""
+class StageOrder:
+    """The stage and model to run; with `local` it is reached by Unix socket."""
 
     config: dict[str, Any]
     dtype: str
@@ -53,22 +53,22 @@ class Order:
 
 
 class Stopwatch:
-    """A StepMeter: the seconds of all steps."""
+    """A StepMeter that sums the seconds of all steps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._began_s = 0.0
 
-    def began(self) -> None:
+    def start_step(self) -> None:
         self._began_s = time.perf_counter()
 
-    def ended(self, work: Sequence[tuple[EngineCall, int]]) -> None:
+    def end_step(self, work: Sequence[tuple[EngineCall, int]]) -> None:
         self.seconds += time.perf_counter() - self._began_s
 
 
-def open_door(*, local: bool) -> Door:
+def open_listener(*, local: bool) -> StageListener:
     """Where links come in; `local` ones by Unix socket."""
-    return Door("127.0.0.1", 0, "127.0.0.1", HOST if local else "", SECRET, NodeTls())
+    return StageListener("127.0.0.1", 0, "127.0.0.1", HOST if local else "", SECRET, NodeTls())
 
 
 def key_of(place: int) -> StageKey:
@@ -76,10 +76,10 @@ def key_of(place: int) -> StageKey:
 
 
 def metered(stage: StageEngine, watch: Stopwatch) -> MeteredStage:
-    return MeteredStage(stage, watch, lambda _: NOBODY)
+    return MeteredStage(stage, watch, lambda _: UNBILLED)
 
 
-async def _serve(order: Order) -> None:
+async def _serve(order: StageOrder) -> None:
     torch.set_num_threads(order.threads)
     config = AutoConfig.for_model(**order.config)
     model = random_model(config, order.dtype, "cpu", context=order.context)
@@ -93,10 +93,10 @@ async def _serve(order: Order) -> None:
         layers=order.last - order.first,
     )
     stage, watch = StageEngine(spec, model.region, kv, path=LayerPath(order.path)), Stopwatch()
-    async with open_door(local=order.local) as door:
-        with door.awaiting(key_of(order.place)) as before:
-            _say(link=door.url)
-            behind = await door.dial((await _line())["behind"], HOST, key_of(order.following))
+    async with open_listener(local=order.local) as listener:
+        with listener.expect_link(key_of(order.place)) as before:
+            _say(link=listener.url)
+            behind = await listener.dial((await _line())["behind"], HOST, key_of(order.following))
             worker = StageWorker(metered(stage, watch), await before, behind, name="stage")
             try:
                 while await _line():
@@ -106,15 +106,15 @@ async def _serve(order: Order) -> None:
 
 
 async def _line() -> dict[str, Any]:
-    """The next line of the input; nothing at its end."""
+    """Return the next line of the input, or an empty object at its end."""
     line = await asyncio.to_thread(sys.stdin.readline)
     found: dict[str, Any] = json.loads(line) if line else {}
     return found
 
 
-def _say(**said: object) -> None:
-    print(json.dumps(said), flush=True)
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Order(**json.loads(sys.stdin.readline()))))
+    asyncio.run(_serve(StageOrder(**json.loads(sys.stdin.readline()))))

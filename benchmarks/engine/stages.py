@@ -1,4 +1,4 @@
-"""A pipeline whose stages are processes of their own, connected by real sockets, as on several nodes."""
+"""A pipeline whose stages are processes, connected by real sockets, as on several nodes."""
 
 import asyncio
 import json
@@ -12,28 +12,28 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from benchmarks.engine_stage import HOST, Order, Stopwatch, key_of, metered, open_door
-from benchmarks.random_model import RandomModel
-from invoker.engine.conductor import Conductor, PipelineShape
+from benchmarks.engine.stage import HOST, StageOrder, Stopwatch, key_of, metered, open_listener
+from benchmarks.harness.random_model import RandomModel
 from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import limits_for
 from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
-from invoker.engine.runner import NOBODY
+from invoker.engine.runner import UNBILLED
+from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.engine.stage_engine import StageEngine
-from invoker.stages.door import Door
-from invoker.stages.driver import PipelineDriver
+from invoker.links.listener import StageListener
+from invoker.pipeline.driver import PipelineDriver
 
 T = TypeVar("T")
 
 
-class _Process:
+class _StageProcess:
     """One of the other stages."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: StageOrder) -> None:
         self.place = order.place
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engine_stage"],
+            [sys.executable, "-m", "benchmarks.engine.stage"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -43,11 +43,11 @@ class _Process:
     def link(self) -> str:
         return str(self._answer()["link"])
 
-    def go_on(self, behind: str) -> None:
+    def connect_next(self, behind: str) -> None:
         self._send(json.dumps({"behind": behind}))
 
     def used_s(self) -> float:
-        """How long its steps have taken so far."""
+        """Return the seconds of its steps so far."""
         self._send('{"used": true}')
         return float(self._answer()["used"])
 
@@ -72,9 +72,11 @@ class _Process:
 
 
 class ProcessPipeline:
-    """`count` stages, the head's in this process; one step is under way at a time. Made by `processes_of`."""
+    """A pipeline with the last stage in this process and one step in flight; made by `processes_of`."""
 
-    def __init__(self, others: Sequence[_Process], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(
+        self, others: Sequence[_StageProcess], run: Callable[[Coroutine[Any, Any, Any]], Any]
+    ) -> None:
         self._others = others
         self._run = run
         self._watch = Stopwatch()
@@ -82,37 +84,39 @@ class ProcessPipeline:
         self.driver: PipelineDriver | None = None
 
     def used_s(self) -> float:
-        """How long steps have taken so far, on all stages."""
+        """Return the seconds of steps so far, on all stages."""
         return self._watch.seconds + sum(other.used_s() for other in self._others)
 
     def generate(self, sequences: Sequence[NewSequence]) -> list[list[tuple[float, int]]]:
-        """All tokens of each, with the seconds since the call at which they came."""
+        """Return each sequence's tokens with the seconds since the call at which they arrived."""
         found: list[list[tuple[float, int]]] = self._run(self._generate(sequences))
         return found
 
-    async def open(self, door: Door, stage: StageEngine, conductor: Conductor, place: int) -> None:
+    async def open(
+        self, listener: StageListener, stage: StageEngine, scheduler: PipelineScheduler, place: int
+    ) -> None:
         with ExitStack() as stack:
-            before = stack.enter_context(door.awaiting(key_of(place)))
+            before = stack.enter_context(listener.expect_link(key_of(place)))
             links = await asyncio.gather(*(asyncio.to_thread(other.link) for other in self._others))
-            for other, behind in zip(self._others, [*links[1:], door.url], strict=True):
-                other.go_on(behind)
-            behind_us = await door.dial(links[0], HOST, key_of(self._others[0].place))
+            for other, behind in zip(self._others, [*links[1:], listener.url], strict=True):
+                other.connect_next(behind)
+            behind_us = await listener.dial(links[0], HOST, key_of(self._others[0].place))
             self.driver = PipelineDriver(
-                metered(stage, self._watch), conductor, await before, behind_us, name="driver"
+                metered(stage, self._watch), scheduler, await before, behind_us, name="driver"
             )
-            self._kept = stack.pop_all()  # the link from the others is closed with it
+            self._kept = stack.pop_all()  # closes the link from the others
 
     async def _generate(self, sequences: Sequence[NewSequence]) -> list[list[tuple[float, int]]]:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
 
         async def one(sequence: NewSequence) -> list[tuple[float, int]]:
             assert self.driver is not None
-            came = []
-            async for output in self.driver.generate(sequence, NOBODY):
+            arrived = []
+            async for output in self.driver.generate(sequence, UNBILLED):
                 assert not output.error, output.error
                 if output.token_id is not None:
-                    came.append((time.perf_counter() - began_s, output.token_id))
-            return came
+                    arrived.append((time.perf_counter() - started_s, output.token_id))
+            return arrived
 
         return list(await asyncio.gather(*(one(sequence) for sequence in sequences)))
 
@@ -121,7 +125,7 @@ class ProcessPipeline:
 def processes_of(
     model: RandomModel, sequences: int, count: int, path: LayerPath, threads: int, *, local: bool
 ) -> Iterator[ProcessPipeline]:
-    """The stages of a model, as equal as can be."""
+    """Run the stages of a model, as equal as possible."""
     spec = model.spec
     manifest = spec.manifest
     cuts = [manifest.num_layers * i // count for i in range(count + 1)]
@@ -130,7 +134,7 @@ def processes_of(
     with ExitStack() as stack:
         others = []
         for place, following in pairwise([*places, head]):
-            order = Order(
+            order = StageOrder(
                 config={**spec.config},
                 dtype=spec.dtype,
                 context=spec.context_length,
@@ -143,7 +147,7 @@ def processes_of(
                 following=following,
                 local=local,
             )
-            others.append(_Process(order))
+            others.append(_StageProcess(order))
             stack.callback(others[-1].close)
         first, last = cuts[head], cuts[head + 1]
         arguments = (manifest.architecture, spec.config, spec.dtype, spec.context_length, sequences)
@@ -156,13 +160,13 @@ def processes_of(
             vocabulary=stage.geometry.vocabulary,
             steps=1,
         )
-        conductor = Conductor(shape, limits_for("cpu", sequences=sequences))
+        scheduler = PipelineScheduler(shape, limits_for("cpu", sequences=sequences))
         run = stack.enter_context(_loop())
         pipeline = ProcessPipeline(others, run)
-        door = open_door(local=local)
-        run(door.__aenter__())
-        stack.callback(lambda: run(door.__aexit__()))
-        run(pipeline.open(door, stage, conductor, head))
+        listener = open_listener(local=local)
+        run(listener.__aenter__())
+        stack.callback(lambda: run(listener.__aexit__()))
+        run(pipeline.open(listener, stage, scheduler, head))
         driver = pipeline.driver
         assert driver is not None
         stack.callback(lambda: run(driver.aclose()))
@@ -171,7 +175,7 @@ def processes_of(
 
 @contextmanager
 def _loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """An event loop in a thread of its own; what is given is run there."""
+    """Run an event loop in a thread, and yield a function that runs coroutines there."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

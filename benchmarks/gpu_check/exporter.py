@@ -1,6 +1,6 @@
-"""A process with an arena on a GPU that another one reads: `python -m benchmarks.gpu_lender INDEX FILE`.
+"""Export a GPU arena to another process: `python -m benchmarks.gpu_check.exporter INDEX FILE`.
 
-It fills the arena with the file, tells where it begins and its handle, and ends with its input.
+It fills the arena with the file, prints its base address and handle, and ends with its input.
 """
 
 import mmap
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from invoker.cuda_arena import CudaArena
-from rdmacast.cuda_ipc_cupy import CupyDriver
+from invoker.memory.cuda_arena import CudaArena
+from rdmacast.transports.cuda_ipc.cupy_driver import CupyDriver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
+class ExportedArena:
     """Where the arena begins in its process, and its handle."""
 
     base: int
@@ -24,16 +24,16 @@ class Lent:
 
 
 @contextmanager
-def lending(index: int, path: Path) -> Iterator[Lent]:
+def exporting(index: int, path: Path) -> Iterator[ExportedArena]:
     """Such a process, for as long as the context lasts. Raises RuntimeError where it ends early."""
-    command = [sys.executable, "-m", "benchmarks.gpu_lender", str(index), str(path)]
+    command = [sys.executable, "-m", "benchmarks.gpu_check.exporter", str(index), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lender:
         assert lender.stdin is not None and lender.stdout is not None
         try:
             base, _, handle = lender.stdout.readline().partition(" ")
             if not handle:
                 raise RuntimeError(f"the process that lends ended with {lender.wait()}")
-            yield Lent(base=int(base), handle=bytes.fromhex(handle))
+            yield ExportedArena(base=int(base), handle=bytes.fromhex(handle))
         finally:
             lender.stdin.close()
             lender.wait()

@@ -1,4 +1,4 @@
-"""The arena: copies from the host tier beside the copy limit, and that regions keep what is theirs."""
+"""The arena: copies from the host tier beside the copy limit, and integrity of its regions."""
 
 import asyncio
 import random
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.gpu_parts import Row, Task, best_s, row
-from invoker.arena import Arena, CpuArena, Region, copy_following, pinned
-from invoker.cuda_arena import CudaArena
+from benchmarks.gpu_check.parts import PartTask, Row, best_s, row
+from invoker.base.errors import OutOfDeviceMemory
 from invoker.engine.device_memory import region_bytes
-from invoker.errors import OutOfDeviceMemory
-from invoker.filling import Filling
-from invoker.host_mapping import HostMapping
-from invoker.host_tier import HostTier
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.mapping import HostMapping
+from invoker.host_tier.tier import HostTier
+from invoker.memory.arena import Arena, CpuArena, Region, copy_following, pinned
+from invoker.memory.cuda_arena import CudaArena
 
 _ROUNDS = 3
 _CHUNK_BYTES = 64 << 20
@@ -26,7 +26,7 @@ _IMAGE = "c0" * 32
 
 
 def make_arena(device: str, nbytes: int) -> Arena:
-    """A node's arena on that device."""
+    """Return a node's arena on that device."""
     if device == "cpu":
         return CpuArena(nbytes)
     return CudaArena(torch.device(device).index or 0, nbytes)
@@ -34,24 +34,24 @@ def make_arena(device: str, nbytes: int) -> Arena:
 
 @contextmanager
 def host_folder() -> Iterator[Path]:
-    """A folder in shared memory for a host tier."""
+    """Provide a folder in shared memory for a host tier."""
     with tempfile.TemporaryDirectory(prefix="hypercast-gpu-check-", dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 @contextmanager
 def host_image(nbytes: int) -> Iterator[HostMapping]:
-    """An image of that many bytes in a host tier."""
+    """Provide an image of `nbytes` bytes in a host tier."""
     with host_folder() as folder:
         tier = HostTier(folder / "tiers" / "gpu-check", nbytes)
         try:
-            filling = tier.begin(_IMAGE, nbytes)
-            assert isinstance(filling, Filling)
-            filling.prepare(0, nbytes)
-            numbers = np.frombuffer(filling.view, np.uint64)
+            writer = tier.begin(_IMAGE, nbytes)
+            assert isinstance(writer, ImageWriter)
+            writer.prepare(0, nbytes)
+            numbers = np.frombuffer(writer.view, np.uint64)
             numbers[:] = np.arange(len(numbers), dtype=np.uint64)
             del numbers
-            with_view = filling.publish()
+            with_view = writer.publish()
             try:
                 yield with_view
             finally:
@@ -60,8 +60,8 @@ def host_image(nbytes: int) -> Iterator[HostMapping]:
             tier.close()
 
 
-def copies(task: Task) -> list[Row]:
-    """Host to device: the node's copy of an image, with its memory page-locked and without, and the limit."""
+def copies(task: PartTask) -> list[Row]:
+    """Time the node's copy of an image to the device, page-locked and not, and the limit."""
     nbytes = (16 << 20) if task.small else (4 << 30)
     params: Row = {"bytes": nbytes}
     rows = []
@@ -96,37 +96,37 @@ def copies(task: Task) -> list[Row]:
 async def _copies(
     arena: Arena, region: Region, view: memoryview
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds to lock the pages, to copy with them locked, and to copy without."""
+    """Return the seconds to lock the pages, to copy with them locked, and to copy without."""
     lock_s, locked_s, plain_s = [], [], []
     await _copy(arena, region, view)
     for _ in range(_ROUNDS):
         plain_s.append(await _copy(arena, region, view))
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         async with pinned(arena, view):
-            lock_s.append(time.perf_counter() - began_s)
+            lock_s.append(time.perf_counter() - started_s)
             locked_s.append(await _copy(arena, region, view))
     return lock_s, locked_s, plain_s
 
 
 async def _copy(arena: Arena, region: Region, view: memoryview) -> float:
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     await copy_following(arena, region, view, _there, lambda nbytes: None)
-    return time.perf_counter() - began_s
+    return time.perf_counter() - started_s
 
 
 async def _there(offset: int, nbytes: int) -> None:
-    """All of it is."""
+    """Return at once: the whole image is available."""
 
 
 def _limit(device: str, nbytes: int) -> float:
-    """One copy of memory that the driver itself locked, to memory of torch's."""
+    """Return the seconds of one copy from driver-locked memory to torch's memory."""
     source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
     target = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return best_s(lambda: target.copy_(source, non_blocking=True), device, _ROUNDS)
 
 
 def _holds_numbers(region: Region) -> bool:
-    """Whether the region holds what `host_image` wrote."""
+    """Return whether the region holds what `host_image` wrote."""
     numbers = region_bytes(region).view(torch.int64)
     step = _CHUNK_BYTES // 8
     for start in range(0, len(numbers), step):
@@ -136,8 +136,8 @@ def _holds_numbers(region: Region) -> bool:
     return True
 
 
-def integrity(task: Task) -> list[Row]:
-    """Reserve, fill and free regions at random: they lie apart, aligned, and keep their bytes."""
+def integrity(task: PartTask) -> list[Row]:
+    """Reserve, fill and free regions at random; they must be disjoint, aligned, and keep their bytes."""
     capacity = (8 << 20) if task.small else (1 << 30)
     steps = 200 if task.small else 500
     arena = make_arena(task.device, capacity)
@@ -154,7 +154,7 @@ def integrity(task: Task) -> list[Row]:
 
 
 def _exercise(arena: Arena, capacity: int, steps: int) -> tuple[list[str], int]:
-    """What went wrong, and how many regions there were at most."""
+    """Return the faults found, and the maximum number of regions."""
     dice = random.Random(0)
     held: dict[int, Region] = {}
     faults: list[str] = []
@@ -193,7 +193,7 @@ def _exercise(arena: Arena, capacity: int, steps: int) -> tuple[list[str], int]:
 
 
 def _views(arena: Arena) -> dict[str, bool]:
-    """Whether torch sees a region in place, also through DLPack, and writes to it."""
+    """Return whether torch reads and writes a region in place, also through DLPack."""
     region = arena.reserve(4096)
     view = region_bytes(region)
     shared = torch.from_dlpack(view)

@@ -1,4 +1,4 @@
-"""What the parts of `benchmarks.gpu_check` share: how they are told what to do, and what they say."""
+"""Types and helpers shared by the parts of `benchmarks.gpu_check`."""
 
 import time
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a part is given. It returns its rows in time, leaving out what there is no time for.
+class PartTask:
+    """The parameters of a part, which returns its rows before `ends_s` and skips what does not fit.
 
-    `small` asks for shapes that a processor runs through in seconds.
+    `small` requests shapes that a CPU runs in seconds.
     """
 
     device: str
@@ -30,9 +30,9 @@ class Task:
 
 
 Row = dict[str, Any]
-"""A result: `name`, `params`, figures; `ok` False where something is wrong."""
+"""A result: `name`, `params` and figures; `ok` is False on failure."""
 
-Part = Callable[[Task], list[Row]]
+Part = Callable[[PartTask], list[Row]]
 
 
 def row(name: str, params: Row, **figures: object) -> Row:
@@ -40,25 +40,25 @@ def row(name: str, params: Row, **figures: object) -> Row:
 
 
 def wait_for(device: str) -> None:
-    """Return once the device has done all it was given."""
+    """Wait for the device's queued work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 def best_s(run: Callable[[], object], device: str, rounds: int = 5) -> float:
-    """The least seconds of a few runs, after one that is not counted."""
+    """Return the minimum seconds of several runs, after one uncounted run."""
     run()
     found = []
     for _ in range(rounds):
         wait_for(device)
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         run()
         wait_for(device)
-        found.append(time.perf_counter() - began_s)
+        found.append(time.perf_counter() - started_s)
     return min(found)
 
 
-def give_back_memory(device: str) -> None:
-    """Have torch return what it keeps of the device's memory: arenas take theirs beside it."""
+def release_cached_memory(device: str) -> None:
+    """Release torch's cached device memory: arenas are allocated beside it."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Tokens per second of the engine, decoding eagerly and by CUDA graphs, beside transformers and the limit."""
+"""Tokens per second of the engine, eager and with CUDA graphs, beside transformers and the limit."""
 
 import gc
 import statistics
@@ -9,19 +9,19 @@ from typing import Literal
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.engine import Generated, Prompts, run_engine, run_transformers
-from benchmarks.gpu_parts import Row, Task, best_s, give_back_memory, row
-from benchmarks.random_model import RandomModel, llama_8b, random_model
+from benchmarks.engine.command import Generated, Prompts, run_engine, run_transformers
+from benchmarks.gpu_check.parts import PartTask, Row, best_s, release_cached_memory, row
+from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import kv_bytes_needed
 
 _ROUNDS = 2
-_LEAST_S = 20.0  # a batch is not begun with less time left
+_MIN_LEFT_S = 20.0  # no batch is started with less time left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What is generated."""
+class GenerationShape:
+    """The model and lengths to generate with."""
 
     config: LlamaConfig
     dtype: str
@@ -31,8 +31,8 @@ class Shape:
     scanned_bytes: int
 
 
-def shape_for(task: Task) -> Shape:
-    """The eight billion parameters, of fewer layers where the device has no room for them."""
+def shape_for(task: PartTask) -> GenerationShape:
+    """Return the 8B shape, with fewer layers where the device has less memory."""
     if task.small:
         tiny = LlamaConfig(
             vocab_size=512,
@@ -43,19 +43,21 @@ def shape_for(task: Task) -> Shape:
             num_key_value_heads=2,
             tie_word_embeddings=False,
         )
-        return Shape(config=tiny, dtype="float32", batches=(1, 8), prompt=8, tokens=8, scanned_bytes=64 << 20)
+        return GenerationShape(
+            config=tiny, dtype="float32", batches=(1, 8), prompt=8, tokens=8, scanned_bytes=64 << 20
+        )
     config = llama_8b()
     free = torch.cuda.mem_get_info(task.device)[0]
-    # A layer takes about 0.44 GB, the ends 2.1 GB, and for a moment transformers has weights of its own.
+    # A layer takes about 0.44 GB, the ends 2.1 GB, and transformers briefly has its own weights.
     config.num_hidden_layers = max(1, min(config.num_hidden_layers, int((free * 0.42 - 2.5e9) / 0.44e9)))
-    return Shape(
+    return GenerationShape(
         config=config, dtype="bfloat16", batches=(1, 8, 32), prompt=128, tokens=64, scanned_bytes=4 << 30
     )
 
 
 @torch.inference_mode()
-def check(task: Task) -> list[Row]:
-    """Rows of both engines, transformers and the limit for each batch size."""
+def check(task: PartTask) -> list[Row]:
+    """Return rows of both engines, transformers and the limit per batch size."""
     shape = shape_for(task)
     rates = memory_rates(task.device, shape.scanned_bytes)
     rows = [row("limit", {"what": what}, gb_per_s=rate / 1e9) for what, rate in rates.items()]
@@ -64,18 +66,18 @@ def check(task: Task) -> list[Row]:
     )
     task.say(f"speed: {model.spec.manifest.nbytes / 1e9:.2f} GB of weights on {task.device}")
     for batch in shape.batches:
-        if task.left_s < (1 if task.small else _LEAST_S):
-            rows.append(row("hypercast", {"batch": batch}, skipped="no time was left"))
+        if task.left_s < (1 if task.small else _MIN_LEFT_S):
+            rows.append(row("hypercast", {"batch": batch}, skipped="no time left"))
             continue
         rows += _batch(task, model, shape, batch, max(rates.values()))
     del model
     gc.collect()
-    give_back_memory(task.device)
+    release_cached_memory(task.device)
     return rows
 
 
 def memory_rates(device: str, nbytes: int) -> dict[str, float]:
-    """Bytes a second that the device reads in a sum, and reads and writes in a copy."""
+    """Return the device's bytes per second in a sum (read) and in a copy (read and write)."""
     source = torch.ones(nbytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return {
@@ -85,23 +87,23 @@ def memory_rates(device: str, nbytes: int) -> dict[str, float]:
 
 
 def read_bytes(model: RandomModel) -> int:
-    """Weights that a decode step reads: of an embedding that is not the head, only some rows."""
+    """Return the weight bytes that a decode step reads; an untied embedding contributes only some rows."""
     manifest = model.spec.manifest
     embedding = sum(one.nbytes for one in manifest.tensors if one.name == "model.embed_tokens.weight")
     return manifest.nbytes - (0 if manifest.tied_head else embedding)
 
 
-def _batch(task: Task, model: RandomModel, shape: Shape, batch: int, rate: float) -> list[Row]:
+def _batch(task: PartTask, model: RandomModel, shape: GenerationShape, batch: int, rate: float) -> list[Row]:
     generator = torch.Generator().manual_seed(2)
     prompts: Prompts = torch.randint(3, 500, (batch, shape.prompt), generator=generator).tolist()
     limit = batch * rate / read_bytes(model)
     rows, found = [], {}
     for name, mode, make in _contenders(task, model, shape, batch):
         run, end = make()
-        run(prompts)  # captures graphs, chooses kernels
+        run(prompts)  # captures graphs, selects kernels
         rounds = [run(prompts) for _ in range(_ROUNDS)]
         end()
-        give_back_memory(task.device)
+        release_cached_memory(task.device)
         found[name, mode] = rounds[-1].tokens
         rows.append(_row(name, mode, shape, model, batch, rounds, limit))
         task.say(f"speed: batch {batch}, {name} {mode}: {rows[-1]['decode_tokens_per_s']:.1f} tokens/s")
@@ -115,9 +117,9 @@ Run = Callable[[Prompts], Generated]
 
 
 def _contenders(
-    task: Task, model: RandomModel, shape: Shape, batch: int
+    task: PartTask, model: RandomModel, shape: GenerationShape, batch: int
 ) -> list[tuple[str, str, Callable[[], tuple[Run, Callable[[], None]]]]]:
-    """Names, modes, and what makes each: how it runs, and how it ends."""
+    """Return name, mode, and a factory of run and close functions."""
 
     def ours(capture: Literal["auto", "off"]) -> tuple[Run, Callable[[], None]]:
         spec = model.spec
@@ -137,7 +139,7 @@ def _contenders(
 def _row(
     name: str,
     mode: str,
-    shape: Shape,
+    shape: GenerationShape,
     model: RandomModel,
     batch: int,
     rounds: Sequence[Generated],
@@ -168,6 +170,6 @@ def _row(
 
 
 def _same(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """The share of positions with equal tokens; random weights in bfloat16 part soon."""
+    """Return the share of positions with equal tokens; random bfloat16 weights diverge soon."""
     pairs = [pair for one, other in zip(mine, theirs, strict=True) for pair in zip(one, other, strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs)

@@ -1,4 +1,4 @@
-"""Starts of an instance by the node's own code, phase by phase: from the host tier, and hot."""
+"""Instance starts by the node's own code, phase by phase: from the host tier, and hot."""
 
 import asyncio
 import gc
@@ -12,39 +12,39 @@ import msgspec
 import numpy as np
 from transformers import LlamaConfig
 
-from benchmarks.gpu_memory import host_folder, make_arena
-from benchmarks.gpu_parts import Row, Task, give_back_memory, row
-from benchmarks.no_server import NoServer
-from benchmarks.random_model import RandomModel, llama_8b, random_model
-from invoker.arena import Arena
-from invoker.counters import Counters
+from benchmarks.gpu_check.memory import host_folder, make_arena
+from benchmarks.gpu_check.parts import PartTask, Row, release_cached_memory, row
+from benchmarks.harness.no_server import NullRegionServer
+from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
+from invoker.base.counters import Counters
 from invoker.engine.contract import NewSequence
-from invoker.engines import RealEngines
-from invoker.host_tier import HostTier
-from invoker.instance import Instance
-from invoker.instances import Instances
-from invoker.loader import ImageLoader
-from invoker.meter import GpuMeter
-from invoker.published import PublishedImages
-from invoker.residents import Residents
-from invoker.starting import Equipment
-from rdmacast.connector import Connector
+from invoker.engine.factory import TorchEngineFactory
+from invoker.host_tier.tier import HostTier
+from invoker.instances.device_cache import DeviceCache
+from invoker.instances.instance import Instance
+from invoker.instances.manager import Instances
+from invoker.instances.starting import InstanceContext
+from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.published import PublishedImages
+from invoker.memory.arena import Arena
+from invoker.metering.meter import GpuMeter
+from rdmacast.transports.connector import Connector
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest
 from registry.images.verify import unit_checksums
-from registry.instance import InstanceState
-from registry.messages import ImageRef, Sampling, StartInstance
+from registry.messages.node import ImageRef, Sampling, StartInstance
+from registry.records.instance import InstanceState
 
 _ROUNDS = 3
 _CONTEXT = 512
 _SEQUENCES = 8
-_KEPT_S = 600.0  # an image stays in the arena until it is dropped
+_KEPT_S = 600.0  # keeps an image in the arena until it is dropped
 _PROMPT = tuple(range(3, 35))
 _TOKENS = 16
 
 
-def check(task: Task) -> list[Row]:
-    """Rows of starts: the first of the process, from the host tier, and hot."""
+def check(task: PartTask) -> list[Row]:
+    """Return rows of starts: the process's first, from the host tier, and hot."""
     config, dtype = _config(task)
     model = random_model(config, dtype, task.device, context=_CONTEXT)
     content = model.region.bytes.cpu().numpy()
@@ -52,25 +52,25 @@ def check(task: Task) -> list[Row]:
     request = _request(model, content, dtype)
     del model
     gc.collect()
-    give_back_memory(task.device)
+    release_cached_memory(task.device)
     with host_folder() as folder:
         return asyncio.run(_starts(task, folder, request, content))
 
 
-def _config(task: Task) -> tuple[LlamaConfig, str]:
+def _config(task: PartTask) -> tuple[LlamaConfig, str]:
     config = llama_8b()
     if task.small:
         config.vocab_size, config.hidden_size, config.intermediate_size = 512, 256, 512
         config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads = 2, 4, 2
         config.head_dim = 64
         return config, "float32"
-    config.num_hidden_layers = 8  # 5.6 GB with both ends: filling the host tier takes its time as well
+    config.num_hidden_layers = 8  # 5.6 GB with both ends: writer the host tier takes its time as well
     return config, "bfloat16"
 
 
 def _request(model: RandomModel, content: np.ndarray, dtype: str) -> StartInstance:
     units = unit_checksums(content.data)
-    # Nobody looks at the image's own digest again once it is stored: that of its checksums names it as well.
+    # The image's own digest is not verified after storage, so that of its checksums can name it.
     sha256 = hashlib.sha256(units).hexdigest()
     manifest = replace(model.spec.manifest, sha256=sha256, units=units)
     encoded = encode_manifest(manifest)
@@ -93,7 +93,7 @@ def _request(model: RandomModel, content: np.ndarray, dtype: str) -> StartInstan
     )
 
 
-async def _starts(task: Task, folder: Path, request: StartInstance, content: np.ndarray) -> list[Row]:
+async def _starts(task: PartTask, folder: Path, request: StartInstance, content: np.ndarray) -> list[Row]:
     assert request.image is not None
     image = request.image
     tier = HostTier(folder / "tiers" / "gpu-check", image.nbytes)
@@ -101,15 +101,15 @@ async def _starts(task: Task, folder: Path, request: StartInstance, content: np.
     rows: list[Row] = []
     tokens: list[tuple[int, ...]] = []
     try:
-        gear = _gear(arena, tier, content, folder)
-        instances = Instances("gpu-check", gear, Counters(), published=lambda record: None)
+        dependencies = _dependencies(arena, tier, content, folder)
+        instances = Instances("gpu-check", dependencies, Counters(), published=lambda record: None)
         try:
             for number, kind in enumerate(["cold", *["hot", "warm"] * _ROUNDS]):
                 if task.left_s < 5:
-                    rows.append(row("start", {"kind": kind}, skipped="no time was left"))
+                    rows.append(row("start", {"kind": kind}, skipped="no time left"))
                     break
                 if kind == "warm":
-                    gear.residents.drop(image.image)  # it comes from the host tier again
+                    dependencies.device_cache.drop(image.image)  # reload from the host tier
                 named = msgspec.structs.replace(request, instance_id=f"{kind}-{number}")
                 rows.append(await _start(instances, named, kind, image.nbytes, tokens))
                 task.say(f"start: {kind} {rows[-1].get('phases_ms') or rows[-1].get('error')}")
@@ -128,10 +128,10 @@ async def _start(
 ) -> Row:
     """Start, generate, stop."""
     params: Row = {"kind": kind, "bytes": nbytes, "dtype": request.dtype}
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     instance = instances.start(request)
-    await instance.settled()
-    seconds = time.perf_counter() - began_s
+    await instance.wait_settled()
+    seconds = time.perf_counter() - started_s
     if instance.state is not InstanceState.READY:
         return row("start", params, ok=False, error=instance.life.error)
     tokens.append(await _generate(instance))
@@ -141,7 +141,7 @@ async def _start(
         ok=instance.life.start_kind == kind,
         seconds=[seconds],
         phases_ms={phase: round(ms, 3) for phase, ms in instance.life.phases_ms.items()},
-        first_call_s=time.perf_counter() - began_s - seconds,
+        first_call_s=time.perf_counter() - started_s - seconds,
     )
     await instances.stop(request.instance_id, 0.0)
     return found
@@ -159,30 +159,28 @@ async def _generate(instance: Instance) -> tuple[int, ...]:
     return tuple(output.token_id for output in outputs if output.token_id is not None)
 
 
-def _gear(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Path) -> Equipment:
-    """A node's equipment; an image that the host tier lacks comes from `content`."""
+def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Path) -> InstanceContext:
+    """Return a node's dependencies; images missing from the host tier come from `content`."""
     clock = SystemClock()
-    residents = Residents(arena, _KEPT_S, clock, lambda: None)
-    loader = ImageLoader(
+    device_cache = DeviceCache(arena, _KEPT_S, clock, lambda: None)
+    sources = LoadSources(
         node="gpu-check",
         host="gpu-check",
-        tier=tier,
-        published=PublishedImages(NoServer(), tier, residents.buffer),
-        store=None,
         connector=Connector("gpu-check", []),
-        casting=None,
-        in_arena=lambda image: content.data,
-        counters=Counters(),
-        changed=lambda: None,
+        store=None,
+        casts=None,
+        device_buffer=lambda image: content.data,
     )
-    return Equipment(
+    published = PublishedImages(NullRegionServer(), tier, device_cache.buffer)
+    loader = ImageLoader(sources, tier, published, Counters(), lambda: None)
+    return InstanceContext(
         arena=arena,
-        residents=residents,
+        device_cache=device_cache,
         loader=loader,
-        engines=RealEngines(),
+        engines=TorchEngineFactory(),
         make_handler=None,
         scratch_dir=scratch,
         clock=clock,
         meter=GpuMeter("gpu-check", 1, lambda: time.monotonic_ns() // 1000, clock.wall_s()),
-        tell=lambda function, line: None,
+        log_line=lambda function, line: None,
     )

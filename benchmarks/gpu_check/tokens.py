@@ -1,4 +1,4 @@
-"""Tokens of the engine beside transformers' for each decoder family, on random weights of tiny models."""
+"""Tokens of the engine compared with transformers' for each decoder family, on tiny random models."""
 
 import gc
 import math
@@ -18,17 +18,17 @@ from transformers import (
     Qwen3Config,
 )
 
-from benchmarks.engine import run_engine, run_transformers
-from benchmarks.gpu_parts import Row, Task, row
-from benchmarks.random_model import RandomModel, random_model
+from benchmarks.engine.command import run_engine, run_transformers
+from benchmarks.gpu_check.parts import PartTask, Row, row
+from benchmarks.harness.random_model import RandomModel, random_model
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 
-DEVIATION = 0.15  # of the weights: large enough that a missing bias or a wrong mask changes the tokens
+DEVIATION = 0.15  # standard deviation of weights: a missing bias or wrong mask then changes tokens
 CONTEXT = 256
-# How far a chosen token's logit may lie below the reference's best, in deviations of that row of logits:
-# rounding stays well below it, while a token chosen at random lies about three deviations below.
+# Allowed distance of a chosen token's logit below the reference's best, in standard deviations of the row:
+# rounding stays well below it, while a random token is about three standard deviations below.
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25}
 _SIZES = {
     "vocab_size": 512,
@@ -67,21 +67,21 @@ FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How the engine runs a model."""
+class _EngineMode:
+    """A layer path and graph mode of the engine."""
 
     path: LayerPath
     capture: Literal["auto", "off"]
 
 
-def check(task: Task) -> list[Row]:
-    """A row a family, dtype, path of the layers and way to decode."""
+def check(task: PartTask) -> list[Row]:
+    """Return a row per family, dtype, layer path and decode mode."""
     length = 6 if task.small else 32
     rows = []
     for family, config in FAMILIES.items():
         for dtype in ("float32", "bfloat16"):
             if task.left_s < 5:
-                rows.append(row("tokens", {"family": family, "dtype": dtype}, skipped="no time was left"))
+                rows.append(row("tokens", {"family": family, "dtype": dtype}, skipped="no time left"))
                 continue
             model = random_model(config(), dtype, task.device, context=CONTEXT, deviation=DEVIATION)
             rows += _check_model(task, family, dtype, model, length)
@@ -91,8 +91,8 @@ def check(task: Task) -> list[Row]:
     return rows
 
 
-# Prompts of equal length are what transformers takes as a batch; the others have it run one by one.
-def _check_model(task: Task, family: str, dtype: str, model: RandomModel, length: int) -> list[Row]:
+# Transformers batches prompts of equal length; the others run one by one.
+def _check_model(task: PartTask, family: str, dtype: str, model: RandomModel, length: int) -> list[Row]:
     generator = torch.Generator().manual_seed(1)
 
     def prompt(tokens: int) -> list[int]:
@@ -104,9 +104,9 @@ def _check_model(task: Task, family: str, dtype: str, model: RandomModel, length
     with torch.inference_mode():
         expected = run_transformers(model, equal, length).tokens
     rows = []
-    for way in _ways(task):
-        params: Row = {"family": family, "dtype": dtype, "path": way.path.value, "graphs": way.capture}
-        engine = _engine(model, len(prompts), way)
+    for mode in _engine_modes(task):
+        params: Row = {"family": family, "dtype": dtype, "path": mode.path.value, "graphs": mode.capture}
+        engine = _engine(model, len(prompts), mode)
         if isinstance(engine, str):
             rows.append(row("tokens", params, skipped=engine))
             continue
@@ -129,21 +129,27 @@ def _check_model(task: Task, family: str, dtype: str, model: RandomModel, length
     return rows
 
 
-def _ways(task: Task) -> list[_Way]:
-    ways = [_Way(LayerPath.HUGGING_FACE, "off"), _Way(LayerPath.FUSED, "off")]
-    return [*ways, _Way(LayerPath.FUSED, "auto")] if task.cuda else ways
+def _engine_modes(task: PartTask) -> list[_EngineMode]:
+    modes = [_EngineMode(LayerPath.HUGGING_FACE, "off"), _EngineMode(LayerPath.FUSED, "off")]
+    return [*modes, _EngineMode(LayerPath.FUSED, "auto")] if task.cuda else modes
 
 
-def _engine(model: RandomModel, sequences: int, way: _Way) -> DecoderEngine | str:
-    """The engine, or why there is none."""
+def _engine(model: RandomModel, sequences: int, mode: _EngineMode) -> DecoderEngine | str:
+    """Return the engine, or the reason why there is none."""
     spec = model.spec
     kv = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, sequences)
     engine = DecoderEngine(
-        spec, model.region, kv, max_sequences=sequences, prefill_budget=48, path=way.path, capture=way.capture
+        spec,
+        model.region,
+        kv,
+        max_sequences=sequences,
+        prefill_budget=48,
+        path=mode.path,
+        capture=mode.capture,
     )
-    if (taken := engine.path) is not way.path:
+    if (taken := engine.path) is not mode.path:
         engine.close()
-        return f"its layers take the path {taken.value}"
+        return f"its layers use the path {taken.value}"
     return engine
 
 
@@ -151,9 +157,9 @@ def _engine(model: RandomModel, sequences: int, way: _Way) -> DecoderEngine | st
 def worst_gap(
     reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
 ) -> float:
-    """How far the worst chosen token lies below the best one, in deviations of its row of logits.
+    """Return the worst chosen token's distance below the best logit, in standard deviations of its row.
 
-    The reference runs over prompt and tokens at once, so one token that differs does not excuse the rest.
+    The reference runs over prompt and tokens at once, so that one differing token does not excuse the rest.
     """
     worst = 0.0
     for prompt, chosen in zip(prompts, tokens, strict=True):

@@ -1,4 +1,4 @@
-"""The command line of a benchmark, and the values that several of them take there."""
+"""Command-line parsing for benchmarks, and the value types that several of them accept."""
 
 import argparse
 import math
@@ -6,17 +6,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from registry.arguments import argument
-from registry.sizes import parse_rate, parse_size
+from registry.config.arguments import argument
+from registry.units.sizes import parse_rate, parse_size
 
 T = TypeVar("T")
 
-size = argument(parse_size)  # bytes, as in 64MiB
-rate = argument(parse_rate)  # bytes a second, as in 200mbit
+size = argument(parse_size)  # 64MiB -> bytes
+rate = argument(parse_rate)  # 200mbit -> bytes per second
 
 
-def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring as it stands."""
+def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows the module's docstring unchanged."""
     return argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
@@ -24,30 +24,32 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def listed(of: Callable[[str], T], allowed: Sequence[T] = (), least: int = 1) -> Callable[[str], list[T]]:
-    """A parser of values with commas between; each counts once."""
+def comma_list(of: Callable[[str], T], allowed: Sequence[T] = (), least: int = 1) -> Callable[[str], list[T]]:
+    """Return a parser of comma-separated values; duplicates are dropped."""
 
     def parse_list(text: str) -> list[T]:
         found = list(dict.fromkeys(of(word.strip()) for word in text.split(",") if word.strip()))
         unknown = [value for value in found if allowed and value not in allowed]
         if unknown:
             known = ", ".join(map(str, allowed))
-            raise argparse.ArgumentTypeError(f"there is no {unknown[0]}; use one or several of {known}")
+            raise argparse.ArgumentTypeError(f"unknown value {unknown[0]}: choose one or more of {known}")
         if len(found) < least:
-            raise argparse.ArgumentTypeError(f"must name {least} or more")
+            raise argparse.ArgumentTypeError(f"give at least {least} value(s)")
         return found
 
     return parse_list
 
 
 def at_least(least: int) -> Callable[[str], int]:
+    """Return a parser of integers not below `least`."""
+
     def parse_number(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"must be {least} or more, not {value}")
         return value
 
-    parse_number.__name__ = "number"  # argparse names it where the text is none
+    parse_number.__name__ = "number"  # shown by argparse for text that is no number
     return parse_number
 
 
@@ -73,5 +75,5 @@ def share(text: str) -> float:
 
 
 def say(line: str) -> None:
-    """Tell who watches; what is measured goes to the standard output."""
+    """Print a progress line to stderr; results go to stdout."""
     print(line, file=sys.stderr, flush=True)

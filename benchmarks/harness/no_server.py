@@ -1,10 +1,10 @@
-"""In the place of a region server, where no node asks for images."""
+"""A region server that no node reads from."""
 
 from rdmacast.transport import RegionSource
 
 
-class NoServer:
-    """A region server that serves nobody."""
+class NullRegionServer:
+    """A region server that ignores publications."""
 
     def publish(self, name: str, source: RegionSource) -> None:
-        """Nobody asks."""
+        """Ignore the region."""

@@ -1,4 +1,4 @@
-"""Names that tell which process they belong to, so that what a killed run left can be found and removed."""
+"""Names that carry their owner process, so that leftovers of a killed run can be found and removed."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-\w+")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process; `started`, in ticks since boot, tells it from a later one of its number."""
+    """A process; `started`, in ticks since boot, distinguishes it from a later process with the same id."""
 
     pid: int
     started: int
@@ -25,36 +25,36 @@ class Owner:
     @property
     def is_alive(self) -> bool:
         try:
-            return owner_with(self.pid) == self
+            return owner_for_pid(self.pid) == self
         except (FileNotFoundError, ProcessLookupError):
             return False
 
 
-def owner_with(pid: int) -> Owner:
-    """Raises FileNotFoundError or ProcessLookupError if there is none."""
+def owner_for_pid(pid: int) -> Owner:
+    """Return the owner with this process id. Raises FileNotFoundError or ProcessLookupError."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Owner(pid, int(after_name[19]))
 
 
 def owner_of(name: str) -> Owner | None:
-    """Whose it is; None if the name is none of ours."""
+    """Return the owner that a name carries, or None for a foreign name."""
     found = _NAME.fullmatch(name)
     return Owner(int(found[1]), int(found[2])) if found else None
 
 
-def is_left(name: str) -> bool:
-    """Whether it belongs to a process that has ended."""
+def is_orphaned(name: str) -> bool:
+    """Return whether the name belongs to a process that has ended."""
     owner = owner_of(name)
     return owner is not None and not owner.is_alive
 
 
 @contextmanager
-def own_folder(parent: Path) -> Iterator[Path]:
-    """A folder that is removed at the end; those of killed runs are removed before."""
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Create a folder, and remove it at the end; folders of killed runs are removed first."""
     for left in parent.glob(f"{PREFIX}-*"):
-        if is_left(left.name) and left.is_dir() and not left.is_symlink() and left.owner() == _user():
+        if is_orphaned(left.name) and left.is_dir() and not left.is_symlink() and left.owner() == _user():
             shutil.rmtree(left)
-    folder = parent / owner_with(os.getpid()).name("files")
+    folder = parent / owner_for_pid(os.getpid()).name("files")
     folder.mkdir(mode=0o700)
     try:
         yield folder

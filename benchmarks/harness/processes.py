@@ -1,17 +1,18 @@
-"""Processes that a benchmark starts and ends again, whatever happens to it."""
+"""Child processes that end with the benchmark, however it ends."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.machine import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 5.0
 
 
 class Processes:
-    """Owns what it started. Each has a session of its own: Ctrl-C reaches only us, who then end them."""
+    """The child processes of a benchmark, each in a session of its own: Ctrl-C reaches only the benchmark."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[Any]] = []
@@ -31,7 +32,7 @@ class Processes:
         return process
 
     def stop(self, process: subprocess.Popen[Any], patience_s: float = _STOP_S) -> None:
-        """Ask a process to end, and see that it does."""
+        """Terminate a process, and kill it after `patience_s`."""
         process.terminate()
         try:
             process.wait(patience_s)
@@ -41,7 +42,7 @@ class Processes:
         self._running.remove(process)
 
     def close(self) -> None:
-        """Kill what is left. Idempotent."""
+        """Kill the remaining processes. Idempotent."""
         while self._running:
             process = self._running[-1]
             process.kill()
@@ -50,5 +51,10 @@ class Processes:
 
 
 def module(name: str, *arguments: object) -> list[str]:
-    """The command that runs one of our modules."""
+    """Return the command that runs one of our modules."""
     return [sys.executable, "-m", name, *(str(argument) for argument in arguments)]
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM end this program like Ctrl-C, so that its children and files are cleaned up."""
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

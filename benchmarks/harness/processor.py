@@ -1,4 +1,4 @@
-"""How much the processors of this machine did over a run, from /proc/stat."""
+"""Processor time of the machine over a run, from /proc/stat."""
 
 import os
 import resource
@@ -7,12 +7,12 @@ from pathlib import Path
 
 _IDLE = (3, 4)  # idle, iowait
 _STOLEN = 7
-_COUNTED = 8  # user nice system idle iowait irq softirq steal; guest time is in user already
+_COUNTED = 8  # user nice system idle iowait irq softirq steal; user includes guest time
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Seconds of all processors together since the machine started; `stolen_s` is what its host took."""
+    """Seconds of all processors since boot; `stolen_s` went to other guests of the host."""
 
     busy_s: float
     idle_s: float
@@ -27,13 +27,13 @@ class ProcessorTimes:
 
     @property
     def share(self) -> float:
-        """The part of all processor time that was used, by us or anybody else on the machine."""
+        """The fraction of all processor time that was used, by any process of the machine."""
         whole_s = self.busy_s + self.idle_s + self.stolen_s
         return self.busy_s / whole_s if whole_s else 0.0
 
 
 def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
-    """From the text of /proc/stat."""
+    """Parse the text of /proc/stat."""
     line = next(line for line in stat.splitlines() if line.startswith("cpu "))
     ticks = [int(word) for word in line.split()[1 : 1 + _COUNTED]]
     idle = sum(ticks[index] for index in _IDLE)
@@ -44,8 +44,8 @@ def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
     )
 
 
-def own_s() -> float:
-    """What this process has used so far, without what the kernel did for it in interrupts."""
+def process_cpu_s() -> float:
+    """Return this process's processor seconds, without kernel work in interrupts."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""A random Llama checkpoint of a given size: weight that start times can be measured with."""
+"""A random Llama checkpoint of a chosen size, for measuring starts."""
 
 import json
 import shutil
@@ -8,6 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 1024, 2816, 16, 16
+LAYER_BYTES = 51_400_000
 SHAPES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
     "self_attn.k_proj": (HIDDEN, HIDDEN),
@@ -20,7 +21,7 @@ SHAPES = {
 
 
 def write_random_llama(out: Path, tokenizer: Path, layers: int = 5) -> None:
-    """Write a float32 Llama of about 51 MB a layer to `out`, with `tokenizer`'s vocabulary, once."""
+    """Write a float32 Llama of about 51 MB per layer to `out` unless it exists; copy the tokenizer."""
     if (out / "model.safetensors").is_file():
         return
     config = json.loads((tokenizer / "config.json").read_text())

@@ -19,7 +19,7 @@ _NOWHERE = SourceFile(path=Path(), size=0, mtime_ns=0)
 
 
 class TensorRegion:
-    """A DeviceRegion in memory of torch's."""
+    """A DeviceRegion backed by a torch tensor."""
 
     def __init__(self, nbytes: int, device: str) -> None:
         self.bytes = torch.zeros(nbytes, dtype=torch.uint8, device=device)
@@ -37,7 +37,7 @@ class TensorRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
-    """A model twice: the image that `spec` describes in `region`, and `reference`, which reads its bytes."""
+    """A model in two forms: the image in `region` that `spec` describes, and `reference` over its bytes."""
 
     spec: ModelSpec
     region: TensorRegion
@@ -53,13 +53,13 @@ def random_model(
     seed: int = 0,
     deviation: float = 0.02,
 ) -> RandomModel:
-    """A model of that config with normal weights of that deviation, on the device."""
+    """Build a model of `config` on the device, with normal weights of standard deviation `deviation`."""
     with no_init_weights(), torch.device(device):
         reference = AutoModelForCausalLM.from_config(config, dtype=compute_dtype(dtype)).eval()
-    reference.generation_config.eos_token_id = None  # lengths are exact, as the engine's with `ignore_eos`
+    reference.generation_config.eos_token_id = None  # exact lengths, like the engine with `ignore_eos`
     config = reference.config
     config.architectures = [type(reference).__name__]
-    parameters = dict(reference.named_parameters())  # a tied head is there once
+    parameters = dict(reference.named_parameters())  # a tied head appears once
     raw = config.to_dict()
     arrangement = arrange(raw, parameters)
     layout = lay_out(arrangement.parts, {name: _source(name, p) for name, p in parameters.items()})
@@ -90,7 +90,7 @@ def random_model(
 
 
 def llama_125m() -> LlamaConfig:
-    """A Llama of 124 million parameters: 12 layers of width 768, 32,000 tokens, a tied head."""
+    """Return a Llama of 124 million parameters: 12 layers of width 768, 32,000 tokens, a tied head."""
     return LlamaConfig(
         vocab_size=32000,
         hidden_size=768,
@@ -104,7 +104,7 @@ def llama_125m() -> LlamaConfig:
 
 
 def llama_8b() -> LlamaConfig:
-    """A Llama of the shape of Llama 3's eight billion parameters."""
+    """Return a Llama with the shape of Llama 3's 8B model."""
     return LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,

@@ -1,6 +1,6 @@
-"""A light client of streamed completions: what it costs a token is a few microseconds.
+"""A light client of streamed completions that costs a few microseconds per token.
 
-One connection a request; the answer is parsed by httptools as it comes and only its end is kept.
+One connection per request; httptools parses the response, and only its end is kept.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
-# The last events of a stream are shorter than this together.
+# Upper bound of the last events of a stream together.
 _TAIL_BYTES = 16_384
 
 
 @dataclass(slots=True, kw_only=True)
-class Streamed:
-    """What came of one request. Times are of `time.perf_counter`; `failure` is empty if it went well."""
+class StreamResult:
+    """The result of one request; times are from `time.perf_counter`, `failure` is empty on success."""
 
     request_id: str
     sent_s: float = 0.0
@@ -36,15 +36,15 @@ class Streamed:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds a token after the first; None if there was but one."""
+        """Seconds per token after the first; None for a single token."""
         if self.completion_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.completion_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where completions are asked for."""
+class StreamEndpoint:
+    """The address and key for completion requests."""
 
     host: str
     port: int
@@ -52,16 +52,16 @@ class Target:
     api_key: str
 
     @classmethod
-    def of(cls, url: str, api_key: str) -> "Target":
-        """Raises ValueError for a URL that is none of HTTP."""
+    def of(cls, url: str, api_key: str) -> "StreamEndpoint":
+        """Parse an HTTP URL. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"bad address {url!r}")
+            raise ValueError(f"{url!r} is not an HTTP URL: use http://HOST:PORT")
         tls = parts.scheme == "https"
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, api_key)
 
     def request(self, request_id: str, body: bytes) -> bytes:
-        """The whole request as bytes."""
+        """Return the complete request as bytes."""
         return (
             f"POST /v1/completions HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
             f"authorization: Bearer {self.api_key}\r\nx-request-id: {request_id}\r\n"
@@ -70,13 +70,13 @@ class Target:
 
 
 @dataclass(slots=True)
-class _Answer(asyncio.Protocol):
-    """The answer to one request, as it comes."""
+class _StreamProtocol(asyncio.Protocol):
+    """Receives the response to one request."""
 
-    streamed: Streamed
+    streamed: StreamResult
     done: asyncio.Future[None]
     tail: bytes = b""
-    begun: bool = False
+    started: bool = False
     before_s: float = 0.0
     now_s: float = 0.0
     complete: bool = False
@@ -89,12 +89,12 @@ class _Answer(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._finish(f"bad answer: {error}")
+            self._finish(f"malformed response: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._finish("" if self.complete else "connection lost")
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-start-kind":
@@ -105,19 +105,19 @@ class _Answer(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self.tail = (self.tail + body)[-_TAIL_BYTES:]
-        if not self.begun:
-            # Comments that tell of a start come before the first event.
+        if not self.started:
+            # Comments about the instance's start precede the first event.
             if b"data:" not in self.tail:
                 return
-            self.begun = True
+            self.started = True
             self.streamed.first_s = self.now_s = time.perf_counter()
         self.before_s, self.now_s = self.now_s, time.perf_counter()
 
     def on_message_complete(self) -> None:
         self.complete = True
-        # The last piece holds no token: it is sent when the bill is written.
+        # The last event holds no token: it is sent after billing.
         self.streamed.last_s = self.before_s
-        self._finish(read_end(self.streamed, self.tail))
+        self._finish(parse_tail(self.streamed, self.tail))
 
     def _finish(self, failure: str) -> None:
         if not self.done.done():
@@ -125,8 +125,8 @@ class _Answer(asyncio.Protocol):
             self.done.set_result(None)
 
 
-def read_end(streamed: Streamed, tail: bytes) -> str:
-    """Note what the end of an answer tells; returns why it failed, or ""."""
+def parse_tail(streamed: StreamResult, tail: bytes) -> str:
+    """Read usage from the end of a response into `streamed`; return the failure, or ""."""
     if streamed.status != 200:
         return f"{streamed.status} {_error_code(tail)}"
     events = [line[5:].strip() for line in tail.splitlines() if line.startswith(b"data:")]
@@ -150,11 +150,13 @@ def _error_code(body: bytes) -> str:
         return "unknown"
 
 
-async def stream(target: Target, request_id: str, body: bytes, timeout_s: float) -> Streamed:
-    """Ask for a completion and follow it to its end; a failure is told in the result."""
+async def stream_completion(
+    target: StreamEndpoint, request_id: str, body: bytes, timeout_s: float
+) -> StreamResult:
+    """Request a completion and read it to its end; failures are reported in the result."""
     loop = asyncio.get_running_loop()
-    streamed = Streamed(request_id=request_id, sent_s=time.perf_counter())
-    answer = _Answer(streamed, loop.create_future())
+    streamed = StreamResult(request_id=request_id, sent_s=time.perf_counter())
+    answer = _StreamProtocol(streamed, loop.create_future())
     try:
         async with asyncio.timeout(timeout_s):
             transport, _ = await loop.create_connection(

@@ -1,4 +1,4 @@
-"""Traces of requests: when each came, and how long its prompt and its answer were."""
+"""Request traces: arrival times, prompt lengths and output lengths."""
 
 import csv
 import gzip
@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-class BadTrace(ValueError):
-    """A file that is no trace; the message names the line."""
+class InvalidTrace(ValueError):
+    """A file that is not a trace; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request, so many seconds after the first."""
+class TraceRequest:
+    """One request, `offset_s` seconds after the first."""
 
     offset_s: float
     prompt_tokens: int
@@ -23,55 +23,55 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capped:
-    """Arrivals that fit a context, and how many had to be cut for that."""
+class TrimmedTrace:
+    """Requests trimmed to a context length, and how many were shortened."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[TraceRequest, ...]
     prompts_capped: int
     outputs_capped: int
 
 
-# Column names of the time, prompt and output of each format, and what one unit of its time is.
+# Columns of each format: time, prompt tokens, output tokens.
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _COMPACT = ("offset_ms", "prompt_tokens", "output_tokens")
 _PLAIN = ("seconds", "prompt_tokens", "output_tokens")
 
 
-def read_trace(path: Path) -> list[Arrival]:
-    """A trace in Azure's format, our compact one or the plain one, also compressed, in order of time.
+def read_trace(path: Path) -> list[TraceRequest]:
+    """Read a trace in Azure's, our compact or the plain format, optionally gzipped, ordered by time.
 
-    Raises BadTrace, OSError.
+    Raises InvalidTrace, OSError.
     """
     raw = path.read_bytes()
     try:
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (EOFError, OSError, UnicodeDecodeError) as error:
-        raise BadTrace(f"{path}: {error}") from error
+        raise InvalidTrace(f"{path}: {error}") from error
     found = list(_rows(path, csv.reader(io.StringIO(text))))
     if not found:
-        raise BadTrace(f"{path}: no requests")
+        raise InvalidTrace(f"{path}: no requests")
     first_s = min(arrival.offset_s for arrival in found)
-    shifted = (Arrival(a.offset_s - first_s, a.prompt_tokens, a.output_tokens) for a in found)
+    shifted = (TraceRequest(a.offset_s - first_s, a.prompt_tokens, a.output_tokens) for a in found)
     return sorted(shifted, key=lambda arrival: arrival.offset_s)
 
 
-def capped(arrivals: Iterable[Arrival], context: int) -> Capped:
-    """The arrivals with at least one token each way and none beyond the context: prompts are cut first."""
+def trim_to_context(arrivals: Iterable[TraceRequest], context: int) -> TrimmedTrace:
+    """Trim requests to the context, with at least one token each way; prompts are shortened first."""
     fitting, prompts, outputs = [], 0, 0
     for arrival in arrivals:
         output = min(max(arrival.output_tokens, 1), context - 1)
         prompt = min(max(arrival.prompt_tokens, 1), context - output)
         prompts += prompt < arrival.prompt_tokens
         outputs += output < arrival.output_tokens
-        fitting.append(Arrival(arrival.offset_s, prompt, output))
-    return Capped(arrivals=tuple(fitting), prompts_capped=prompts, outputs_capped=outputs)
+        fitting.append(TraceRequest(arrival.offset_s, prompt, output))
+    return TrimmedTrace(arrivals=tuple(fitting), prompts_capped=prompts, outputs_capped=outputs)
 
 
-def _rows(path: Path, reader: Iterator[Sequence[str]]) -> Iterator[Arrival]:
+def _rows(path: Path, reader: Iterator[Sequence[str]]) -> Iterator[TraceRequest]:
     head = [name.strip() for name in next(reader, [])]
     columns = next((known for known in (_AZURE, _COMPACT, _PLAIN) if set(known) <= set(head)), None)
     if columns is None:
-        raise BadTrace(f"{path}: the first line must name the columns {', '.join(_PLAIN)}, or those of Azure")
+        raise InvalidTrace(f"{path}: the first line must name the columns {', '.join(_PLAIN)}, or Azure's")
     places = [head.index(name) for name in columns]
     for number, row in enumerate(reader, 2):
         if not row:
@@ -80,10 +80,10 @@ def _rows(path: Path, reader: Iterator[Sequence[str]]) -> Iterator[Arrival]:
             time, prompt, output = (row[place] for place in places)
             seconds, arrival = _seconds(columns, time), (int(prompt), int(output))
         except (ValueError, IndexError) as error:
-            raise BadTrace(f"{path}, line {number}: {error}") from error
+            raise InvalidTrace(f"{path}, line {number}: {error}") from error
         if min(arrival) < 0 or not -1e12 < seconds < 1e12:
-            raise BadTrace(f"{path}, line {number}: a number is out of range")
-        yield Arrival(seconds, *arrival)
+            raise InvalidTrace(f"{path}, line {number}: a number is out of range")
+        yield TraceRequest(seconds, *arrival)
 
 
 def _seconds(columns: Sequence[str], text: str) -> float:
@@ -91,7 +91,7 @@ def _seconds(columns: Sequence[str], text: str) -> float:
         return int(text) / 1000
     if columns is _PLAIN:
         return float(text)
-    # Seven digits after the point, one more than datetime takes.
+    # Seven fractional digits, one more than datetime parses.
     whole, _, fraction = text.strip().partition(".")
     at = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
     return at + float(f"0.{fraction or '0'}")

@@ -1,86 +1,84 @@
-"""One load that is served meanwhile, as a picture drawn from what the platform itself tells of it.
+"""Record one load that serves requests meanwhile, from the platform's own reports, and draw it.
 
-Starts a platform (one gateway, `--sources` nodes that hold a random fp32 model in their hosts' memory, and
-`--loading` others; links so slow that the load takes seconds), scales the function to the others, and keeps
-`--requests` requests under way. Recorded are: the layers that each node says it can run (by the call with
-which a controller hears of them), instances and pipelines from the change feed, and each token's time at the
-client. Times are seconds since the scaling was asked for.
+Starts a platform (one gateway, --sources nodes that hold a random fp32 model in host memory, and --loading
+others; links so slow that the load takes seconds), scales the function to the others, and keeps --requests
+requests in flight. Recorded are the layers that each node can run (by the call from which a controller
+receives them), instances and pipelines from the change feed, and each token's arrival at the client. Times
+are seconds since the scale request.
 
-  python -m benchmarks.live_picture --json FILE --plot FILE.png
-  python -m benchmarks.live_picture --from FILE --plot FILE.png      draws what was recorded
+examples:
+  python -m benchmarks.live_picture --json picture.json --plot picture.png
+  python -m benchmarks.live_picture --from picture.json --plot picture.png     only draws a recorded file
 """
 
 import asyncio
 import json
 import random
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from subprocess import SubprocessError
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx2
 import uvloop
 
-from benchmarks.arguments import at_least, parser_of, say
-from benchmarks.chaos_cluster import Cluster
-from benchmarks.endings import end_politely
-from benchmarks.live_picture_draw import draw
-from benchmarks.live_serving_arguments import add_load, add_platform
-from benchmarks.live_serving_client import Answer, Caller, crowd, draw_works
-from benchmarks.live_serving_cluster import NotThere, Stage, platform, until
-from benchmarks.live_serving_models import FAMILIES, write_model
-from benchmarks.machine import describe_machine, write_records
-from registry.change import Change, InstanceChanged, LiveChanged
-from registry.channel import Channel
+from benchmarks.harness.admin_client import AdminClient, http_client, until
+from benchmarks.harness.arguments import at_least, make_parser, say
+from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
+from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.live_picture.draw import draw
+from benchmarks.live_serving.arguments import add_load, add_platform
+from benchmarks.live_serving.client import LiveAnswer, LiveClient, draw_requests, run_clients
+from benchmarks.live_serving.models import FAMILIES, write_model
+from benchmarks.live_serving.platform import slow_link_platform
+from registry.channel.client import Channel
+from registry.config.secrets import load_or_create_secret
 from registry.errors import RegistryError
-from registry.instance import InstanceRecord, InstanceState
-from registry.live import LiveRecord
-from registry.live_messages import held_of_bytes
-from registry.messages import InstanceProgress, StartInstance
-from registry.secrets import load_or_create_secret
+from registry.messages.live import decode_layer_set
+from registry.messages.node import InstanceProgress, StartInstance
+from registry.records.change import Change, InstanceChanged, LiveChanged
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.live import LiveRecord
 
 _FUNCTION = "picture"
-_LONGEST_S = 300.0
-_ALLOWED = 0.15  # of a load, besides the part that it takes the sources to give the whole model once
+_MAX_LOAD_S = 300.0
+_ALLOWED = 0.15  # fraction of a load beyond the sources' time to send the model once
 
 
 class Recorder:
     """Follows the change feed, and each start of the function at its node."""
 
-    def __init__(self, cluster: Cluster, group: asyncio.TaskGroup) -> None:
+    def __init__(self, platform: LocalPlatform, group: asyncio.TaskGroup) -> None:
         self.events: list[dict[str, Any]] = []
         self.ready: set[str] = set()
-        self._cluster = cluster
+        self._platform = platform
         self._group = group
-        self._secret = load_or_create_secret(cluster.data / "cluster.secret")
+        self._secret = load_or_create_secret(platform.data / "cluster.secret")
         self._channels: dict[str, str] = {}
         self._followed: set[str] = set()
         self._states: dict[str, str] = {}
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def begin(self) -> None:
-        """Times count from now on."""
-        self._began_s = time.monotonic()
+        """Restart the clock, and drop earlier events."""
+        self._started_s = time.monotonic()
         self.events.clear()
 
     def since(self, at_s: float) -> float:
-        return round(at_s - self._began_s, 4)
+        return round(at_s - self._started_s, 4)
 
     async def run(self) -> None:
         """Record until cancelled."""
-        async with self._cluster.state() as state:
+        async with self._platform.state() as state:
             snapshot = await state.snapshot()
             self._channels = {change.record.id: change.record.channel for change in snapshot.nodes}
             async for _, change in state.watch(snapshot.cursor):
-                self._hear(change)
+                self._on_change(change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if isinstance(change, InstanceChanged) and change.record.function == _FUNCTION:
             self._instance(change.record)
         elif isinstance(change, LiveChanged) and change.record.function == _FUNCTION:
@@ -89,7 +87,7 @@ class Recorder:
     def _instance(self, record: InstanceRecord) -> None:
         if self._states.get(record.instance_id) != record.state:
             self._states[record.instance_id] = record.state
-            self._note("instance", node=record.node, state=record.state.value)
+            self._add_event("instance", node=record.node, state=record.state.value)
         if record.state is InstanceState.READY:
             self.ready.add(record.node)
         elif record.state is InstanceState.LOADING and record.instance_id not in self._followed:
@@ -97,11 +95,11 @@ class Recorder:
             self._group.create_task(self._follow(record))
 
     def _pipelines(self, record: LiveRecord) -> None:
-        told = {"way": record.way.value, "reason": record.reason}
-        self._note("live", **told, pipelines=[asdict(pipeline) for pipeline in record.pipelines])
+        fields = {"way": record.way.value, "reason": record.reason}
+        self._add_event("live", **fields, pipelines=[asdict(pipeline) for pipeline in record.pipelines])
 
     async def _follow(self, record: InstanceRecord) -> None:
-        """Join the start, as a controller does that takes over."""
+        """Join the start, like a controller that takes over."""
         request = StartInstance(
             instance_id=record.instance_id,
             function=record.function,
@@ -116,63 +114,62 @@ class Recorder:
             controller_epoch=0,
             live=True,
         )
-        told = None
-        with suppress(RegistryError):  # it has ended
+        last = None
+        with suppress(RegistryError):  # the start has ended
             channel = await Channel.connect(self._channels[record.node], self._secret)
             try:
                 async with channel.call(request) as replies:
                     async for reply in replies:
-                        if isinstance(reply, InstanceProgress) and reply.held != told:
-                            told = reply.held
-                            self._note("held", node=record.node, layers=held_of_bytes(reply.held))
+                        if isinstance(reply, InstanceProgress) and reply.held != last:
+                            last = reply.held
+                            self._add_event("held", node=record.node, layers=decode_layer_set(reply.held))
             finally:
                 await channel.aclose()
 
-    def _note(self, kind: str, **what: Any) -> None:
+    def _add_event(self, kind: str, **what: Any) -> None:
         self.events.append({"at_s": self.since(time.monotonic()), "kind": kind, **what})
 
 
-async def record(cluster: Cluster, args: Namespace, model: Path) -> dict[str, Any]:
-    """The load, and what was told of it. Raises NotThere."""
-    headers = {"authorization": f"Bearer {cluster.admin_key}"}
-    async with httpx2.AsyncClient(
-        base_url=cluster.urls[0], headers=headers, timeout=120.0, trust_env=False
-    ) as http:
-        stage, caller = Stage(http), Caller(http)
-        names = [part.name for part in cluster.nodes]
+async def record(platform: LocalPlatform, args: Namespace, model: Path) -> dict[str, Any]:
+    """Run the load and return its record. Raises PlatformStateError."""
+    async with http_client(platform.url, platform.admin_key) as http:
+        admin, client = AdminClient(http), LiveClient(http)
+        names = [node_component.name for node_component in platform.nodes]
         sources, cold = names[: args.sources], names[args.sources :]
-        await deploy(cluster, stage, model, args)
-        await stage.held_by(_FUNCTION, sources)
-        works = draw_works(random.Random(args.seed), 64, (args.tokens // 6, args.tokens))
+        await deploy(platform, admin, model, args)
+        await admin.place_image(_FUNCTION, sources)
+        works = draw_requests(random.Random(args.seed), 64, (args.tokens // 6, args.tokens))
         over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            recorder = Recorder(cluster, group)
+            recorder = Recorder(platform, group)
             recording = group.create_task(recorder.run())
             recorder.begin()
-            await stage.scale(_FUNCTION, args.loading, cold, wait=False)
-            asking = group.create_task(crowd(caller, _FUNCTION, works, args.requests, over))
+            await admin.scale(_FUNCTION, args.loading, cold, wait=False)
+            asking = group.create_task(run_clients(client, _FUNCTION, works, args.requests, over))
 
             async def all_ready() -> bool:
                 return recorder.ready >= set(cold)
 
             try:
-                await until("all are ready", all_ready, _LONGEST_S)
-                await asyncio.sleep(args.after)  # how it goes on is to be seen, too
+                await until(f"{', '.join(cold)} are ready", all_ready, _MAX_LOAD_S)
+                await asyncio.sleep(args.after)  # record what follows
             finally:
                 over.set()
             await asking
             recording.cancel()
-        failed = [answer.failure for answer in caller.answers if answer.failure]
+        failed = [answer.failure for answer in client.answers if answer.failure]
         if failed:
-            raise NotThere(f"{len(failed)} requests failed, such as by: {failed[0]}")
-        answers = [told_of(answer, recorder) for answer in caller.answers]
+            raise PlatformStateError(f"{len(failed)} requests failed, the first: {failed[0]}")
+        answers = [answer_record(answer, recorder) for answer in client.answers]
         found = {"events": recorder.events, "answers": answers}
         return {"first_token": first_token(found, args.sources), **found}
 
 
 def first_token(found: Mapping[str, Any], sources: int) -> dict[str, Any]:
-    """When the first token of nodes that still load came, as a share of what a whole load took the first of
-    them; with k sources the model can be whole among them after one k-th."""
+    """Return when the first token of loading nodes arrived, as a fraction of the first complete load.
+
+    With k sources the model can be complete among the nodes after one k-th.
+    """
     live = [one["arrived_s"][0] for one in found["answers"] if one["start_kind"] == "live"]
     whole = [one["at_s"] for one in found["events"] if one["kind"] == "instance" and one["state"] == "ready"]
     first_s = min(live, default=None)
@@ -185,14 +182,14 @@ def first_token(found: Mapping[str, Any], sources: int) -> dict[str, Any]:
     }
 
 
-async def deploy(cluster: Cluster, stage: Stage, model: Path, args: Namespace) -> None:
+async def deploy(platform: LocalPlatform, admin: AdminClient, model: Path, args: Namespace) -> None:
     limits = ("--max-instances", str(args.loading), "--target-concurrency", "16", "--keep-alive", "10m")
     live = ("--live", "auto", "--ttft-target", "1s", "--dtype", "float32")
-    await asyncio.to_thread(cluster.command, "deploy", str(model), "--name", _FUNCTION, *live, *limits)
-    await stage.asleep(_FUNCTION)
+    await asyncio.to_thread(platform.command, "deploy", str(model), "--name", _FUNCTION, *live, *limits)
+    await admin.scale_to_zero(_FUNCTION)
 
 
-def told_of(answer: Answer, recorder: Recorder) -> dict[str, Any]:
+def answer_record(answer: LiveAnswer, recorder: Recorder) -> dict[str, Any]:
     return {
         "sent_s": recorder.since(answer.sent_s),
         "start_kind": answer.start_kind,
@@ -201,44 +198,59 @@ def told_of(answer: Answer, recorder: Recorder) -> dict[str, Any]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = parser_of("benchmarks.live_picture", __doc__)
+    parser = make_parser("benchmarks.live_picture", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write what was recorded to this file")
+    add("--json", type=Path, help="write the record to this file")
     add("--plot", type=Path, help="write a PNG to this file (needs matplotlib)")
-    add("--from", dest="recorded", type=Path, help="draw this file instead of running anything")
-    add("--family", choices=tuple(FAMILIES), default="llama")
-    add("--sources", type=at_least(1), default=2, help="nodes that hold the model (default 2)")
+    add("--from", dest="recorded", type=Path, help="draw this file instead of running a load")
+    add("--family", choices=tuple(FAMILIES), default="llama", help="model family (default %(default)s)")
+    add("--sources", type=at_least(1), default=2, help="nodes that hold the model (default %(default)s)")
     add_load(parser, requests=12, tokens=72)
-    add("--after", type=float, default=3.0, help="seconds after the last node is ready (default 3)")
+    add(
+        "--after",
+        type=float,
+        default=3.0,
+        help="seconds to record after the last node is ready (default %(default)s)",
+    )
     add_platform(parser, width=256, link_rate="12mbit")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    end_politely()
     args = parse()
     if args.recorded is not None:
-        found = json.loads(args.recorded.read_text())[0]
-    else:
-        skipped = ("json", "plot", "recorded", "data_dir")
-        given = {name: value for name, value in vars(args).items() if name not in skipped}
-        params = {**given, **describe_machine("benchmarks.live_picture")}
-        try:
-            with (
-                TemporaryDirectory(prefix="hypercast-live-model-") as folder,
-                platform(args, args.sources + args.loading) as cluster,
-            ):
-                params["image_bytes"] = write_model(args.family, args.width, Path(folder))
-                say(f"{params['image_bytes'] / 1e6:.1f} MB to {args.loading} nodes")
-                found = uvloop.run(record(cluster, args, Path(folder)))
-        except (NotThere, RuntimeError, OSError, SubprocessError, httpx2.HTTPError, ExceptionGroup) as error:
-            sys.exit(f"live_picture: {error!r}")
-        found = {"name": "live-picture", "params": params, **found}
-        say(f"first token of nodes that load: {found['first_token']}")
-        if args.json:
-            write_records(args.json, [found])
-    if args.plot:
-        draw(found, args.plot)
+        if args.plot:
+            draw(json.loads(args.recorded.read_text())[0], args.plot)
+        return
+    with recording(
+        "live_picture",
+        json=args.json,
+        show=show,
+        plot=args.plot,
+        draw=lambda records, path: draw(records[0], path),
+        failures=PLATFORM_FAILURES,
+    ) as out:
+        run(args, out)
+
+
+def run(args: Namespace, out: Recording) -> None:
+    """Record one load on a platform of its own."""
+    skipped = ("json", "plot", "recorded", "data_dir")
+    given = {name: value for name, value in vars(args).items() if name not in skipped}
+    params = {**given, **describe_run("benchmarks.live_picture")}
+    with (
+        TemporaryDirectory(prefix="hypercast-live-model-") as folder,
+        slow_link_platform(args, args.sources + args.loading) as platform,
+    ):
+        params["image_bytes"] = write_model(args.family, args.width, Path(folder))
+        say(f"{params['image_bytes'] / 1e6:.1f} MB to {args.loading} nodes")
+        found = uvloop.run(record(platform, args, Path(folder)))
+    out.add({"name": "live-picture", "params": params, **found})
+
+
+def show(record: dict[str, Any]) -> str:
+    """Format the time of the first token."""
+    return f"first token of loading nodes: {record['first_token']}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks.live_picture recorded, as a picture."""
+"""Draws what benchmarks.live_picture recorded."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _HELD, _STAGE = "0.82", 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class StageSpan:
     """A node runs the layers `[first, last)` of pipeline `name` from `begin_s` to `end_s`."""
 
     name: str
@@ -23,23 +23,23 @@ class Span:
     end_s: float
 
 
-def spans(events: list[dict[str, Any]], end_s: float) -> Iterator[Span]:
-    """The stages of all pipelines, from when they were told of until they were not any more."""
+def spans(events: list[dict[str, Any]], end_s: float) -> Iterator[StageSpan]:
+    """Yield the stages of all pipelines, from their announcement to their removal."""
     open_: dict[str, tuple[float, dict[str, Any]]] = {}
     for event in [*(one for one in events if one["kind"] == "live"), {"at_s": end_s, "pipelines": []}]:
-        told = {f"{one['pipeline_id']}.{one['epoch']}": one for one in event["pipelines"]}
-        for name in [name for name in open_ if name not in told]:
+        announced = {f"{one['pipeline_id']}.{one['epoch']}": one for one in event["pipelines"]}
+        for name in [name for name in open_ if name not in announced]:
             begin_s, pipeline = open_.pop(name)
             for stage in pipeline["stages"]:
                 place = {key: stage[key] for key in ("node", "first", "last")}
-                yield Span(name=name, begin_s=begin_s, end_s=event["at_s"], **place)
-        for name, pipeline in told.items():
+                yield StageSpan(name=name, begin_s=begin_s, end_s=event["at_s"], **place)
+        for name, pipeline in announced.items():
             open_.setdefault(name, (event["at_s"], pipeline))
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Write a PNG: a lane a node with the layers that it holds and the stages that it runs; tokens below."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
+    """Write a PNG: per node the layers that it holds and the stages that it runs, with tokens below."""
+    from matplotlib.figure import Figure  # only in the extra [dev]
 
     events, answers = record["events"], record["answers"]
     end_s = max((at_s for answer in answers for at_s in answer["arrived_s"]), default=1.0)
@@ -70,7 +70,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     for index, name in enumerate(names):
         panels[0].plot([], [], "s", color=colours[name], label=f"stage of pipeline {index + 1}")
     panels[0].plot([], [], "s", color=_HELD, label="layers that the node can run")
-    panels[0].plot([], [], color="black", linestyle="--", label="ready: serves alone")
+    panels[0].plot([], [], color="black", linestyle="--", label="ready: serves by itself")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(_title(record, events), fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,9 @@ def _tokens(panel: Any, answers: list[dict[str, Any]], end_s: float) -> None:
             for answer in answers
             if answer["arrived_s"] and (answer["start_kind"] == "live") == bool(kind)
         ]
-        label = "first token, answered live" if kind else "first token, answered by one node"
+        label = "first token, served live" if kind else "first token, served by one node"
         panel.plot(firsts, [0] * len(firsts), "|", color=colour, ms=14, label=f"{label} ({len(firsts)})")
-    panel.set(ylabel="tokens/s", xlabel="seconds since the scaling was asked for", xlim=(0, end_s))
+    panel.set(ylabel="tokens/s", xlabel="seconds since the scale request", xlim=(0, end_s))
     panel.legend(fontsize=8, loc="upper left")
 
 
@@ -121,5 +121,5 @@ def _title(record: dict[str, Any], events: list[dict[str, Any]]) -> str:
     reason = next((event["reason"] for event in events if event["kind"] == "live"), "")
     return (
         f"{params['image_bytes'] / 1e6:.0f} MB from {params['sources']} to {params['loading']} nodes over "
-        f"{params['link_rate']} links, {params['requests']} requests under way\n{reason}"
+        f"{params['link_rate']} links, {params['requests']} requests in flight\n{reason}"
     )

@@ -1,4 +1,4 @@
-"""Requests whose tokens are known beforehand, and a crowd of clients that always has some under way."""
+"""Requests with known tokens, and clients that keep some in flight."""
 
 import asyncio
 import itertools
@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.live_serving_models import VOCABULARY
+from benchmarks.live_serving.models import VOCABULARY
 
-_FIRST_TOKEN = 3  # those before mean something
+_FIRST_TOKEN = 3  # lower ids are special tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What is asked for. `seed` is None for the likeliest tokens, else they are drawn with it."""
+class LiveRequest:
+    """A request; `seed` is None for greedy decoding."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -39,12 +39,12 @@ class Work:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """What came of one request. `arrived_s` are times of `time.monotonic`, one for each token."""
+class LiveAnswer:
+    """The response to one request; `arrived_s` has a `time.monotonic` per token."""
 
     request_id: str
     function: str
-    work: Work
+    work: LiveRequest
     sent_s: float
     ids: list[int] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
@@ -59,23 +59,23 @@ class Answer:
         return f"{self.request_id} ({self.function}, {drawn}, {self.start_kind or 'no start'})"
 
     def wrong(self, expected: Sequence[int]) -> str:
-        """Why it is not what it has to be, or ""."""
+        """Return how it differs from the expected tokens, or ""."""
         if self.failure:
             return f"{self}: {self.failure} after {len(self.ids)} tokens"
         if self.ids != list(expected):
             pairs = enumerate(zip(self.ids, expected, strict=False))
             first = next((at for at, (a, b) in pairs if a != b), min(len(self.ids), len(expected)))
-            return f"{self}: {len(self.ids)} tokens of {len(expected)}, the first other one at {first}"
-        told = self.prompt_tokens, self.completion_tokens
-        if told != (len(self.work.prompt), len(expected)):
-            return f"{self}: it is told to be {told[0]}+{told[1]} tokens"
+            return f"{self}: {len(self.ids)} tokens of {len(expected)}, first difference at {first}"
+        usage = self.prompt_tokens, self.completion_tokens
+        if usage != (len(self.work.prompt), len(expected)):
+            return f"{self}: usage is {usage[0]}+{usage[1]} tokens"
         return ""
 
 
-def draw_works(chance: random.Random, count: int, tokens: tuple[int, int]) -> list[Work]:
-    """Half of them greedy; of different lengths, so that some end at any time."""
+def draw_requests(chance: random.Random, count: int, tokens: tuple[int, int]) -> list[LiveRequest]:
+    """Draw requests of different lengths, half of them greedy."""
     return [
-        Work(
+        LiveRequest(
             prompt=draw_prompt(chance, chance.randrange(2, 64)),
             tokens=chance.randint(*tokens),
             seed=number if number % 2 else None,
@@ -88,20 +88,20 @@ def draw_prompt(chance: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(chance.randrange(_FIRST_TOKEN, VOCABULARY) for _ in range(tokens))
 
 
-class Caller:
-    """Asks one platform. `came` counts all tokens, and `news` is set at each."""
+class LiveClient:
+    """A client of one platform; `token_count` counts all tokens, and `token_event` is set at each."""
 
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self._http = http
         self._numbers = itertools.count()
-        self.answers: list[Answer] = []
-        self.came = 0
-        self.news = asyncio.Event()
+        self.answers: list[LiveAnswer] = []
+        self.token_count = 0
+        self.token_event = asyncio.Event()
 
-    async def ask(self, function: str, work: Work) -> Answer:
-        """Follow one request to its end; a failure is told in the answer."""
+    async def ask(self, function: str, work: LiveRequest) -> LiveAnswer:
+        """Read one response to its end; a failure is reported in the answer."""
         request_id = f"live-{next(self._numbers)}"
-        answer = Answer(request_id=request_id, function=function, work=work, sent_s=time.monotonic())
+        answer = LiveAnswer(request_id=request_id, function=function, work=work, sent_s=time.monotonic())
         headers = {"x-request-id": request_id}
         ended = False
         try:
@@ -118,12 +118,12 @@ class Caller:
         except httpx2.HTTPError as error:
             answer.failure = f"{type(error).__name__}: {error}"
         if not (ended or answer.failure):
-            answer.failure = "the stream broke off"
+            answer.failure = "the stream ended without [DONE]"
         answer.ended_s = time.monotonic()
         self.answers.append(answer)
         return answer
 
-    def _read(self, answer: Answer, line: str) -> None:
+    def _read(self, answer: LiveAnswer, line: str) -> None:
         if not line.startswith("data: {"):
             return
         event: Mapping[str, Any] = json.loads(line[6:])
@@ -131,8 +131,8 @@ class Caller:
         if new:
             answer.ids += new
             answer.arrived_s += [time.monotonic()] * len(new)
-            self.came += len(new)
-            self.news.set()
+            self.token_count += len(new)
+            self.token_event.set()
         if usage := event.get("usage"):
             answer.prompt_tokens, answer.completion_tokens = (
                 usage["prompt_tokens"],
@@ -143,22 +143,22 @@ class Caller:
             answer.failure = json.dumps(event["error"])
 
     async def tokens(self, count: int) -> None:
-        """Return once so many more have come."""
-        until = self.came + count
-        while self.came < until:
-            self.news.clear()
-            await self.news.wait()
+        """Wait until `count` more tokens have arrived."""
+        until = self.token_count + count
+        while self.token_count < until:
+            self.token_event.clear()
+            await self.token_event.wait()
 
 
-async def crowd(
-    caller: Caller, function: str, works: Sequence[Work], clients: int, over: asyncio.Event
+async def run_clients(
+    client: LiveClient, function: str, works: Sequence[LiveRequest], clients: int, over: asyncio.Event
 ) -> None:
-    """Keep so many requests under way, each work in its turn, until it is over; all of them end."""
+    """Keep `clients` requests in flight, cycling through `works`, until `over` is set; all complete."""
     turn = itertools.cycle(works)
 
     async def one() -> None:
         while not over.is_set():
-            await caller.ask(function, next(turn))
+            await client.ask(function, next(turn))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):

@@ -1,4 +1,4 @@
-"""Small random checkpoints of the decoder families that serve while they load."""
+"""Small random checkpoints of the decoder families that serve while loading."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from transformers import (
 
 VOCABULARY = 2048
 CONTEXT = 2048
-_DEVIATION = 0.1  # larger than an initialised model's: each mistake changes the tokens
+_DEVIATION = 0.1  # above usual initialisation, so that each error changes the tokens
 _SIZES = {
     "vocab_size": VOCABULARY,
     "num_hidden_layers": 8,
@@ -51,12 +51,12 @@ def _gpt2(width: int) -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes))
 
 
-# The heads of qwen2 and gpt2 are tied to the embedding here: tokens are drawn at the first stage.
+# qwen2 and gpt2 have tied heads here: the first stage samples.
 FAMILIES: Mapping[str, Callable[[int], PreTrainedModel]] = {"llama": _llama, "qwen2": _qwen2, "gpt2": _gpt2}
 
 
 def write_model(family: str, width: int, folder: Path) -> int:
-    """Write a float32 model whose hidden states are `width` wide (a multiple of 64); returns its bytes."""
+    """Write a float32 model with hidden states of `width` (a multiple of 64); return its bytes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = FAMILIES[family](width)

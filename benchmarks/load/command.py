@@ -1,33 +1,34 @@
-"""How fast weights get from disk to host memory and from there to the device, beside others and the limits.
+"""Measure how fast weights are loaded from disk to host memory and to the device, beside rivals and limits.
 
-`python -m benchmarks.load --size 1GB --json FILE` writes a random Llama as safetensors file and as image,
-and in turns brings the same weights into memory. `params.path` says which way:
+Writes a random Llama as safetensors file and as image, and in turns loads the same weights into memory.
+`params.path` is the path measured:
 
-disk-host    ends with all weights in memory, from which a device or an engine can take them.
-             `hypercast` is the node's loader: from the store's file into an image of a host tier that had
-             none, shared by all processes of the host, every unit checked against its checksum. `loader`
-             has what a node has that idled before: the spare of its default size, memory that is there
-             and mapped (invoker/spare.py; making it takes a second or so per GB, and is not counted).
-             `loader-fresh` has none: the node's first load, one that follows another at once, or one
-             into a full host tier.
-             `safetensors` ends with every tensor in memory of its own, private and fresh (`load_file`,
-             or tensor by tensor with `safe_open`, each copied out of the mapped file), nothing checked;
-             `transformers` is `from_pretrained`, each page of it touched. `safetensors-mapped` only maps
-             the file and touches each page: the weights stay the page cache's, and the kernel may drop
-             them. Ours of that kind is `hypercast-mapped`: an image that the host tier has.
-             `params.cache` is `cold` (the kernel is told to drop the files before each reading) or `warm`
-             (the page cache has them whole).
-             `limit` reads the image's file and checks nothing: around the page cache (`direct`, so many
-             blocks of 8 MiB at once) or through it (`buffered`), into shared memory that is mapped and
-             was written before, or into private memory in huge pages (`huge`), to which a disk's requests
-             are not split by page; no reader of the file can beat the faster; `fresh`, into shared memory
-             that is not there yet; `checked`, with each unit's checksum taken, which a loader that trusts no
-             disk cannot go without.
+disk-host    ends with all weights in memory from which a device or an engine can read them.
+             `hypercast` is the node's loader: from the store's file into a new image of a host tier, shared
+             by all processes of the host, every unit checked against its checksum. `loader` has the
+             pre-faulted buffers of an idle node's default size (`invoker.host_tier.buffer_pool`; making
+             them, about a second per GB, is not counted). `loader-fresh` has none: a node's first load, one
+             right after another, or one into a full host tier.
+             `safetensors` ends with every tensor in private fresh memory (`load_file`, or tensor by tensor
+             with `safe_open`, each copied out of the mapped file), unchecked; `transformers` is
+             `from_pretrained`, with each page touched. `safetensors-mapped` only maps the file and touches
+             each page: the weights stay in the page cache, and the kernel may drop them. Ours of that kind is
+             `hypercast-mapped`: an image that the host tier holds.
+             `params.cache` is `cold` (the files are dropped from the page cache before each load) or `warm`
+             (the page cache holds them completely).
+             `limit` reads the image's file without checks: around the page cache (`direct`, with that many
+             concurrent blocks of 8 MiB) or through it (`buffered`), into mapped and touched shared memory, or
+             into private huge pages (`huge`), where a disk's requests are not split by page; no reader of the
+             file can be faster than the best of these. `fresh` reads into new shared memory; `checked` also
+             computes each unit's checksum, the minimum for a loader that verifies its disk.
 host-device  the copy from the host tier to the arena, beside a plain copy of as many bytes (`limit`).
-bind         making the engine on an image that is in the arena: all views, the KV cache, no copy.
+bind         making the engine on an image in the arena: all views and the KV cache, without a copy.
 
-`limit_s` is the fastest limit of the same path and cache (so one that checks nothing, into memory that is
-there); `share_of_limit` is ours in parts of it, by mode of limit in `shares`.
+`limit_s` is the fastest limit of the same path and cache (unchecked, into existing memory); `share_of_limit`
+is ours relative to it, and `shares` by mode of limit.
+
+example:
+  python -m benchmarks.load --size 1GB --rounds 5 --json load.json
 """
 
 import argparse
@@ -43,11 +44,12 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.arguments import at_least, listed, parser_of, say, size
-from benchmarks.load_limits import COLD, WARM, Way, read_limits
-from benchmarks.load_ways import device_ways, host_ways, resident
-from benchmarks.load_weights import StoredWeights, forget, prepare, recall
-from benchmarks.machine import ROOT, describe_machine, tell_records
+from benchmarks.harness.arguments import at_least, comma_list, make_parser, say, size
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.records import describe_run, recording
+from benchmarks.load.limits import COLD, WARM, LoadMethod, read_limits
+from benchmarks.load.methods import device_methods, host_methods, resident
+from benchmarks.load.weights import StoredWeights, drop_from_cache, prepare, read_into_cache
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CACHES = (COLD, WARM)
@@ -55,9 +57,9 @@ CACHES = (COLD, WARM)
 
 @dataclass(slots=True)
 class Rounds:
-    """The seconds of one way, with the page cache in one state."""
+    """The seconds of one method with one state of the page cache."""
 
-    way: Way
+    method: LoadMethod
     cache: str
     seconds: list[float] = field(default_factory=list)
 
@@ -66,30 +68,30 @@ class Rounds:
         return statistics.median(self.seconds)
 
 
-def measure(ways: Sequence[Way], cache: str, files: Sequence[Path], rounds: int) -> list[Rounds]:
-    """Take the ways in turns; the first turn is not counted.
+def measure(methods: Sequence[LoadMethod], cache: str, files: Sequence[Path], rounds: int) -> list[Rounds]:
+    """Run the methods in turns, in a new order per turn because a disk depends on earlier reads.
 
-    Each turn has an order of its own, since what came just before matters to a disk.
+    The first turn is not counted.
     """
-    found = [Rounds(way, cache) for way in ways if cache in way.caches]
+    found = [Rounds(method, cache) for method in methods if cache in method.caches]
     order = random.Random(1)
     for number in range(-1, rounds):
         for one in order.sample(found, len(found)):
             if cache:
-                (forget if cache == COLD else recall)(*files)
-            seconds = one.way.run()
+                (drop_from_cache if cache == COLD else read_into_cache)(*files)
+            seconds = one.method.run()
             if number >= 0:
                 one.seconds.append(seconds)
-        say(f"{found[0].way.path} {cache}: {number + 1} of {rounds} rounds")
+        say(f"{found[0].method.path} {cache}: {number + 1} of {rounds} rounds")
     return found
 
 
 def measure_all(weights: StoredWeights, shm: Path, args: argparse.Namespace) -> list[Rounds]:
     with resident(weights, shm / "tiers" / "resident") as tier:
-        ways = [*host_ways(weights, shm, tier), *read_limits(weights.blob, shm)]
+        methods = [*host_methods(weights, shm, tier), *read_limits(weights.blob, shm)]
         files = (weights.safetensors, weights.blob)
-        found = [one for cache in args.cache for one in measure(ways, cache, files, args.rounds)]
-        with device_ways(weights, tier, args.device) as further:
+        found = [one for cache in args.cache for one in measure(methods, cache, files, args.rounds)]
+        with device_methods(weights, tier, args.device) as further:
             return [*found, *measure(further, "", files, args.rounds)]
 
 
@@ -99,13 +101,13 @@ def records(found: list[Rounds], common: dict[str, Any]) -> list[dict[str, Any]]
 
 def _record(one: Rounds, found: list[Rounds], common: dict[str, Any]) -> dict[str, Any]:
     limits = {
-        other.way.mode: other.median_s
+        other.method.mode: other.median_s
         for other in found
-        if other.way.name == "limit" and (other.way.path, other.cache) == (one.way.path, one.cache)
+        if other.method.name == "limit" and (other.method.path, other.cache) == (one.method.path, one.cache)
     }
     row: dict[str, Any] = {
-        "name": one.way.name,
-        "params": {"path": one.way.path, "cache": one.cache, "mode": one.way.mode, **common},
+        "name": one.method.name,
+        "params": {"path": one.method.path, "cache": one.cache, "mode": one.method.mode, **common},
         "seconds": one.seconds,
         "median_s": one.median_s,
         "gb_per_s": common["bytes"] / one.median_s / 1e9,
@@ -122,7 +124,7 @@ def _record(one: Rounds, found: list[Rounds], common: dict[str, Any]) -> dict[st
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     params = row["params"]
     share = f"  {row['share_of_limit']:5.2f} of the limit" if "limit_s" in row else ""
     return (
@@ -146,7 +148,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             "rounds": args.rounds,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            **describe_machine("benchmarks.load"),
+            **describe_run("benchmarks.load"),
         }
         found = measure_all(weights, shm, args)
     finally:
@@ -157,18 +159,29 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("benchmarks.load", __doc__)
+    parser = make_parser("benchmarks.load", __doc__)
     parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--size", type=size, default=10**9, help="of the weights, about (default: 1GB)")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda:N (needs cupy)")
-    parser.add_argument("--cache", type=listed(str, CACHES), default=list(CACHES), help="default: cold,warm")
-    parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: torch's default")
-    parser.add_argument("--folder", type=Path, help="keep the weights here, on the disk to read from")
-    parser.add_argument("--shm-dir", type=Path, default=Path("/dev/shm"), help="where host tiers are made")
+    parser.add_argument("--size", type=size, default=10**9, help="size of the weights, about (default: 1GB)")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
+    parser.add_argument(
+        "--cache", type=comma_list(str, CACHES), default=list(CACHES), help="of cold,warm (default: both)"
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="keep the weights in this folder, on the disk to measure (default: a temporary folder)",
+    )
+    parser.add_argument(
+        "--shm-dir",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder in shared memory for host tiers (default %(default)s)",
+    )
     args = parser.parse_args(argv)
-    rows = run(args)
-    tell_records(rows, show, args.json)
+    with recording("load", json=args.json, show=show) as out:
+        out.add(*run(args))
 
 
 if __name__ == "__main__":

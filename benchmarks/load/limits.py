@@ -1,4 +1,4 @@
-"""What a read of a file and a copy of memory take at the least: into memory that is there, nothing kept."""
+"""The minimum times of file reads and memory copies: into existing memory, keeping nothing."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from invoker.memory import advise_huge
+from invoker.memory.mappings import advise_huge
 from registry.images.manifest import UNIT_BYTES
 from registry.images.verify import unit_checksums
 
@@ -20,8 +20,8 @@ COLD, WARM = "cold", "warm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way of bytes from one place to another; `run` takes it once and gives the seconds."""
+class LoadMethod:
+    """A way to move bytes from one place to another; `run` does it once and returns the seconds."""
 
     name: str
     path: str
@@ -30,13 +30,12 @@ class Way:
     caches: tuple[str, ...] = ("",)
 
 
-def read_limits(file: Path, shm: Path) -> list[Way]:
-    """Reads of all of a file: into one shared mapping that was written before, or into fresh shared memory.
+def read_limits(file: Path, shm: Path) -> list[LoadMethod]:
+    """Return reads of a whole file into one touched shared mapping or into fresh shared memory.
 
-    `huge` is private memory in huge pages that was written before: there a disk's requests are not split.
-
-    Nothing is checked, but for those `checked`: with the checksum of each unit, when the processor's cache
-    has it, compared with nothing.
+    `huge` is touched private memory in huge pages, where a disk's requests are not split by page. Only
+    `checked` computes each unit's checksum, while the unit is in the processor's cache, and compares it with
+    nothing.
     """
     nbytes = file.stat().st_size
     mapped = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -54,7 +53,7 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
         *,
         target: mmap.mmap | None = mapped,
         step: int = 0,
-    ) -> Way:
+    ) -> LoadMethod:
         def run() -> float:
             if target is not None:
                 return _read(file, memoryview(target), nbytes, flags, depth, step)
@@ -66,7 +65,7 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
             (shm / "limit").unlink()
             return seconds
 
-        return Way(name="limit", path="disk-host", mode=mode, run=run, caches=caches)
+        return LoadMethod(name="limit", path="disk-host", mode=mode, run=run, caches=caches)
 
     direct = os.O_DIRECT
     return [
@@ -81,30 +80,30 @@ def read_limits(file: Path, shm: Path) -> list[Way]:
     ]
 
 
-def copy_limits(source: np.ndarray, target: np.ndarray) -> list[Way]:
-    """Copies between memory that is mapped already, by one thread and by two."""
+def copy_limits(source: np.ndarray, target: np.ndarray) -> list[LoadMethod]:
+    """Return copies between mapped memory, by one thread and by two."""
 
     def run(threads: int) -> float:
         step = -(-len(source) // threads)
         parts = [slice(at, at + step) for at in range(0, len(source), step)]
         workers = [threading.Thread(target=np.copyto, args=(target[at], source[at])) for at in parts]
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return time.perf_counter() - began_s
+        return time.perf_counter() - started_s
 
     return [
-        Way(name="limit", path="host-device", mode="memcpy-1", run=lambda: run(1)),
-        Way(name="limit", path="host-device", mode="memcpy-2", run=lambda: run(2)),
+        LoadMethod(name="limit", path="host-device", mode="memcpy-1", run=lambda: run(1)),
+        LoadMethod(name="limit", path="host-device", mode="memcpy-2", run=lambda: run(2)),
     ]
 
 
 def _read(file: Path, target: memoryview, nbytes: int, flags: int, depth: int, step: int = 0) -> float:
-    """Read the file's blocks, so many at a time; direct reads go up to the end of the last page.
+    """Read the file's blocks, `depth` at a time; direct reads extend to the end of the last page.
 
-    With `step`, by so many bytes, of which the checksum is taken before the next are read.
+    With `step`, read `step` bytes at a time and compute their checksum before the next read.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | flags)
 
@@ -114,7 +113,7 @@ def _read(file: Path, target: memoryview, nbytes: int, flags: int, depth: int, s
             view = target[offset : offset + (step or BLOCK_BYTES)]
             got = os.preadv(descriptor, [view], offset)
             if not got:
-                raise EOFError(f"{file} has become shorter")
+                raise EOFError(f"{file} was truncated during the read")
             if step:
                 unit_checksums(view[:got])
             offset += got
@@ -122,9 +121,9 @@ def _read(file: Path, target: memoryview, nbytes: int, flags: int, depth: int, s
     offsets: Sequence[int] = range(0, nbytes, BLOCK_BYTES)
     try:
         with ThreadPoolExecutor(depth) as pool:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             list(pool.map(read, offsets))
-            return time.perf_counter() - began_s
+            return time.perf_counter() - started_s
     finally:
         target.release()
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The ways of weights into memory that `benchmarks.load` compares: our loader's, and those of others."""
+"""The loading methods that `benchmarks.load` compares: our loader's and those of others."""
 
 import asyncio
 import gc
@@ -14,45 +14,43 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.load_limits import COLD, WARM, Way, copy_limits
-from benchmarks.load_weights import StoredWeights
-from benchmarks.no_server import NoServer
-from invoker.arena import Arena, CpuArena, Region, copy_following
-from invoker.counters import Counters
-from invoker.cuda_arena import CudaArena
+from benchmarks.harness.no_server import NullRegionServer
+from benchmarks.load.limits import COLD, WARM, LoadMethod, copy_limits
+from benchmarks.load.weights import StoredWeights
+from invoker.base.counters import Counters
 from invoker.device import default_spare_bytes
 from invoker.engine.contract import ModelSpec
-from invoker.engines import RealEngines
-from invoker.host_tier import HostTier
-from invoker.loader import ImageLoader
-from invoker.published import PublishedImages
-from invoker.store_access import StoreAccess
-from rdmacast.connector import Connector
+from invoker.engine.factory import TorchEngineFactory
+from invoker.host_tier.tier import HostTier
+from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.published import PublishedImages
+from invoker.loading.store_access import StoreAccess
+from invoker.memory.arena import Arena, CpuArena, Region, copy_following
+from invoker.memory.cuda_arena import CudaArena
+from rdmacast.transports.connector import Connector
 from registry.images.store import LocalStore
 
-TIER_IMAGES = 4  # for so many images there is room in a host tier, whose spare is that of the node's defaults
+TIER_IMAGES = 4  # capacity of a host tier in images, with the node's default pre-faulted buffers
 _CONTEXT = 512
 _SEQUENCES = 4
 
 
 def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:
-    """A node's loader, with a store on this machine's disk."""
-    return ImageLoader(
+    """Return a node's loader with a store on this machine's disk."""
+    sources = LoadSources(
         node="bench",
         host="bench",
-        tier=tier,
-        published=PublishedImages(NoServer(), tier, lambda image: None),
-        store=StoreAccess(store=store, label="disk"),
         connector=Connector("bench", []),
-        casting=None,
-        in_arena=lambda image: None,
-        counters=Counters(),
-        changed=lambda: None,
+        store=StoreAccess(store=store, label="disk"),
+        casts=None,
+        device_buffer=lambda image: None,
     )
+    published = PublishedImages(NullRegionServer(), tier, lambda image: None)
+    return ImageLoader(sources, tier, published, Counters(), lambda: None)
 
 
-def host_ways(weights: StoredWeights, shm: Path, resident: HostTier) -> list[Way]:
-    """Ways from disk to host memory; `resident` is a host tier that has the image."""
+def host_methods(weights: StoredWeights, shm: Path, resident: HostTier) -> list[LoadMethod]:
+    """Return the methods from disk to host memory; `resident` is a host tier that holds the image."""
     file = weights.safetensors
     spare = default_spare_bytes(TIER_IMAGES * weights.manifest.nbytes, 1)
 
@@ -67,11 +65,11 @@ def host_ways(weights: StoredWeights, shm: Path, resident: HostTier) -> list[Way
             tier.close()
 
     def ours_mapped() -> float:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         mapping = resident.open(weights.manifest.sha256)
         assert mapping is not None
         np.frombuffer(mapping.view, np.uint8)[:: mmap.PAGESIZE].sum()
-        seconds = time.perf_counter() - began_s
+        seconds = time.perf_counter() - started_s
         mapping.close()
         return seconds
 
@@ -92,23 +90,23 @@ def host_ways(weights: StoredWeights, shm: Path, resident: HostTier) -> list[Way
         _touch(model.parameters())
         return model
 
-    def way(name: str, mode: str, run: Callable[[], float], *caches: str) -> Way:
-        return Way(name=name, path="disk-host", mode=mode, run=run, caches=caches or (COLD, WARM))
+    def method(name: str, mode: str, run: Callable[[], float], *caches: str) -> LoadMethod:
+        return LoadMethod(name=name, path="disk-host", mode=mode, run=run, caches=caches or (COLD, WARM))
 
     return [
-        way("hypercast", "loader", lambda: ours(spare)),
-        way("hypercast", "loader-fresh", lambda: ours(0)),
-        way("safetensors", "load_file", lambda: _timed(file_copied)),
-        way("safetensors", "safe_open", lambda: _timed(each_copied)),
-        way("transformers", "from_pretrained", lambda: _timed(pretrained)),
-        way("safetensors-mapped", "load_file", lambda: _timed(file_mapped)),
-        way("hypercast-mapped", "host-tier", ours_mapped, WARM),
+        method("hypercast", "loader", lambda: ours(spare)),
+        method("hypercast", "loader-fresh", lambda: ours(0)),
+        method("safetensors", "load_file", lambda: _timed(file_copied)),
+        method("safetensors", "safe_open", lambda: _timed(each_copied)),
+        method("transformers", "from_pretrained", lambda: _timed(pretrained)),
+        method("safetensors-mapped", "load_file", lambda: _timed(file_mapped)),
+        method("hypercast-mapped", "host-tier", ours_mapped, WARM),
     ]
 
 
 @contextmanager
 def resident(weights: StoredWeights, folder: Path) -> Iterator[HostTier]:
-    """A host tier that has the image."""
+    """Provide a host tier that holds the image."""
     tier = HostTier(folder, 2 * weights.manifest.nbytes)
     try:
         fill(tier, weights)
@@ -118,24 +116,24 @@ def resident(weights: StoredWeights, folder: Path) -> Iterator[HostTier]:
 
 
 def fill(tier: HostTier, weights: StoredWeights) -> float:
-    """Bring the image from the store into the tier; the seconds."""
+    """Load the image from the store into the tier, and return the seconds."""
 
     async def load() -> float:
         loader = make_loader(tier, weights.store)
-        began_s = time.perf_counter()
-        async with loader.arriving(weights.ref, weights.manifest, lambda fraction: None) as arrival:
+        started_s = time.perf_counter()
+        async with loader.open_image(weights.ref, weights.manifest, lambda fraction: None) as arrival:
             await arrival.complete()
-            return time.perf_counter() - began_s
+            return time.perf_counter() - started_s
 
     return asyncio.run(load())
 
 
 @contextmanager
-def device_ways(weights: StoredWeights, tier: HostTier, device: str) -> Iterator[list[Way]]:
-    """Ways of the tier's image to the device and into an engine there."""
+def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Iterator[list[LoadMethod]]:
+    """Return the methods from the tier's image to the device and into an engine there."""
     manifest = weights.manifest
     spec = ModelSpec(manifest=manifest, config=weights.config, dtype="float32", context_length=_CONTEXT)
-    engines = RealEngines()
+    engines = TorchEngineFactory()
     kv_bytes = engines.kv_bytes(spec, _SEQUENCES)[1]
     arena = _arena(device, manifest.nbytes + kv_bytes + (16 << 20))
     mapping = tier.open(manifest.sha256)
@@ -148,18 +146,18 @@ def device_ways(weights: StoredWeights, tier: HostTier, device: str) -> Iterator
                 return _copy(arena, region, mapping.view)
 
         def pinned_and_copied() -> float:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             copied()
-            return time.perf_counter() - began_s
+            return time.perf_counter() - started_s
 
         def bound() -> float:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             engine = engines.make(spec, region, kv, _SEQUENCES)
-            seconds = time.perf_counter() - began_s
+            seconds = time.perf_counter() - started_s
             engine.close()
             return seconds
 
-        copies = [Way(name="hypercast", path="host-device", mode="arena", run=copied)]
+        copies = [LoadMethod(name="hypercast", path="host-device", mode="arena", run=copied)]
         if device == "cpu":
             assert region.buffer is not None
             limits = copy_limits(
@@ -167,9 +165,9 @@ def device_ways(weights: StoredWeights, tier: HostTier, device: str) -> Iterator
             )
         else:
             mode = "pin-and-copy"
-            copies.append(Way(name="hypercast", path="host-device", mode=mode, run=pinned_and_copied))
+            copies.append(LoadMethod(name="hypercast", path="host-device", mode=mode, run=pinned_and_copied))
             limits = [_cuda_limit(manifest.nbytes, device)]
-        yield [*copies, *limits, Way(name="hypercast", path="bind", mode="engine", run=bound)]
+        yield [*copies, *limits, LoadMethod(name="hypercast", path="bind", mode="engine", run=bound)]
         del limits
     finally:
         mapping.close()
@@ -178,30 +176,30 @@ def device_ways(weights: StoredWeights, tier: HostTier, device: str) -> Iterator
 
 def _copy(arena: Arena, region: Region, view: memoryview) -> float:
     async def copy() -> float:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         await copy_following(arena, region, view, _there, lambda nbytes: None)
-        return time.perf_counter() - began_s
+        return time.perf_counter() - started_s
 
     return asyncio.run(copy())
 
 
 async def _there(offset: int, nbytes: int) -> None:
-    """All of it is."""
+    """Return at once: the whole image is available."""
 
 
-def _cuda_limit(nbytes: int, device: str) -> Way:
-    """One copy of page-locked memory of the driver's own to memory of torch's."""
+def _cuda_limit(nbytes: int, device: str) -> LoadMethod:
+    """Return one copy of the driver's page-locked memory to torch's memory."""
     source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def run() -> float:
         torch.cuda.synchronize(device)
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         target.copy_(source, non_blocking=True)
         torch.cuda.synchronize(device)
-        return time.perf_counter() - began_s
+        return time.perf_counter() - started_s
 
-    return Way(name="limit", path="host-device", mode="pinned-copy", run=run)
+    return LoadMethod(name="limit", path="host-device", mode="pinned-copy", run=run)
 
 
 def _arena(device: str, nbytes: int) -> Arena:
@@ -211,16 +209,16 @@ def _arena(device: str, nbytes: int) -> Arena:
 
 
 def _timed(load: Callable[[], object]) -> float:
-    """The seconds of a load; what it loaded is gone when this returns."""
-    began_s = time.perf_counter()
+    """Return the seconds of a load, and release what it loaded."""
+    started_s = time.perf_counter()
     loaded = load()
-    seconds = time.perf_counter() - began_s
+    seconds = time.perf_counter() - started_s
     del loaded
     gc.collect()
     return seconds
 
 
 def _touch(tensors: Iterable[torch.Tensor]) -> None:
-    """Read a byte of each page, so that it is in memory."""
+    """Read one byte of each page."""
     for tensor in tensors:
         tensor.detach().reshape(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()

@@ -1,4 +1,4 @@
-"""Weights on disk to load: a checkpoint, its image in a store, and the page cache of both under control."""
+"""Weights on disk: a checkpoint, its image in a store, and control over their page cache."""
 
 import asyncio
 import json
@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.random_llama import write_random_llama
+from benchmarks.harness.random_llama import LAYER_BYTES, write_random_llama
 from registry.images.codec import decode_manifest
 from registry.images.manifest import Manifest
 from registry.images.pack import pack_to_folder
 from registry.images.store import LocalStore
-from registry.messages import ImageRef
+from registry.messages.node import ImageRef
 
-LAYER_BYTES = 51_400_000  # of what write_random_llama writes
 _CHUNK_BYTES = 8 << 20
 
 
@@ -41,7 +40,7 @@ class StoredWeights:
 
 
 def prepare(folder: Path, tokenizer: Path, nbytes: int) -> StoredWeights:
-    """A float32 Llama of about `nbytes` bytes in `folder`, written unless it is there, and its image."""
+    """Write a float32 Llama of about `nbytes` bytes to `folder` unless it exists, and its image."""
     layers = max(1, round(nbytes / LAYER_BYTES))
     folder = folder / f"llama-{layers}"
     checkpoint, packed = folder / "checkpoint", folder / "packed"
@@ -62,22 +61,22 @@ def prepare(folder: Path, tokenizer: Path, nbytes: int) -> StoredWeights:
 
 
 def reference(manifest: Manifest, encoded: bytes) -> ImageRef:
-    """How a gateway names the image to a node; its manifest's digest is not looked at here."""
+    """Return a gateway's reference to the image; the manifest's digest is not verified here."""
     return ImageRef(
         image=manifest.sha256, manifest=manifest.sha256, nbytes=manifest.nbytes, manifest_bytes=encoded
     )
 
 
-def forget(*files: Path) -> None:
-    """Have the kernel drop what it cached of the files."""
+def drop_from_cache(*files: Path) -> None:
+    """Drop the files from the page cache."""
     for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def recall(*files: Path) -> None:
-    """Have the kernel cache the files whole."""
+def read_into_cache(*files: Path) -> None:
+    """Read the files into the page cache."""
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
     for file in files:
         with file.open("rb", buffering=0) as opened:

@@ -1,26 +1,27 @@
-"""Casts of a model to many nodes: ours with any planner, gloo and Open MPI, over links of a known rate.
+"""Measure casts of a model to many nodes: ours with any planner, gloo and Open MPI, over shaped links.
 
-For each number of nodes this makes so many hosts on this machine (network namespaces, links shaped both
-ways: benchmarks/testbed.py; needs root and iproute2), starts all contenders there and takes them in turns.
-Every cast's bytes are checked afterwards. In each turn one plain copy between two hosts is timed, too: the
-fastest of these is `limit_s`, what a link needs for the size.
+For each number of nodes this makes as many hosts on this machine (network namespaces with links shaped both
+ways: `benchmarks.testbed`; needs root and iproute2), starts all contenders there and runs them in turns.
+The bytes of every cast are verified. Each turn also times one plain copy between two hosts: the fastest of
+these is `limit_s`, what a link needs for the size.
 
-A record a planner, number of blocks, of nodes and of sources, and a peer (`gloo`, `mpi`, `nixl`; one source):
-median_s         from the first process that begins until the last target holds everything
+One record per planner, block count, node count and source count, and per peer (`gloo`, `mpi`, `nixl`; one
+source):
+median_s         from the start of the first process until the last target holds the image
 first_full_s     until the first target does; skew_s is the time between the two
-first_pipeline_s until one target of each sub-group holds the chunk that its sub-group begins with: these
-                 targets can then serve together (ours alone)
-simulated_s      what rdmacast/simulate.py says of the plan at the measured rate (ours alone)
-bytes_per_cpu_s  bytes that targets got, by second of processor time of the whole machine; of the contender's
-                 own processes in bytes_per_own_cpu_s, which other work on the machine does not change, but
-                 which lacks what the kernel does in interrupts
-processor_share  of the machine's processors; near 1, the processor was measured and not the links
+first_pipeline_s until one target of each sub-group holds the chunk with which its sub-group starts: these
+                 targets can then serve together (ours only)
+simulated_s      the time of the plan in rdmacast/simulate/plans.py at the measured rate (ours only)
+bytes_per_cpu_s  bytes received by targets per CPU second of the whole machine; bytes_per_own_cpu_s counts
+                 only the contender's processes, which excludes other work and kernel work in interrupts
+processor_share  of the machine's processors; near 1 the processor was measured, not the links
 
-`mpi` is the fastest of the algorithms of --mpi-algorithms. With --transport shm there are no links: nodes on
-this host read each other's memory, beside plain copies by as many processes (`copy`), and copies of which
-each unit is checked while it is in the cache (`copy-checked` from a mapping, `read-checked` by reads of the
-file; the lower of their medians is `limit_s` there).
+`mpi` is the fastest of --mpi-algorithms. With --transport shm there are no links: nodes on this host read
+each other's memory, beside plain copies by as many processes (`copy`) and copies that verify each unit while
+it is in the cache (`copy-checked` from a mapping, `read-checked` by reads of the file; the lower of their
+medians is `limit_s`).
 
+examples:
   sudo python -m benchmarks.multicast --nodes 2,4,8,12 --sources 1,2,4 --json m.json --plot m.png
   sudo python -m benchmarks.multicast --nodes 8 --planner binomial,chain --blocks 64,128,256 --rate 400mbit
   sudo python -m benchmarks.multicast --nodes 8 --planner auto --straggler 0.25 --peers ""
@@ -37,56 +38,56 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import multicast_ours, multicast_peers
-from benchmarks.arguments import at_least, listed, parser_of, rate, say, share, size
-from benchmarks.copies import CHECKED, COPIES
-from benchmarks.crew import Crew, CrewError
-from benchmarks.crew_messages import CastTask
-from benchmarks.endings import keep_rows
-from benchmarks.machine import describe_machine
-from benchmarks.multicast_records import Setting, link_record, plot, records, show
-from benchmarks.multicast_run import Contender, WrongBytes
-from benchmarks.multicast_turns import logs_shown, take_turns
-from benchmarks.owner import own_folder
-from benchmarks.processes import Processes
-from benchmarks.testbed import Testbed, TestbedError
-from benchmarks.testbed_plan import LinkShape
-from rdmacast.planners.automatic import choose_planner, comes_in_turn, usual_links
-from rdmacast.planners.catalog import PLANNERS
+from benchmarks.harness.arguments import at_least, comma_list, make_parser, rate, say, share, size
+from benchmarks.harness.crew import Crew, CrewError
+from benchmarks.harness.owner import scratch_folder
+from benchmarks.harness.processes import Processes
+from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.multicast import ours as multicast_ours
+from benchmarks.multicast import peers as multicast_peers
+from benchmarks.multicast.copies import CHECKED, COPIES
+from benchmarks.multicast.messages import MulticastTask
+from benchmarks.multicast.records import RunSetting, link_record, plot, records, show
+from benchmarks.multicast.run import DigestMismatch, MulticastContender
+from benchmarks.multicast.turns import print_logs_on_error, take_turns
+from benchmarks.testbed.network import Testbed, TestbedError
+from benchmarks.testbed.plan import LinkShape
+from rdmacast.plan.planners.automatic import choose_planner, default_link_facts, uses_slots
+from rdmacast.plan.planners.catalog import PLANNERS
 
 AUTO = "auto"
 
 
 def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
-    """All contenders with so many hosts. Raises TestbedError, CrewError, WrongBytes."""
+    """Run all contenders on `nodes` hosts. Raises TestbedError, CrewError, DigestMismatch."""
     straggler = nodes // 2 if args.straggler_node is None else args.straggler_node
     slow = {straggler: args.straggler} if args.straggler < 1 else {}
     shape = LinkShape(rate_bytes_s=args.rate, shares=slow)
     with ExitStack() as stack:
-        folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
+        folder = stack.enter_context(scratch_folder(Path(tempfile.gettempdir())))
         testbed = stack.enter_context(Testbed(nodes, shape))
-        stack.enter_context(logs_shown(folder))
+        stack.enter_context(print_logs_on_error(folder))
         contenders = list(start_contenders(stack, testbed, nodes, args, folder))
-        # A sequential cast takes a copy a target, and twice as long is still no failure.
+        # A sequential cast takes one copy per target; allow twice that.
         patience_s = 60.0 + 2 * nodes * args.size / (args.rate * args.straggler)
         turns = take_turns(
             contenders, args.size, args.repeat, patience_s, lambda: testbed.link_rate(0, 1, args.size)
         )
     limit_s = min(copy.seconds for copy in turns.copies)
     links = {"rate_bytes_s": args.rate, "mtu": shape.mtu, "burst_bytes": shape.burst_bytes, **common}
-    setting = Setting(nodes=nodes, nbytes=args.size, limit_s=limit_s, slow=slow, common=links)
+    setting = RunSetting(nodes=nodes, nbytes=args.size, limit_s=limit_s, slow=slow, common=links)
     return [link_record(turns.copies, setting), *records(turns, setting)]
 
 
 def start_contenders(
     stack: ExitStack, testbed: Testbed, nodes: int, args: argparse.Namespace, folder: Path
-) -> Iterator[Contender]:
-    """Ours, then the peers that are to be had here."""
-    say(f"{nodes} nodes: starting the processes")
+) -> Iterator[MulticastContender]:
+    """Start ours, then the peers that are installed."""
+    say(f"{nodes} nodes: starting processes")
     crew = stack.enter_context(multicast_ours.on_hosts(testbed, nodes, folder))
-    yield from our_contenders(crew, nodes, args)
+    yield from hypercast_contenders(crew, nodes, args)
     for peer in args.peers:
-        reason = multicast_peers.why_not(peer)
+        reason = multicast_peers.unavailable_reason(peer)
         if reason:
             say(f"SKIPPED {peer}: {reason}")
         elif peer == "gloo":
@@ -98,12 +99,14 @@ def start_contenders(
                 yield stack.enter_context(multicast_peers.mpi(testbed, nodes, folder, algorithm))
 
 
-def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator[Contender]:
+def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator[MulticastContender]:
     for sources, planner in product(args.sources, args.planner):
         if sources >= nodes:
             continue
         if planner == AUTO:
-            usual = usual_links("tcp")  # asking for a block, checking it and telling of it takes time, too
+            usual = default_link_facts(
+                "tcp"
+            )  # includes the cost of request, check and announcement of a block
             facts = replace(
                 usual,
                 bytes_per_s=args.rate,
@@ -112,119 +115,165 @@ def our_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator
             )
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)
-            yield Contender(AUTO, crew, nodes, task, reason=chosen.reason)
+            yield MulticastContender(AUTO, crew, nodes, task, reason=chosen.reason)
             continue
         for blocks in args.blocks if planner not in COPIES else (1,):
-            yield Contender(planner, crew, nodes, task_of(args, planner, blocks, sources))
+            yield MulticastContender(planner, crew, nodes, task_of(args, planner, blocks, sources))
 
 
-def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -> CastTask:
-    in_turn = (
-        not args.loose and args.transport == "tcp" and comes_in_turn(planner, args.size / blocks, args.rate)
+def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -> MulticastTask:
+    in_slots = (
+        not args.loose and args.transport == "tcp" and uses_slots(planner, args.size / blocks, args.rate)
     )
-    return CastTask(
+    return MulticastTask(
         planner=planner,
         blocks=blocks,
         sources=sources,
         window=args.window,
-        in_turn=in_turn,
+        in_slots=in_slots,
         link_bytes_s=int(args.rate) if args.transport == "tcp" else 0,
     )
 
 
 def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
-    """Nodes of one host, beside copies by as many processes. Raises CrewError, WrongBytes."""
+    """Run nodes of one host, beside copies by as many processes. Raises CrewError, DigestMismatch."""
     args = argparse.Namespace(**{**vars(args), "planner": [*args.planner, *COPIES], "sources": [1]})
     with ExitStack() as stack:
-        folder = stack.enter_context(own_folder(Path(tempfile.gettempdir())))
-        images = stack.enter_context(own_folder(Path("/dev/shm")))
+        folder = stack.enter_context(scratch_folder(Path(tempfile.gettempdir())))
+        images = stack.enter_context(scratch_folder(Path("/dev/shm")))
         processes = stack.enter_context(Processes())
-        stack.enter_context(logs_shown(folder))
+        stack.enter_context(print_logs_on_error(folder))
         crew = stack.enter_context(multicast_ours.on_this_host(processes, nodes, folder, images))
-        contenders = list(our_contenders(crew, nodes, args))
+        contenders = list(hypercast_contenders(crew, nodes, args))
         turns = take_turns(contenders, args.size, args.repeat, 600.0, None)
     limit_s = min(
         statistics.median(run.seconds for run in runs)
         for one, runs in zip(contenders, turns.runs, strict=True)
         if one.name in CHECKED
     )
-    return records(turns, Setting(nodes=nodes, nbytes=args.size, limit_s=limit_s, common=common))
+    return records(turns, RunSetting(nodes=nodes, nbytes=args.size, limit_s=limit_s, common=common))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("benchmarks.multicast", __doc__)
+    parser = make_parser("benchmarks.multicast", __doc__)
+    add_size_options(parser)
+    add_cast_options(parser)
+    add_peer_options(parser)
     add = parser.add_argument
-    planners = (*PLANNERS, AUTO)
-    add("--nodes", type=listed(at_least(2)), default="8", help="with the sources, as in 2,4,8 (default 8)")
-    add("--sources", type=listed(at_least(1)), default="1", help="of these; as in 1,2,4 (default 1)")
-    add("--size", type=size, default="128MiB", help="of the image (default 128MiB)")
-    add("--rate", type=rate, default="200mbit", help="of each link, each way (default 200mbit)")
     add(
-        "--planner",
-        type=listed(str, planners),
-        default="binomial,chain,tree",
-        help=f"of {', '.join(planners)} (default binomial,chain,tree)",
+        "--transport",
+        choices=("tcp", "shm"),
+        default="tcp",
+        help="shm: on this host, without links (default %(default)s)",
     )
-    add("--blocks", type=listed(at_least(1)), default="128", help="of a cast; as in 64,128 (default 128)")
-    add(
-        "--loose",
-        action="store_true",
-        help="let pipelines of coarse blocks run ahead of their steps, as those of fine blocks do",
-    )
-    add("--window", type=at_least(1), default=3, help="blocks that a node pulls at once (default 3)")
-    add("--latency", type=float, default=0.0005, help="for auto: seconds of a hop (default 0.0005)")
-    add("--restart", type=float, default=0.001, help="for auto: seconds of a change of partner, a block")
-    add("--straggler", type=share, default=1.0, help="share of the rate that one node's link has")
-    add("--straggler-node", type=at_least(0), help="which node that is (default: the one in the middle)")
-    add(
-        "--peers",
-        type=listed(str, multicast_peers.PEERS, least=0),
-        default="gloo,mpi",
-        help='of gloo, mpi, nixl (default gloo,mpi; "" for none); one that is missing is named and skipped',
-    )
-    add(
-        "--mpi-algorithms",
-        type=listed(str, least=0),
-        default=",".join(multicast_peers.MPI_ALGORITHMS),
-        help="of coll_tuned_bcast_algorithm (default %(default)s)",
-    )
-    add("--transport", choices=("tcp", "shm"), default="tcp", help="shm: on this host, without links")
-    add("--repeat", type=at_least(1), default=5, help="turns (default 5)")
+    add("--repeat", type=at_least(1), default=5, help="turns (default %(default)s)")
     add("--json", type=Path, help="write the records to this file")
     add("--plot", type=Path, help="write a PNG to this file")
     args = parser.parse_args(arguments)
     if not any(sources < nodes for sources in args.sources for nodes in args.nodes):
-        parser.error("no number of nodes is above a number of sources: nobody would receive anything")
+        parser.error("--nodes must exceed --sources at least once: no target would receive anything")
     return args
 
 
-def measure(args: argparse.Namespace, into: list[dict[str, Any]]) -> None:
-    """Each number of nodes; `into` has what is finished."""
+def add_size_options(parser: argparse.ArgumentParser) -> None:
+    """Add the numbers of nodes, and the sizes and rates."""
+    add = parser.add_argument
+    add(
+        "--nodes",
+        type=comma_list(at_least(2)),
+        default="8",
+        help="nodes with the sources, such as 2,4,8 (default %(default)s)",
+    )
+    add(
+        "--sources",
+        type=comma_list(at_least(1)),
+        default="1",
+        help="sources, such as 1,2,4 (default %(default)s)",
+    )
+    add("--size", type=size, default="128MiB", help="image size (default %(default)s)")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, each way (default %(default)s)")
+    add(
+        "--straggler",
+        type=share,
+        default=1.0,
+        help="fraction of the rate of one node's link (default: no straggler)",
+    )
+    add("--straggler-node", type=at_least(0), help="the straggler's number (default: the middle node)")
+
+
+def add_cast_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of our casts."""
+    add, planners = parser.add_argument, (*PLANNERS, AUTO)
+    add(
+        "--planner",
+        type=comma_list(str, planners),
+        default="binomial,chain,tree",
+        help=f"of {', '.join(planners)} (default %(default)s)",
+    )
+    add(
+        "--blocks",
+        type=comma_list(at_least(1)),
+        default="128",
+        help="blocks per cast, such as 64,128 (default %(default)s)",
+    )
+    add(
+        "--loose",
+        action="store_true",
+        help="let pipelines of coarse blocks run ahead of their steps, like those of fine blocks",
+    )
+    add(
+        "--window",
+        type=at_least(1),
+        default=3,
+        help="blocks that a node pulls concurrently (default %(default)s)",
+    )
+    add("--latency", type=float, default=0.0005, help="for auto: seconds per hop (default %(default)s)")
+    add(
+        "--restart",
+        type=float,
+        default=0.001,
+        help="for auto: seconds per change of partner, per block (default %(default)s)",
+    )
+
+
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the peers and their options."""
+    add = parser.add_argument
+    add(
+        "--peers",
+        type=comma_list(str, multicast_peers.PEERS, least=0),
+        default="gloo,mpi",
+        help="of gloo,mpi,nixl (default %(default)s; empty for none); missing ones are skipped with a note",
+    )
+    add(
+        "--mpi-algorithms",
+        type=comma_list(str, least=0),
+        default=",".join(multicast_peers.MPI_ALGORITHMS),
+        help="values of coll_tuned_bcast_algorithm (default %(default)s)",
+    )
+
+
+def measure(args: argparse.Namespace, out: Recording) -> None:
+    """Measure each number of nodes; `out` receives finished records."""
     common = {
         "bytes": args.size,
         "transport": args.transport,
         "straggler": args.straggler,
         "repeat": args.repeat,
-        **describe_machine("benchmarks.multicast"),
+        **describe_run("benchmarks.multicast"),
     }
-    way = in_memory if args.transport == "shm" else on_links
+    run = in_memory if args.transport == "shm" else on_links
     for nodes in args.nodes:
-        rows = way(nodes, args, common)
-        for row in rows:
-            print(show(row), flush=True)
-        into.extend(rows)
+        out.add(*run(nodes, args, common))
 
 
 def main() -> None:
     args = parse()
-    keep_rows(
-        "multicast",
-        lambda rows: measure(args, rows),
-        (TestbedError, CrewError, WrongBytes, OSError),
-        json=args.json,
-        plot=args.plot,
-        draw=plot,
-    )
+    failures = (TestbedError, CrewError, DigestMismatch, OSError)
+    with recording(
+        "multicast", json=args.json, show=show, plot=args.plot, draw=plot, failures=failures
+    ) as out:
+        measure(args, out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A rank of `torch.distributed` with gloo: `python -m benchmarks.gloo_node SOCKET RANK SIZE ADDRESS PORT`."""
+"""Run a gloo rank: `python -m benchmarks.multicast.gloo_node SOCKET RANK SIZE ADDRESS PORT`."""
 
 import os
 import sys
@@ -8,27 +8,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.crew_member import Bytes, serve
-from benchmarks.crew_messages import Done
-from benchmarks.testbed_plan import INTERFACE
+from benchmarks.multicast.messages import CastFinished
+from benchmarks.multicast.rank import Bytes, serve_rank
+from benchmarks.testbed.plan import INTERFACE
 
 
-class GlooMember:
-    """Broadcasts as any program that uses torch would."""
+class GlooRank:
+    """A rank that broadcasts with torch.distributed."""
 
     @property
     def rank(self) -> int:
         return dist.get_rank()
 
-    def room(self, nbytes: int) -> Bytes:
+    def allocate(self, nbytes: int) -> Bytes:
         return np.empty(nbytes, np.uint8)
 
-    def cast(self, image: Bytes) -> Done:
+    def cast(self, image: Bytes) -> CastFinished:
         tensor = torch.from_numpy(image)
         dist.barrier()
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         dist.broadcast(tensor, src=0)
-        return Done(began_s=began_s, ended_s=time.monotonic())
+        return CastFinished(started_s=started_s, ended_s=time.monotonic())
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         "gloo", init_method=f"tcp://{address}:{port}", rank=int(rank), world_size=int(size)
     )
     try:
-        serve(path, GlooMember())
+        serve_rank(path, GlooRank())
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""A rank of Open MPI, started by mpirun: `python -m benchmarks.mpi_node SOCKET`.
+"""Run a rank of Open MPI under mpirun: `python -m benchmarks.multicast.mpi_node SOCKET`.
 
-Calls the library itself, so that nothing but Open MPI needs to be installed.
+Calls the library directly, so that only Open MPI itself needs to be installed.
 """
 
 import ctypes
@@ -9,21 +9,21 @@ import time
 
 import numpy as np
 
-from benchmarks.crew_member import Bytes, serve
-from benchmarks.crew_messages import Done
+from benchmarks.multicast.messages import CastFinished
+from benchmarks.multicast.rank import Bytes, serve_rank
 
 LIBRARY = "libmpi.so.40"  # Open MPI 4
 
 
 class MpiError(Exception):
-    """A call of MPI failed."""
+    """An MPI call failed."""
 
 
-class MpiMember:
-    """Broadcasts with whatever algorithm mpirun was told to have used."""
+class MpiRank:
+    """A rank that broadcasts with the algorithm that mpirun selected."""
 
     def __init__(self) -> None:
-        # Its components look up the library's symbols among those of the whole process.
+        # Its components resolve the library's symbols globally.
         self._mpi = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
         self._world = ctypes.byref(ctypes.c_char.in_dll(self._mpi, "ompi_mpi_comm_world"))
         self._byte = ctypes.byref(ctypes.c_char.in_dll(self._mpi, "ompi_mpi_byte"))
@@ -36,15 +36,15 @@ class MpiMember:
     def rank(self) -> int:
         return self._rank
 
-    def room(self, nbytes: int) -> Bytes:
+    def allocate(self, nbytes: int) -> Bytes:
         return np.empty(nbytes, np.uint8)
 
-    def cast(self, image: Bytes) -> Done:
+    def cast(self, image: Bytes) -> CastFinished:
         buffer = ctypes.c_void_p(image.ctypes.data)
         self._call("MPI_Barrier", self._world)
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         self._call("MPI_Bcast", buffer, ctypes.c_int(image.nbytes), self._byte, ctypes.c_int(0), self._world)
-        return Done(began_s=began_s, ended_s=time.monotonic())
+        return CastFinished(started_s=started_s, ended_s=time.monotonic())
 
     def finish(self) -> None:
         self._call("MPI_Finalize")
@@ -56,8 +56,8 @@ class MpiMember:
 
 
 def main() -> None:
-    member = MpiMember()
-    serve(sys.argv[1], member)
+    member = MpiRank()
+    serve_rank(sys.argv[1], member)
     member.finish()
 
 

@@ -1,11 +1,10 @@
-"""A node of a cast, as one process: `python -m benchmarks.multicast_node SOCKET RANK LISTEN HOST FOLDER`.
+"""Run a node of a cast: `python -m benchmarks.multicast.node SOCKET RANK LISTEN HOST FOLDER`.
 
-It serves what it has at LISTEN (`tcp://address:port`) and takes part in the casts that its crew orders.
-HOST names the machine that it stands for: nodes of one host read each other's memory. With a FOLDER the
-image is in a file there, else ("-") in memory of its own.
+It serves its regions at LISTEN (`tcp://address:port`) and takes part in the casts that its crew orders. HOST
+names the machine that it represents: nodes of one host read each other's memory. With a FOLDER the image is
+in a file there, with "-" in private memory.
 """
 
-import asyncio
 import gc
 import mmap
 import sys
@@ -16,43 +15,42 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from benchmarks.copies import COPIES, copy_as, damaged_units
-from benchmarks.crew_member import Bytes, HeldImage
-from benchmarks.crew_messages import (
-    Answer,
-    CastTask,
-    Check,
-    Done,
-    Failed,
-    Go,
-    Hello,
-    NodeAt,
-    Order,
-    Prepare,
-    Ready,
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import MemberHello
+from benchmarks.multicast.copies import COPIES, copy_as, mismatched_units
+from benchmarks.multicast.messages import (
+    PROTOCOL,
+    CastFinished,
+    ImageReady,
+    MulticastOrder,
+    MulticastReply,
+    MulticastTask,
+    NodeEndpoint,
+    PrepareImage,
+    ReportDigest,
+    StartCast,
     block_bytes,
-    decode_order,
-    encode,
 )
-from rdmacast.cast import Cast
-from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.connector import Connector
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.session_settings import SessionSettings
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
+from benchmarks.multicast.rank import Bytes, ImageBuffer
+from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.runner import Cast
+from rdmacast.cast.session_settings import SessionSettings
+from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import PeerAddress
-from rdmacast.watching import RegionWatcher
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
 from registry.images.manifest import UNIT_BYTES
 
 SECRET = b"of a benchmark, for its own processes"
-_THREADS = 2  # check blocks; with shared memory they also copy
-_LINE_BYTES = 16 << 20
+_THREADS = 2  # verify blocks, and copy them with shared memory
 
 
-class CastNode:
-    """Keeps one image at a time, and its region served until the next."""
+class MulticastNode:
+    """A node that holds one image at a time, and serves its region until the next."""
 
     def __init__(self, rank: int, server: RegionServer, host: str, folder: Path | None) -> None:
         self._rank = rank
@@ -64,22 +62,22 @@ class CastNode:
         self._connector = Connector(host, transports)
         self._watcher = RegionWatcher(SECRET)
         self._folder = folder
-        self._held = HeldImage(self._room)
-        self._order: Prepare | None = None
+        self._held = ImageBuffer(self._allocate)
+        self._order: PrepareImage | None = None
         self._region: GrowingRegion | None = None
 
-    async def carry_out(self, order: Order) -> Answer:
+    async def carry_out(self, order: MulticastOrder) -> MulticastReply:
         match order:
-            case Prepare():
+            case PrepareImage():
                 await self._prepare(order)
-                return Ready()
-            case Go():
+                return ImageReady()
+            case StartCast():
                 self._held.begin()
                 return await self._cast()
-            case Check():
-                return self._held.checked()
+            case ReportDigest():
+                return self._held.report_digest()
 
-    async def _prepare(self, order: Prepare) -> None:
+    async def _prepare(self, order: PrepareImage) -> None:
         assert order.task is not None
         if self._order is not None:
             await self._server.withdraw(self._order.cast)
@@ -90,12 +88,12 @@ class CastNode:
         self._server.publish(order.cast, self._region)
         self._order = order
 
-    async def _cast(self) -> Done:
+    async def _cast(self) -> CastFinished:
         order, region = self._order, self._region
         assert order is not None and order.task is not None and region is not None
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         if self._rank < order.task.sources:
-            return Done(began_s=began_s, ended_s=began_s)
+            return CastFinished(started_s=started_s, ended_s=started_s)
         if order.task.planner in COPIES:
             return copy_as(order.task.planner, self._path_of(0), self._held.image, order.units)
         spec = spec_of(order, order.task)
@@ -108,18 +106,19 @@ class CastNode:
             spec,
             str(self._rank),
             self._held.image.data,
-            connector=self._connector,
-            watcher=self._watcher,
-            check=lambda offset, view: damaged_units(order.units, offset, view),
-            check_bytes=UNIT_BYTES,
-            on_block=on_block,
+            links=CastLinks(connector=self._connector, watcher=self._watcher),
+            hooks=BlockHooks(
+                check=lambda offset, view: mismatched_units(order.units, offset, view),
+                check_bytes=UNIT_BYTES,
+                on_block=on_block,
+                executor=self._executor,
+            ),
             region=region,
             settings=SessionSettings(window=order.task.window),
-            executor=self._executor,
         ).run()
         faults = report.faults
-        return Done(
-            began_s=began_s,
+        return CastFinished(
+            started_s=started_s,
             ended_s=max(arrived_s),
             arrived_s=arrived_s,
             transports=dict(report.bytes_by_transport),
@@ -136,7 +135,7 @@ class CastNode:
         assert self._folder is not None
         return self._folder / f"image-{rank}"
 
-    def _room(self, nbytes: int) -> Bytes:
+    def _allocate(self, nbytes: int) -> Bytes:
         if self._folder is None:
             return np.empty(nbytes, np.uint8)
         with self._path_of(self._rank).open("wb+") as file:
@@ -144,8 +143,8 @@ class CastNode:
             return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
 
 
-def spec_of(order: Prepare, task: CastTask) -> CastSpec:
-    """Blocks of whole units, so many as were asked for or, where the units do not divide so, fewer."""
+def spec_of(order: PrepareImage, task: MulticastTask) -> CastSpec:
+    """Return the cast of blocks of whole units."""
     return CastSpec(
         cast=order.cast,
         region=order.cast,
@@ -154,38 +153,26 @@ def spec_of(order: Prepare, task: CastTask) -> CastSpec:
         members=tuple(member(rank, node) for rank, node in enumerate(order.nodes)),
         sources=tuple(range(task.sources)),
         planner=task.planner,
-        in_turn=task.in_turn,
+        in_slots=task.in_slots,
         link_bytes_s=task.link_bytes_s,
     )
 
 
-def member(rank: int, node: NodeAt) -> Member:
-    return Member(name=str(rank), address=PeerAddress(url=node.url, host=node.host))
+def member(rank: int, node: NodeEndpoint) -> CastMember:
+    return CastMember(name=str(rank), address=PeerAddress(url=node.url, host=node.host))
 
 
 async def serve(path: str, rank: int, listen: str, host: str, folder: Path | None) -> None:
-    """Carry out orders until the crew hangs up."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES)
-    try:
-        async with RegionServer(SECRET, listen, host) as server:
-            node = CastNode(rank, server, host, folder)
-            writer.write(encode(Hello(rank=rank, url=server.address.url, host=host)) + b"\n")
-            while line := await reader.readline():
-                try:
-                    answer = await node.carry_out(decode_order(line))
-                except Exception as error:  # whatever it is, the crew is told; then it ends this
-                    writer.write(encode(Failed(reason=repr(error))) + b"\n")
-                    await writer.drain()
-                    raise
-                writer.write(encode(answer) + b"\n")
-                await writer.drain()
-    finally:
-        writer.close()
+    """Carry out orders until the benchmark closes the connection."""
+    async with RegionServer(SECRET, listen, host) as server:
+        node = MulticastNode(rank, server, host, folder)
+        hello = MemberHello(rank=rank, url=server.address.url, host=host)
+        await serve_async(path, hello, PROTOCOL, node.carry_out)
 
 
 def main() -> None:
     path, rank, listen, host, folder = sys.argv[1:]
-    gc.set_threshold(20_000, 20, 50)  # as nodes do
+    gc.set_threshold(20_000, 20, 50)  # as in an invoker
     uvloop.run(serve(path, int(rank), listen, host, None if folder == "-" else Path(folder)))
 
 

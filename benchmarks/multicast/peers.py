@@ -1,4 +1,4 @@
-"""The crews of the peers that ours is measured beside: gloo, Open MPI, NIXL; one rank a host."""
+"""The crews of the peers that ours is compared with: gloo, Open MPI and NIXL, one rank per host."""
 
 import importlib.util
 import os
@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
-from benchmarks.crew import Crew, Process, crewed
-from benchmarks.machine import ROOT
-from benchmarks.multicast_run import Contender
-from benchmarks.processes import module
-from benchmarks.testbed import Testbed
-from benchmarks.testbed_plan import INTERFACE, TestbedPlan
+from benchmarks.harness.crew import Crew, Process, running_crew
+from benchmarks.harness.processes import ROOT, module
+from benchmarks.multicast.messages import PROTOCOL
+from benchmarks.multicast.run import MulticastContender
+from benchmarks.testbed.network import Testbed
+from benchmarks.testbed.plan import INTERFACE, TestbedPlan
 
 PEERS = ("gloo", "mpi", "nixl")
 GLOO_PORT = 29500
-# Of Open MPI 4's coll_tuned_bcast_algorithm; what each does is in `mpi_algorithm`.
+# Values of Open MPI 4's coll_tuned_bcast_algorithm; names in _MPI_NAMES.
 MPI_ALGORITHMS = ("9", "8", "3", "5", "2")
 _MPI_NAMES = {
     "9": "scatter + ring allgather",
@@ -31,8 +31,8 @@ SEGMENT_BYTES = 256 << 10
 _START_S = 120.0
 
 
-def why_not(peer: str) -> str:
-    """Why a peer cannot be measured here; "" if it can."""
+def unavailable_reason(peer: str) -> str:
+    """Return why a peer cannot be measured here, or ""."""
     if peer == "gloo" and importlib.util.find_spec("torch") is None:
         return "torch is not installed"
     if peer == "nixl" and importlib.util.find_spec("nixl") is None:
@@ -47,35 +47,35 @@ def mpi_algorithm(number: str) -> str:
 
 
 @contextmanager
-def gloo(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
-    """Ranks of `torch.distributed`. Raises CrewError."""
+def gloo(testbed: Testbed, nodes: int, folder: Path) -> Iterator[MulticastContender]:
+    """Start ranks of `torch.distributed`. Raises CrewError."""
     with _ranks("gloo", testbed, nodes, folder, nodes, testbed.address(0), GLOO_PORT) as crew:
-        yield Contender("gloo", crew, nodes)
+        yield MulticastContender("gloo", crew, nodes)
 
 
 @contextmanager
-def nixl(testbed: Testbed, nodes: int, folder: Path) -> Iterator[Contender]:
-    """Agents of NIXL. Raises CrewError."""
+def nixl(testbed: Testbed, nodes: int, folder: Path) -> Iterator[MulticastContender]:
+    """Start NIXL agents. Raises CrewError."""
     with _ranks("nixl", testbed, nodes, folder, nodes, folder) as crew:
-        yield Contender("nixl", crew, nodes, algorithm="every target reads from the source")
+        yield MulticastContender("nixl", crew, nodes, algorithm="every target reads from the source")
 
 
 def _ranks(
     peer: str, testbed: Testbed, nodes: int, folder: Path, *arguments: object
 ) -> AbstractContextManager[Crew]:
-    """A process of `benchmarks.<peer>_node` a host."""
+    """Start a process of `benchmarks.multicast.<peer>_node` per host."""
 
     def start(socket: Path, log: IO[bytes]) -> Iterator[Process]:
         for rank in range(nodes):
-            command = module(f"benchmarks.{peer}_node", socket, rank, *arguments)
+            command = module(f"benchmarks.multicast.{peer}_node", socket, rank, *arguments)
             yield testbed.start(rank, command, stdout=log, stderr=log, env=environment())
 
-    return crewed(peer, folder, nodes, start, testbed.stop, _START_S)
+    return running_crew(peer, folder, PROTOCOL, nodes, start, testbed.stop, _START_S)
 
 
 @contextmanager
-def mpi(testbed: Testbed, nodes: int, folder: Path, algorithm: str) -> Iterator[Contender]:
-    """Ranks of Open MPI, all with one algorithm. Raises CrewError."""
+def mpi(testbed: Testbed, nodes: int, folder: Path, algorithm: str) -> Iterator[MulticastContender]:
+    """Start ranks of Open MPI with one algorithm. Raises CrewError."""
     agent = folder / "mpi-agent"
     agent.write_text(agent_script(testbed.plan))
     agent.chmod(0o755)
@@ -84,12 +84,12 @@ def mpi(testbed: Testbed, nodes: int, folder: Path, algorithm: str) -> Iterator[
         command = mpirun(testbed.plan, nodes, agent, algorithm, socket)
         yield testbed.start(0, command, stdout=log, stderr=log, env=environment())
 
-    with crewed(f"mpi-{algorithm}", folder, nodes, start, testbed.stop, _START_S) as crew:
-        yield Contender("mpi", crew, nodes, algorithm=mpi_algorithm(algorithm))
+    with running_crew(f"mpi-{algorithm}", folder, PROTOCOL, nodes, start, testbed.stop, _START_S) as crew:
+        yield MulticastContender("mpi", crew, nodes, algorithm=mpi_algorithm(algorithm))
 
 
 def mpirun(plan: TestbedPlan, nodes: int, agent: Path, algorithm: str, socket: Path) -> list[str]:
-    """The command that starts a rank on each of the first hosts (pure)."""
+    """Return the command that starts a rank on each of the first hosts (pure)."""
     options = {
         "plm_rsh_agent": str(agent),
         "btl": "tcp,self",
@@ -102,11 +102,17 @@ def mpirun(plan: TestbedPlan, nodes: int, agent: Path, algorithm: str, socket: P
     chosen = [word for name, value in options.items() for word in ("--mca", name, value)]
     hosts = ",".join(f"{plan.address(host)}:1" for host in range(nodes))
     ranks = ["-np", str(nodes), "--host", hosts, "--map-by", "node", "--bind-to", "none"]
-    return ["mpirun", "--allow-run-as-root", *ranks, *chosen, *module("benchmarks.mpi_node", socket)]
+    return [
+        "mpirun",
+        "--allow-run-as-root",
+        *ranks,
+        *chosen,
+        *module("benchmarks.multicast.mpi_node", socket),
+    ]
 
 
 def agent_script(plan: TestbedPlan) -> str:
-    """What mpirun calls in the place of ssh: the host's address, then the command."""
+    """Return the script that mpirun calls instead of ssh, with the host's address and the command."""
     cases = [f"{plan.address(host)}) namespace={plan.namespace(host)} ;;" for host in range(plan.hosts)]
     return "\n".join(
         [
@@ -123,5 +129,5 @@ def agent_script(plan: TestbedPlan) -> str:
 
 
 def environment() -> dict[str, str]:
-    """One thread a rank: the hosts share this machine's processors."""
+    """Return the environment of ranks: one thread each, because the hosts share this machine's processors."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""What a multicast benchmark makes of its runs: records, lines for people and a picture."""
+"""Records, lines and a plot of multicast runs."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.crew_messages import CastTask, block_bytes
-from benchmarks.link_rate import LinkRate
-from benchmarks.multicast_run import Contender, Run, added
-from benchmarks.multicast_turns import Turns
-from rdmacast.links import Links
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.subgroups import balanced
-from rdmacast.simulate import simulate
+from benchmarks.multicast.messages import MulticastTask, block_bytes
+from benchmarks.multicast.run import CastRun, MulticastContender, sum_counts
+from benchmarks.multicast.turns import TurnResults
+from benchmarks.testbed.link_rate import LinkMeasurement
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.planners.subgroups import balanced
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Under what the contenders ran: `limit_s` is how long the fastest plain copy over a link took.
+class RunSetting:
+    """The setting of the runs: `limit_s` is the time of the fastest plain copy over a link.
 
-    `slow` gives nodes whose link has a share of the others' rate.
+    `slow` maps nodes to the fraction of the rate that their link has.
     """
 
     nodes: int
@@ -31,8 +31,8 @@ class Setting:
     common: dict[str, Any] = field(default_factory=dict)
 
 
-def records(turns: Turns, setting: Setting) -> list[dict[str, Any]]:
-    """One a contender; of `mpi` one for all algorithms."""
+def records(turns: TurnResults, setting: RunSetting) -> list[dict[str, Any]]:
+    """Return a record per contender, and one for all algorithms of `mpi`."""
     rows = [
         record(contender, runs, setting) for contender, runs in zip(turns.contenders, turns.runs, strict=True)
     ]
@@ -40,8 +40,8 @@ def records(turns: Turns, setting: Setting) -> list[dict[str, Any]]:
     return [row for row in rows if row["name"] != "mpi"] + ([best_of(ranks)] if ranks else [])
 
 
-def link_record(copies: Sequence[LinkRate], setting: Setting) -> dict[str, Any]:
-    """Of the plain copies over one link."""
+def link_record(copies: Sequence[LinkMeasurement], setting: RunSetting) -> dict[str, Any]:
+    """Return the record of the plain copies over one link."""
     seconds = [copy.seconds for copy in copies]
     return {
         "name": "link",
@@ -53,15 +53,15 @@ def link_record(copies: Sequence[LinkRate], setting: Setting) -> dict[str, Any]:
     }
 
 
-def plan_of(task: CastTask, nodes: int, nbytes: int) -> TransferPlan:
-    """The plan that every node works out for itself."""
+def plan_of(task: MulticastTask, nodes: int, nbytes: int) -> TransferPlan:
+    """Return the plan that every node computes by itself."""
     blocks = -(-nbytes // block_bytes(nbytes, task.blocks))
     shape = CastShape(nodes=nodes, sources=tuple(range(task.sources)), blocks=blocks)
     return PLANNERS[task.planner].plan(shape)
 
 
-def record(contender: Contender, runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
-    """Times are medians of the runs, which are all in `seconds`."""
+def record(contender: MulticastContender, runs: Sequence[CastRun], setting: RunSetting) -> dict[str, Any]:
+    """Return a contender's record; times are medians over the runs in `seconds`."""
     targets = contender.nodes - contender.sources
     seconds = [run.seconds for run in runs]
     median_s = statistics.median(seconds)
@@ -96,15 +96,15 @@ def record(contender: Contender, runs: Sequence[Run], setting: Setting) -> dict[
 
 
 def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest of several algorithms of one peer; all their medians stand in it."""
+    """Return the fastest of several algorithms of one peer, with the medians of all."""
     best = min(rows, key=lambda row: row["median_s"])
     return {**best, "algorithms": {row["params"]["algorithm"]: row["median_s"] for row in rows}}
 
 
 def first_pipeline_s(plan: TransferPlan, arrived_s: Sequence[Sequence[float]]) -> float:
-    """When one target of each sub-group had the chunk with which its sub-group begins, for the first time.
+    """Return when the first targets of all sub-groups held the chunk with which their sub-group starts.
 
-    From then on these targets hold a whole model between them.
+    From then on these targets hold a whole model together.
     """
     row_of = {node: row for row, node in enumerate(plan.shape.targets)}
     groups = [[node for node in group if node in row_of] for group in plan.groups]
@@ -118,7 +118,7 @@ def first_pipeline_s(plan: TransferPlan, arrived_s: Sequence[Sequence[float]]) -
 
 
 def show(row: dict[str, Any]) -> str:
-    """One line for people."""
+    """Format a record as one line."""
     params = row["params"]
     if row["name"] == "link":
         return (
@@ -133,16 +133,16 @@ def show(row: dict[str, Any]) -> str:
         f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"
         f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit"
         f"  first full {row['first_full_s']:7.3f} s  skew {row['skew_s']:6.3f} s"
-        f"  {row['bytes_per_own_cpu_s'] / 1e6:7.0f} MB/own CPU-s  processors {row['processor_share']:4.0%}"
+        f"  {row['bytes_per_own_cpu_s'] / 1e6:7.0f} MB/own CPU-s  CPU {row['processor_share']:4.0%}"
     )
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Time over the limit by number of nodes, and each contender with most nodes, as PNG."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
+    """Draw time over the limit by number of nodes, and each contender at the most nodes, as PNG."""
+    from matplotlib.figure import Figure  # only in the extra [dev]
 
     single = [row for row in rows if row["params"]["sources"] == 1 and row["name"] != "link"]
-    most = max(row["params"]["nodes"] for row in rows)
+    max_nodes = max(row["params"]["nodes"] for row in rows)
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     over, bars = figure.subplots(1, 2)
     for label in dict.fromkeys(_label(row) for row in single):
@@ -152,13 +152,13 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     over.axhline(1.0, color="grey", linewidth=0.8)
     over.set(xlabel="nodes, one source", ylabel="time ÷ time of one copy", yscale="log")
     over.legend(fontsize="small")
-    largest = [row for row in rows if row["params"]["nodes"] == most and row["name"] != "link"]
+    largest = [row for row in rows if row["params"]["nodes"] == max_nodes and row["name"] != "link"]
     names = [f"{_label(row)}, k={row['params']['sources']}" for row in largest]
     bars.barh(names, [row["median_s"] for row in largest], color="tab:blue", label="all complete")
     bars.barh(names, [row["first_full_s"] for row in largest], color="tab:cyan", label="first complete")
     bars.axvline(largest[0]["limit_s"], color="crimson", linewidth=1, label="one copy")
     bars.invert_yaxis()
-    bars.set(xlabel=f"seconds, {most} nodes")
+    bars.set(xlabel=f"seconds, {max_nodes} nodes")
     bars.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, format="png")
@@ -169,25 +169,27 @@ def _label(row: dict[str, Any]) -> str:
     return f"{row['name']}, b={blocks}" if blocks else str(row["name"])
 
 
-def _details(contender: Contender) -> dict[str, Any]:
+def _details(contender: MulticastContender) -> dict[str, Any]:
     details: dict[str, Any] = {"algorithm": contender.algorithm} if contender.algorithm else {}
     if contender.task is not None:
         details |= {"blocks": contender.task.blocks, "window": contender.task.window}
     return details | ({"reason": contender.reason} if contender.reason else {})
 
 
-def _others_s(run: Run, sources: int, slow: dict[int, float]) -> float:
-    """When all targets with a link of full rate were complete."""
+def _others_s(run: CastRun, sources: int, slow: dict[int, float]) -> float:
+    """Return when all targets with a full-rate link were complete."""
     return max(seconds for rank, seconds in enumerate(run.complete_s, start=sources) if rank not in slow)
 
 
-def _of_plan(plan: TransferPlan, task: CastTask, runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
-    """What only ours can tell."""
-    links = Links(bytes_per_s=setting.nbytes / setting.limit_s, slow=setting.slow, in_flight=task.window)
+def _of_plan(
+    plan: TransferPlan, task: MulticastTask, runs: Sequence[CastRun], setting: RunSetting
+) -> dict[str, Any]:
+    """Return the fields that only our contenders have."""
+    links = LinkModel(bytes_per_s=setting.nbytes / setting.limit_s, slow=setting.slow, in_flight=task.window)
     simulated = simulate(plan, links, setting.nbytes / plan.shape.blocks)
     return {
         "first_pipeline_s": statistics.median(first_pipeline_s(plan, run.arrived_s) for run in runs),
         "simulated_s": simulated.seconds,
-        "transports": added(run.transports for run in runs),
-        "faults": added(run.faults for run in runs),
+        "transports": sum_counts(run.transports for run in runs),
+        "faults": sum_counts(run.faults for run in runs),
     }

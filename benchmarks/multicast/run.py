@@ -1,23 +1,32 @@
-"""One cast of one contender: told to a crew, timed, and its bytes checked."""
+"""One cast of one contender: ordered from a crew, timed and verified."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.crew import Crew
-from benchmarks.crew_member import digest, make_image
-from benchmarks.crew_messages import CastTask, Check, Checked, Done, Go, NodeAt, Prepare, Ready
-from benchmarks.processor import ProcessorTimes, read_times
+from benchmarks.harness.crew import Crew
+from benchmarks.harness.processor import ProcessorTimes, read_times
+from benchmarks.multicast.messages import (
+    CastFinished,
+    DigestReport,
+    ImageReady,
+    MulticastTask,
+    NodeEndpoint,
+    PrepareImage,
+    ReportDigest,
+    StartCast,
+)
+from benchmarks.multicast.rank import digest, make_image
 from registry.images.verify import unit_checksums
 
 
-class WrongBytes(Exception):
-    """A contender did not deliver what was cast."""
+class DigestMismatch(Exception):
+    """A contender did not deliver the bytes that were cast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastImage:
-    """What is cast: bytes that every source can make for itself, and their checksums."""
+    """The image of a cast: bytes that every source can generate, and their checksums."""
 
     nbytes: int
     seed: int
@@ -31,14 +40,12 @@ class CastImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The times of one cast, in seconds from when the first process began.
+class CastRun:
+    """The times of one cast, in seconds since the first process started.
 
-    `used` is of the whole machine, `own_cpu_s` what the contender's processes used.
-
-    `complete_s` is by target, in order of rank; `arrived_s` the moment of each block at each target, of
-    contenders that know it; `transports` the bytes that targets received by transport; `faults` how many
-    pulls went wrong or elsewhere than planned, by kind.
+    `used` is of the whole machine, `own_cpu_s` of the contender's processes; `complete_s` is by target, in
+    order of rank; `arrived_s` the arrival of each block at each target, where known; `transports` the bytes
+    received by transport; `faults` the number of failed or replanned pulls, by kind.
     """
 
     complete_s: tuple[float, ...]
@@ -62,16 +69,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """A way to broadcast: a crew, and for ours the task and why it was chosen, if we did choose.
+class MulticastContender:
+    """A way to broadcast: a crew, and for ours the task and the reason for it, if chosen automatically.
 
-    `sources` ranks, the first ones, hold the image.
+    The first `sources` ranks hold the image.
     """
 
     name: str
     crew: Crew
     nodes: int
-    task: CastTask | None = None
+    task: MulticastTask | None = None
     algorithm: str = ""
     reason: str = ""
 
@@ -81,48 +88,50 @@ class Contender:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The contender's name in progress lines."""
         details = f"{self.task.blocks} blocks, k = {self.sources}" if self.task else self.algorithm
         return f"{self.name} ({details})" if details else self.name
 
-    def run(self, image: CastImage, cast: str, patience_s: float) -> Run:
-        """Raises CrewError and WrongBytes."""
-        order = Prepare(
+    def run(self, image: CastImage, cast: str, patience_s: float) -> CastRun:
+        """Cast once. Raises CrewError and DigestMismatch."""
+        order = PrepareImage(
             nbytes=image.nbytes,
             seed=image.seed,
             cast=cast,
             task=self.task,
-            nodes=[NodeAt(url=hello.url, host=hello.host) for hello in self.crew.hellos],
+            nodes=[NodeEndpoint(url=hello.url, host=hello.host) for hello in self.crew.hellos],
             units=image.units if self.task else b"",
         )
-        self.crew.ask(order, Ready, patience_s)
+        self.crew.ask(order, ImageReady, patience_s)
         before = read_times()
-        done = self.crew.ask(Go(), Done, patience_s)
+        done = self.crew.ask(StartCast(), CastFinished, patience_s)
         used = read_times().since(before)
-        told = self.crew.ask(Check(), Checked, patience_s)
-        wrong = [rank for rank, checked in enumerate(told) if checked.digest != image.digest]
+        digests = self.crew.ask(ReportDigest(), DigestReport, patience_s)
+        wrong = [rank for rank, checked in enumerate(digests) if checked.digest != image.digest]
         if wrong:
-            raise WrongBytes(f"{self.title}: the bytes of ranks {wrong} are not those that were cast")
-        return timed(done, self.sources, used, sum(checked.cpu_s for checked in told))
+            raise DigestMismatch(f"{self.title}: ranks {wrong} hold other bytes than were cast")
+        return to_cast_run(done, self.sources, used, sum(checked.cpu_s for checked in digests))
 
 
-def timed(done: Sequence[Done], sources: int, used: ProcessorTimes, own_cpu_s: float) -> Run:
-    """What the processes told, as times from their beginning (pure)."""
-    began_s = min(one.began_s for one in done)
+def to_cast_run(
+    done: Sequence[CastFinished], sources: int, used: ProcessorTimes, own_cpu_s: float
+) -> CastRun:
+    """Convert the processes' reports to times since the first start (pure)."""
+    started_s = min(one.started_s for one in done)
     targets = done[sources:]
-    return Run(
-        complete_s=tuple(one.ended_s - began_s for one in targets),
+    return CastRun(
+        complete_s=tuple(one.ended_s - started_s for one in targets),
         used=used,
         own_cpu_s=own_cpu_s,
         arrived_s=tuple(
-            tuple(moment - began_s for moment in one.arrived_s) for one in targets if one.arrived_s
+            tuple(moment - started_s for moment in one.arrived_s) for one in targets if one.arrived_s
         ),
-        transports=added(one.transports for one in targets),
-        faults=added(one.faults for one in targets),
+        transports=sum_counts(one.transports for one in targets),
+        faults=sum_counts(one.faults for one in targets),
     )
 
 
-def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

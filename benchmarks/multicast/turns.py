@@ -1,4 +1,4 @@
-"""Takes the contenders of a multicast benchmark in turns."""
+"""Runs the contenders of a multicast benchmark in turns."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,39 +6,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.arguments import say
-from benchmarks.crew import CrewError
-from benchmarks.link_rate import LinkRate
-from benchmarks.multicast_run import CastImage, Contender, Run
+from benchmarks.harness.arguments import say
+from benchmarks.harness.crew import CrewError
+from benchmarks.multicast.run import CastImage, CastRun, MulticastContender
+from benchmarks.testbed.link_rate import LinkMeasurement
 
-WARM_UP_PART = 16  # the first turn, which is not counted, casts a sixteenth
+WARM_UP_PART = 16  # the uncounted first turn casts a sixteenth
 SEED = 1
 _LOG_LINES = 20
 
 
 @dataclass(slots=True)
-class Turns:
-    """Contenders, what they cast, and how they did; `copies` are those of a plain link."""
+class TurnResults:
+    """Contenders and their runs; `copies` are plain copies over a link."""
 
-    contenders: list[Contender]
-    runs: list[list[Run]] = field(default_factory=list)
-    copies: list[LinkRate] = field(default_factory=list)
+    contenders: list[MulticastContender]
+    runs: list[list[CastRun]] = field(default_factory=list)
+    copies: list[LinkMeasurement] = field(default_factory=list)
 
 
 def take_turns(
-    contenders: list[Contender],
+    contenders: list[MulticastContender],
     nbytes: int,
     repeat: int,
     patience_s: float,
-    copy: Callable[[], LinkRate] | None,
-) -> Turns:
-    """Each contender once a turn; the first turn is short and not counted. Raises CrewError, WrongBytes."""
-    turns = Turns(contenders, runs=[[] for _ in contenders])
+    copy: Callable[[], LinkMeasurement] | None,
+) -> TurnResults:
+    """Run each contender once per turn, after a short uncounted one. Raises CrewError, DigestMismatch."""
+    turns = TurnResults(contenders, runs=[[] for _ in contenders])
     short, whole = CastImage.make(max(1, nbytes // WARM_UP_PART), SEED), CastImage.make(nbytes, SEED)
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     for turn in range(-1, repeat):
         if turn == 0:
-            began_s = time.monotonic()
+            started_s = time.monotonic()
         if copy is not None and turn >= 0:
             turns.copies.append(copy())
         for number, contender in enumerate(contenders):
@@ -46,19 +46,19 @@ def take_turns(
             stage = f"turn {turn + 1} of {repeat}" if turn >= 0 else "warming up"
             say(
                 f"{contender.nodes} nodes, {stage}, {number + 1} of {len(contenders)}: {contender.title}"
-                f" {run.seconds:.3f} s, processors {run.used.share:.0%} busy"
+                f" {run.seconds:.3f} s, CPU {run.used.share:.0%}"
             )
             if turn >= 0:
                 turns.runs[number].append(run)
         if turn >= 0:
-            left_s = (time.monotonic() - began_s) / (turn + 1) * (repeat - turn - 1)
-            say(f"{turn + 1} of {repeat} turns; about {left_s:.0f} s left for these")
+            left_s = (time.monotonic() - started_s) / (turn + 1) * (repeat - turn - 1)
+            say(f"{turn + 1} of {repeat} turns, about {left_s:.0f} s left")
     return turns
 
 
 @contextmanager
-def logs_shown(folder: Path) -> Iterator[None]:
-    """Where a process of a crew fails, what it and the others said last goes to stderr."""
+def print_logs_on_error(folder: Path) -> Iterator[None]:
+    """Print the end of each process's log to stderr when a crew fails."""
     try:
         yield
     except CrewError:

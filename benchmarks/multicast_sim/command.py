@@ -1,18 +1,18 @@
-"""How long a cast of a large model takes by each planner, in SIMULATION: no byte is moved.
+"""Simulate how long a cast of a large model takes with each planner; no byte is moved.
 
-Plans are carried out by discrete events on imagined links (rdmacast/simulate.py): every node has one port
-that sends and receives at the link's rate; blocks have latency and a cost of their own, and nobody waits
-for a step of the others. A model has 2 bytes a parameter (bfloat16): 7B is 14 GB, 13B 26 GB, 70B 140 GB.
+Plans run as discrete events on imagined links (`rdmacast/simulate`): every node has one port that sends and
+receives at the link's rate, blocks have latency and a fixed cost, and no node waits for other nodes' steps.
+A model has 2 bytes per parameter (bfloat16): 7B is 14 GB, 13B 26 GB, 70B 140 GB.
 
-even       all ports alike
-jitter     each block takes up to the share --jitter longer, drawn anew for each
-straggler  the same, and one target in the middle has the share --straggler of the rate. `others_s` is when
-           all the others are complete. Plans by name do not know of it; the automatic planner does.
+even       all ports are equal
+jitter     each block takes up to the fraction --jitter longer, drawn per block
+straggler  the same, and one target in the middle has the fraction --straggler of the rate. `others_s` is when
+           all others are complete. Named planners do not know of it, the automatic planner does.
 
-Figures are times in parts of `limit_s`, the image's bytes over the link's rate. `automatic` picks planner
-and number of blocks itself. Rows "(from the paper)" are the seconds that λScale's authors recorded for one
-to eight nodes of their cluster, real transfers with all that such have besides the links: they stand beside
-the simulation to compare, and are no part of it. The first record's `run` says where all come from.
+Times are multiples of `limit_s`, the image's bytes over the link's rate. `automatic` chooses planner and
+block count itself. Rows "(from the paper)" are the seconds that λScale's authors recorded for one to eight
+nodes of their cluster: real transfers with all their overheads, shown for comparison. The first record's
+`run` has the provenance of all.
 
 examples:
   python -m benchmarks.multicast_sim --json multicast-sim.json --plot multicast-sim.png
@@ -27,42 +27,42 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import at_least, listed, not_negative, parser_of, positive, say
-from benchmarks.machine import describe_machine, write_records
-from benchmarks.multicast_sim_picture import draw
-from benchmarks.multicast_sim_runs import (
+from benchmarks.harness.arguments import at_least, comma_list, make_parser, not_negative, positive, say
+from benchmarks.harness.records import describe_run, recording
+from benchmarks.multicast_sim.picture import draw
+from benchmarks.multicast_sim.runs import (
     AUTOMATIC,
     CONDITIONS,
     MODEL_BYTES,
     PAPER_NODES,
     STRAGGLER,
-    Case,
-    Network,
+    SimulatedNetwork,
+    SimulationCase,
     cases,
     measure,
     paper_records,
 )
-from rdmacast.planners.catalog import PLANNERS
+from rdmacast.plan.planners.catalog import PLANNERS
 
 NAMES = (*PLANNERS, AUTOMATIC)
 NODES = [2, 4, 8, 16, 64, 256, 1024, 4096]
 
 
-def run(planned: Sequence[Case], network: Network, rows: list[dict[str, Any]]) -> None:
-    """Append a record a case, so that after Ctrl-C what was done is there."""
+def run(planned: Sequence[SimulationCase], network: SimulatedNetwork, rows: list[dict[str, Any]]) -> None:
+    """Append a record per case, so that an interrupted run keeps its finished ones."""
     for number, case in enumerate(planned, 1):
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         rows.append(measure(case, network))
         line = (
             f"{number} of {len(planned)}: {case.nodes} nodes, {case.model}, {case.planner}, {case.condition}"
         )
-        say(f"{line} ({time.monotonic() - began_s:.1f} s)")
+        say(f"{line} ({time.monotonic() - started_s:.1f} s)")
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
-    """A table a model, condition and block count: times in parts of the limit."""
+    """Format a table per model, condition and block count: times as multiples of the limit."""
     ours = [row for row in rows if row["params"]["simulated"]]
-    lines = ["SIMULATED times, in parts of the limit (image's bytes over the link's rate)"]
+    lines = ["SIMULATED times, as multiples of the limit (image bytes over the link's rate)"]
     for key in dict.fromkeys(_key(row) for row in ours if row["name"] != AUTOMATIC):
         lines += ["", *_table(key, [row for row in ours if _belongs(row, key)])]
     return "\n".join([*lines, *_beside_the_paper(rows)])
@@ -79,7 +79,7 @@ def _belongs(row: dict[str, Any], key: tuple[Any, ...]) -> bool:
 
 def _table(key: tuple[Any, ...], rows: Sequence[dict[str, Any]]) -> list[str]:
     model, condition, sources, blocks = key
-    what = "the others' time" if condition == STRAGGLER else "time of all"
+    what = "time of the others" if condition == STRAGGLER else "time of all"
     size = f"{MODEL_BYTES[model] / 1e9:g} GB"
     nodes = sorted({row["params"]["nodes"] for row in rows})
     found = [f"{model} ({size}), {condition}, {sources} source(s), {blocks} blocks: {what}"]
@@ -94,7 +94,7 @@ def _table(key: tuple[Any, ...], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Seconds of one source and eight nodes, ours simulated."""
+    """Format the seconds of one source and eight nodes, with ours simulated."""
     lines = []
     for model in MODEL_BYTES:
         papers = [row for row in rows if not row["params"]["simulated"] and row["params"]["model"] == model]
@@ -117,7 +117,7 @@ def _described(row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
-    network = Network(
+    network = SimulatedNetwork(
         bytes_per_s=args.gbit * 1e9 / 8,
         latency_s=args.latency_us / 1e6,
         overhead_s=args.overhead_us / 1e6,
@@ -128,25 +128,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     planned = list(cases(args.planner, args.models, args.nodes, args.sources, args.blocks, args.conditions))
     if not planned:
-        sys.exit("multicast_sim: no number of nodes is above the number of sources")
-    began = describe_machine("benchmarks.multicast_sim")
-    rows: list[dict[str, Any]] = paper_records(args.models)
-    interrupted = False
-    try:
-        run(planned, network, rows)
-    except KeyboardInterrupt:
+        sys.exit("multicast_sim: --nodes must exceed --sources at least once")
+    began = describe_run("benchmarks.multicast_sim")
+    with recording("multicast_sim", json=args.json, plot=args.plot, draw=draw) as out:
+        out.add(*paper_records(args.models))
         interrupted = True
-        say(f"interrupted: {len(rows)} records")
-    common = _common(args)
-    for row in rows:
-        row["params"] |= common if row["params"]["simulated"] else {}
-    rows[0]["run"] = began | {"interrupted": interrupted}  # once: there are a thousand records
-    print(tables(rows))
-    if args.json:
-        write_records(args.json, rows)
-    if args.plot:
-        draw(rows, args.plot)
-    sys.exit(130 if interrupted else 0)
+        try:
+            run(planned, network, out.records)
+            interrupted = False
+        finally:
+            common = _common(args)
+            for row in out.records:
+                row["params"] |= common if row["params"]["simulated"] else {}
+            # Only once: there are about a thousand records.
+            out.records[0]["run"] = began | {"interrupted": interrupted}
+            print(tables(out.records))
 
 
 def _common(args: argparse.Namespace) -> dict[str, Any]:
@@ -155,37 +151,74 @@ def _common(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("benchmarks.multicast_sim", __doc__)
+    parser = make_parser("benchmarks.multicast_sim", __doc__)
     add = parser.add_argument
-    add("--nodes", type=listed(at_least(1)), default=NODES, help="with the sources; default: 2 to 4096")
+    add(
+        "--nodes",
+        type=comma_list(at_least(1)),
+        default=NODES,
+        help="nodes with the sources (default: 2 to 4096)",
+    )
     add(
         "--sources",
-        type=listed(at_least(1)),
+        type=comma_list(at_least(1)),
         default=[1],
         help="how many of them hold the model (default: 1)",
     )
-    add("--models", type=listed(str, tuple(MODEL_BYTES)), default=list(MODEL_BYTES), help="default: all")
-    add("--planner", type=listed(str, NAMES), default=list(NAMES), help=f"of {','.join(NAMES)}; default: all")
+    add(
+        "--models",
+        type=comma_list(str, tuple(MODEL_BYTES)),
+        default=list(MODEL_BYTES),
+        help="comma-separated models (default: all)",
+    )
+    add(
+        "--planner",
+        type=comma_list(str, NAMES),
+        default=list(NAMES),
+        help=f"of {','.join(NAMES)} (default: all)",
+    )
     add(
         "--blocks",
-        type=listed(at_least(1)),
+        type=comma_list(at_least(1)),
         default=[16, 64],
-        help="of planners that are named (default: 16,64)",
+        help="block counts of named planners (default: 16,64)",
     )
-    add("--conditions", type=listed(str, CONDITIONS), default=list(CONDITIONS), help="default: all")
-    add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s (default: 400)")
-    add("--latency-us", type=not_negative, default=5.0, help="of a block, microseconds (default: 5)")
+    add(
+        "--conditions",
+        type=comma_list(str, CONDITIONS),
+        default=list(CONDITIONS),
+        help="of even,jitter,straggler (default: all)",
+    )
+    add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s (default %(default)s)")
+    add(
+        "--latency-us",
+        type=not_negative,
+        default=5.0,
+        help="latency of a block, microseconds (default %(default)s)",
+    )
     add(
         "--overhead-us",
         type=not_negative,
         default=20.0,
-        help="of the ports a block, microseconds (default: 20)",
+        help="fixed cost per block and port, microseconds (default %(default)s)",
     )
-    add("--jitter", type=not_negative, default=0.1, help="default: 0.1")
-    add("--straggler", type=positive, default=0.25, help="default: 0.25")
-    add("--in-flight", type=at_least(1), default=3, help="pulls that a target has under way (default: 3)")
-    add("--repeat", type=at_least(1), default=1, help="seeds for what is drawn (default: 1)")
-    add("--seed", type=int, default=1, help="the first seed (default: 1); same seed, same figures")
+    add(
+        "--jitter",
+        type=not_negative,
+        default=0.1,
+        help="fraction by which a block takes longer (default %(default)s)",
+    )
+    add(
+        "--straggler",
+        type=positive,
+        default=0.25,
+        help="the straggler's fraction of the rate (default %(default)s)",
+    )
+    add("--in-flight", type=at_least(1), default=3, help="concurrent pulls of a target (default %(default)s)")
+    add("--repeat", type=at_least(1), default=1, help="number of seeds (default %(default)s)")
+    add(
+        "--seed", type=int, default=1, help="first seed; equal seeds give equal figures (default %(default)s)"
+    )
     add("--json", type=Path, help="write the records to this file")
     add("--plot", type=Path, help="write a PNG to this file (needs matplotlib)")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The records of benchmarks.multicast_sim as a picture."""
+"""Draws the records of benchmarks.multicast_sim."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a PNG: a panel a condition of the first model, then the paper's times beside ours."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
+    """Write a PNG: a panel per condition of the first model, then the paper's times beside ours."""
+    from matplotlib.figure import Figure  # only in the extra [dev]
 
     ours = [row for row in rows if row["params"]["simulated"]]
     model = ours[0]["params"]["model"] if ours else ""
@@ -25,25 +25,25 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         panel.set_title(f"{model}, {condition}" + (" (the others)" if condition == "straggler" else ""))
         panel.legend(fontsize=7)
     _bars(axes[-1], rows)
-    figure.suptitle("casts on imagined links: SIMULATED, but for the paper's times")
+    figure.suptitle("casts on imagined links: SIMULATED, except the paper's times")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, format="png")
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """By planner: its rows with the most blocks and the fewest sources."""
-    most = max((row["params"]["blocks"] for row in rows if "chosen" not in row["params"]), default=0)
-    least = min((row["params"]["sources"] for row in rows), default=1)
+    """Return, by planner, its rows with the most blocks and the fewest sources."""
+    max_blocks = max((row["params"]["blocks"] for row in rows if "chosen" not in row["params"]), default=0)
+    min_sources = min((row["params"]["sources"] for row in rows), default=1)
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         params = row["params"]
-        if params["sources"] == least and ("chosen" in params or params["blocks"] == most):
+        if params["sources"] == min_sources and ("chosen" in params or params["blocks"] == max_blocks):
             found.setdefault(row["name"], []).append(row)
     return found
 
 
 def _bars(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """For each model the paper's systems and our pipeline with the same number of nodes, over the limit."""
+    """Draw, per model, the paper's systems and our pipeline at equal node counts, over the limit."""
     papers = [row for row in rows if not row["params"]["simulated"]]
     limits = {row["params"]["model"]: row["limit_s"] for row in rows if row["params"]["simulated"]}
     labels, heights = [], []
@@ -54,8 +54,8 @@ def _bars(panel: Any, rows: Sequence[dict[str, Any]]) -> None:
             heights.append(paper["median_s"] / limits[model])
     for row in rows:
         params = row["params"]
-        wanted = (params["nodes"], params["sources"], params.get("condition")) == (8, 1, "jitter")
-        if wanted and params["simulated"] and row["name"] in ("binomial", "chain", "tree"):
+        is_compared = (params["nodes"], params["sources"], params.get("condition")) == (8, 1, "jitter")
+        if is_compared and params["simulated"] and row["name"] in ("binomial", "chain", "tree"):
             labels.append(f"{params['model']} {row['name']}, {params['blocks']} blocks")
             heights.append(row["ratio_to_limit"])
     order = sorted(range(len(labels)), key=lambda index: labels[index], reverse=True)

@@ -1,4 +1,4 @@
-"""The runs of benchmarks.multicast_sim: plans on imagined links, and what a paper measured beside them."""
+"""Simulated casts of benchmarks.multicast_sim, and the paper's measurements beside them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.automatic import LinkFacts, choose_planner
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.topology import Site
-from rdmacast.simulate import Links, simulate
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
 
 AUTOMATIC = "automatic"
 EVEN, JITTER, STRAGGLER = "even", "jitter", "straggler"
@@ -30,8 +31,8 @@ PAPER_S = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """What holds for all runs: rates in bytes, delays in seconds, `jitter` and `straggler` as shares."""
+class SimulatedNetwork:
+    """The parameters of all runs: rates in bytes/s, delays in s, `jitter` and `straggler` as fractions."""
 
     bytes_per_s: float
     latency_s: float
@@ -43,8 +44,8 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """`blocks` 0: the automatic planner's own count."""
+class SimulationCase:
+    """One simulated cast; `blocks` 0 leaves the count to the automatic planner."""
 
     planner: str
     model: str
@@ -55,8 +56,8 @@ class Case:
 
 
 @dataclass(slots=True)
-class Timings:
-    """Of one case, a figure a seed. `others_s`: until all but the straggler are complete."""
+class CaseTimings:
+    """A case's figures, one per seed; `others_s` is when all but the straggler are complete."""
 
     seconds: list[float] = field(default_factory=list)
     first_full_s: list[float] = field(default_factory=list)
@@ -70,15 +71,15 @@ def cases(
     sources: Sequence[int],
     blocks: Sequence[int],
     conditions: Sequence[str],
-) -> Iterator[Case]:
-    """The smallest first; cases of one plan follow each other, so that it is made once."""
+) -> Iterator[SimulationCase]:
+    """Yield the smallest cases first; cases with one plan are adjacent, so that it is made once."""
     for count in sorted(nodes):
         for k in (k for k in sources if k < count):
             for planner in planners:
                 for number in [0] if planner == AUTOMATIC else blocks:
                     for model in models:
                         for condition in _possible(conditions, count - k):
-                            yield Case(
+                            yield SimulationCase(
                                 planner=planner,
                                 model=model,
                                 nodes=count,
@@ -89,18 +90,18 @@ def cases(
 
 
 def _possible(conditions: Sequence[str], targets: int) -> list[str]:
-    """A straggler needs others to hold up."""
+    """Return the conditions that apply: a straggler needs other targets."""
     return [condition for condition in conditions if condition != STRAGGLER or targets > 1]
 
 
-def measure(case: Case, network: Network) -> dict[str, Any]:
-    """One record of the simulation."""
+def measure(case: SimulationCase, network: SimulatedNetwork) -> dict[str, Any]:
+    """Simulate a case and return its record."""
     nbytes, straggler = MODEL_BYTES[case.model], _straggler(case)
     slow = {straggler: network.straggler} if case.condition == STRAGGLER else {}
     plan, reason = _plan(case, nbytes, network, slow)
-    timings = Timings()
+    timings = CaseTimings()
     for seed in network.seeds if case.condition != EVEN else network.seeds[:1]:
-        links = Links(
+        links = LinkModel(
             bytes_per_s=network.bytes_per_s,
             latency_s=network.latency_s,
             overhead_s=network.overhead_s,
@@ -130,19 +131,23 @@ def paper_records(models: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _straggler(case: Case) -> int:
-    """A target in the middle."""
+def _straggler(case: SimulationCase) -> int:
+    """Return a target in the middle."""
     return max(case.sources, case.nodes // 2)
 
 
-def _plan(case: Case, nbytes: int, network: Network, slow: dict[int, float]) -> tuple[TransferPlan, str]:
-    """The plan, and why it was chosen. The automatic planner knows the rates of the links."""
+def _plan(
+    case: SimulationCase, nbytes: int, network: SimulatedNetwork, slow: dict[int, float]
+) -> tuple[TransferPlan, str]:
+    """Return the plan and the reason for it; only the automatic planner knows the links' rates."""
     if case.planner != AUTOMATIC:
         return _named_plan(case.planner, case.nodes, case.sources, case.blocks), ""
     facts = LinkFacts(
         bytes_per_s=network.bytes_per_s, latency_s=network.latency_s, overhead_s=network.overhead_s
     )
-    sites = [Site(bytes_per_s=network.bytes_per_s * slow.get(node, 1.0)) for node in range(case.nodes)]
+    sites = [
+        NodeTopology(bytes_per_s=network.bytes_per_s * slow.get(node, 1.0)) for node in range(case.nodes)
+    ]
     chosen = choose_planner(nodes=case.nodes, sources=case.sources, nbytes=nbytes, facts=facts, sites=sites)
     return chosen.plan(case.nodes, tuple(range(case.sources))), chosen.reason
 
@@ -152,7 +157,9 @@ def _named_plan(planner: str, nodes: int, sources: int, blocks: int) -> Transfer
     return PLANNERS[planner].plan(CastShape(nodes=nodes, sources=tuple(range(sources)), blocks=blocks))
 
 
-def _record(case: Case, plan: TransferPlan, reason: str, timings: Timings, limit_s: float) -> dict[str, Any]:
+def _record(
+    case: SimulationCase, plan: TransferPlan, reason: str, timings: CaseTimings, limit_s: float
+) -> dict[str, Any]:
     median_s = float(np.median(timings.seconds))
     others_s = float(np.median(timings.others_s)) if case.condition == STRAGGLER else median_s
     first_full_s = float(np.median(timings.first_full_s))
@@ -183,5 +190,5 @@ def _record(case: Case, plan: TransferPlan, reason: str, timings: Timings, limit
 
 
 def _short(value: float) -> float:
-    """Six digits: there are a thousand records."""
+    """Round to six digits: there are about a thousand records."""
     return float(f"{value:.6g}")

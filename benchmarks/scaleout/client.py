@@ -1,9 +1,9 @@
-"""Sends a burst of completions at once and tells, as JSON, when which tokens came.
+"""Send a burst of completions at once and print, as JSON, when each token arrived.
 
-    python -m benchmarks.scaleout_client URL KEY '{"model": "f", "requests": 50, "prompt_tokens": 512, ...}'
+    python -m benchmarks.scaleout.client URL KEY '{"model": "f", "requests": 50, "prompt_tokens": 512, ...}'
 
-Each prompt is different. Every token of an emulated model is held against what it must say, of others they
-are counted: a token that is lost, repeated or changed fails its request. How far it is goes to stderr.
+Each prompt is different. Tokens of an emulated model are compared with the expected ones, others are counted:
+a lost, repeated or changed token fails its request. Progress goes to stderr.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from typing import Any
 import httpx2
 
 from invoker.emulated.tokens import FIRST_TOKEN, continuation
-from registry.messages import Sampling
+from registry.messages.node import Sampling
 
-TELL_S = 5.0
+PROGRESS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """What is sent: `emulated` is the architecture of a model that is; token ids are below `vocabulary`."""
+    """The requests to send; `emulated` is an emulated architecture or "", ids are below `vocabulary`."""
 
     model: str
     emulated: str
@@ -35,8 +35,8 @@ class Burst:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """One request: when tokens came, in seconds since the burst began, and how many each time."""
+class BurstAnswer:
+    """One request: when tokens arrived, in seconds since the burst, and how many each time."""
 
     arrived_s: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -49,8 +49,10 @@ def prompt_of(index: int, tokens: int, vocabulary: int) -> list[int]:
     return [FIRST_TOKEN + (index * 7919 + place * 31) % known for place in range(tokens)]
 
 
-async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: float, answer: Answer) -> None:
-    """Ask for one completion and follow it to its end; `answer` is filled as it comes."""
+async def request_completion(
+    client: httpx2.AsyncClient, burst: Burst, index: int, started_s: float, answer: BurstAnswer
+) -> None:
+    """Request one completion and read it to its end into `answer`."""
     prompt, ids = prompt_of(index, burst.prompt_tokens, burst.vocabulary), list[int]()
     body = {
         "model": burst.model,
@@ -71,65 +73,67 @@ async def ask(client: httpx2.AsyncClient, burst: Burst, index: int, began_s: flo
                 event = event_of(line)
                 new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
                 if new:
-                    answer.arrived_s.append(time.monotonic() - began_s)
+                    answer.arrived_s.append(time.monotonic() - started_s)
                     answer.tokens.append(len(new))
                     ids += new
                 answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
                 answer.failure = json.dumps(event["error"]) if "error" in event else answer.failure
     except httpx2.HTTPError as error:
         answer.failure = f"{type(error).__name__}: {error}"
-    answer.failure = answer.failure or fault(burst, prompt, ids)
+    answer.failure = answer.failure or token_error(burst, prompt, ids)
 
 
-def fault(burst: Burst, prompt: list[int], ids: list[int]) -> str:
-    """What is wrong with these tokens, "" if nothing is."""
+def token_error(burst: Burst, prompt: list[int], ids: list[int]) -> str:
+    """Return what is wrong with the tokens, or ""."""
     if len(ids) != burst.output_tokens:
-        return f"it has {len(ids)} tokens, not {burst.output_tokens}"
+        return f"received {len(ids)} tokens, not {burst.output_tokens}"
     greedy = Sampling(max_tokens=burst.output_tokens, temperature=0.0)
     if burst.emulated and ids != continuation(prompt, burst.output_tokens, burst.vocabulary, greedy):
-        return "its tokens are not those of the model"
+        return "the tokens differ from the model's"
     return ""
 
 
 def event_of(line: str) -> dict[str, Any]:
-    """The object in a line of an event stream, an empty one where there is none."""
+    """Return the object in a line of an event stream, or an empty one."""
     if not line.startswith("data:") or line.endswith("[DONE]"):
         return {}
     found = json.loads(line[5:])
     return found if isinstance(found, dict) else {}
 
 
-async def send(url: str, key: str, burst: Burst) -> tuple[float, list[Answer]]:
-    """When it began on the monotonic clock, and what came."""
+async def send(url: str, key: str, burst: Burst) -> tuple[float, list[BurstAnswer]]:
+    """Send the burst; return its start on the monotonic clock, and the answers."""
     limits = httpx2.Limits(max_connections=burst.requests)
     headers = {"authorization": f"Bearer {key}"}
-    answers = [Answer() for _ in range(burst.requests)]
+    answers = [BurstAnswer() for _ in range(burst.requests)]
     async with httpx2.AsyncClient(
         base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s, trust_env=False
     ) as client:
         await client.get("/livez")
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         watching = asyncio.create_task(watch(answers, burst))
-        await asyncio.gather(*(ask(client, burst, at, began_s, one) for at, one in enumerate(answers)))
+        await asyncio.gather(
+            *(request_completion(client, burst, at, started_s, one) for at, one in enumerate(answers))
+        )
         watching.cancel()
-    return began_s, answers
+    return started_s, answers
 
 
-async def watch(answers: list[Answer], burst: Burst) -> None:
-    """Tell how far it is until cancelled."""
-    began_s = time.monotonic()
+async def watch(answers: list[BurstAnswer], burst: Burst) -> None:
+    """Print progress until cancelled."""
+    started_s = time.monotonic()
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(PROGRESS_S)
         first = sum(bool(answer.tokens) for answer in answers)
         done = sum(sum(answer.tokens) >= burst.output_tokens for answer in answers)
-        line = f"  {time.monotonic() - began_s:3.0f} s: {first} of {burst.requests} have their first token"
-        print(f"{line}, {done} all", file=sys.stderr, flush=True)
+        line = f"  {time.monotonic() - started_s:3.0f} s: {first} of {burst.requests} with a first token"
+        print(f"{line}, {done} complete", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    url, key, told = sys.argv[1:]
-    began_s, answers = asyncio.run(send(url, key, Burst(**json.loads(told))))
-    print(json.dumps({"began_s": began_s, "answers": [asdict(answer) for answer in answers]}))
+    url, key, burst = sys.argv[1:]
+    started_s, answers = asyncio.run(send(url, key, Burst(**json.loads(burst))))
+    print(json.dumps({"started_s": started_s, "answers": [asdict(answer) for answer in answers]}))
 
 
 if __name__ == "__main__":

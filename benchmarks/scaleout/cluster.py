@@ -1,4 +1,4 @@
-"""One platform in a testbed: Redis, a gateway on host 0, and emulated nodes on the others."""
+"""A platform in a testbed: Redis, a gateway on host 0, and nodes on the others."""
 
 import asyncio
 import json
@@ -12,27 +12,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from benchmarks.machine import ROOT
-from benchmarks.owner import own_folder
-from benchmarks.processes import module
-from benchmarks.scaleout_client import Burst
-from benchmarks.scaleout_modes import Mode
-from benchmarks.scaleout_nodes import enter
-from benchmarks.scaleout_watch import Serving, ServingWatch
-from benchmarks.testbed import Testbed
-from cli.bundle import Bundle
+from benchmarks.harness.owner import scratch_folder
+from benchmarks.harness.processes import ROOT, module
+from benchmarks.scaleout.client import Burst
+from benchmarks.scaleout.modes import Mode
+from benchmarks.scaleout.nodes import enter
+from benchmarks.scaleout.watch import ServingMonitor, ServingSet
+from benchmarks.testbed.network import Testbed
 from cli.client import Client
-from cli.deploy import registration, send
+from cli.commands.deploy import registration, send
+from cli.commands.scaling import follow
 from cli.errors import CliError
-from cli.logtail import tail
 from cli.options import connect
-from cli.scaling import follow
-from invoker.emulated.profiles import known_device
-from registry.change import NodeUp
-from registry.embedded_redis import EmbeddedRedis
-from registry.emulation import EmulatedDevice
-from registry.redis_state import RedisState
-from registry.secrets import load_or_create_secret
+from cli.supervise.logtail import tail
+from cli.upload.bundle import Bundle
+from invoker.emulated.profiles import find_device
+from registry.config.emulation import EmulatedDevice
+from registry.config.secrets import load_or_create_secret
+from registry.records.change import NodeUp
+from registry.redis.embedded import EmbeddedRedis
+from registry.redis.state import RedisState
 
 FUNCTION = "emulated"
 PORT = 8080
@@ -44,14 +43,17 @@ T = TypeVar("T")
 
 
 class ScaleoutError(Exception):
-    """A platform did not do what the measurement needs."""
+    """A platform did not reach the state that the measurement needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What is the same for all modes: `sources` of the nodes, the first ones, hold the model in `holders`
-    memory when the burst comes: "host", "gpu" where they serve it, or "mixed", half and half. Without a
-    `device` that is emulated the nodes compute on the processor."""
+class BurstScenario:
+    """What is equal for all modes.
+
+    `sources`, the first nodes, hold the model in `holders` memory when the burst arrives: "host", "gpu"
+    where they serve it, or "mixed", half and half. Without an emulated `device` the nodes compute on the
+    processor.
+    """
 
     device: EmulatedDevice | None
     bundle: Bundle
@@ -62,27 +64,27 @@ class Scene:
 
     @property
     def slower(self) -> int:
-        """Times that its devices and links are."""
+        """The factor by which devices and links are slowed down."""
         return 1 if self.device is None else self.device.slower
 
     @property
     def own_copy_s(self) -> float:
-        """From a node's own host memory to its accelerator; next to nothing on a processor."""
+        """Seconds from a node's own host memory to its accelerator; 0 on a processor."""
         return 0.0 if self.device is None else self.slower * self.bundle.image_bytes / self.host_bytes_s
 
     @property
     def host_bytes_s(self) -> float:
         assert self.device is not None
-        _, links = known_device(self.device)
+        _, links = find_device(self.device)
         return links.host / self.device.scale
 
     @property
     def serving(self) -> int:
-        """How many of the sources, the first ones, serve when the burst comes."""
+        """How many of the sources, the first ones, serve when the burst arrives."""
         return {"host": 0, "gpu": self.sources, "mixed": self.sources // 2}[self.holders]
 
     def source_device(self, mode: Mode) -> str:
-        """What a holder computes on; where it has the model on its accelerator, it came there before."""
+        """Return the device of holders; with the model on the accelerator it was loaded before."""
         return self._device(_FAST if self.holders == "gpu" else mode.source_device)
 
     def target_device(self, mode: Mode) -> str:
@@ -95,29 +97,33 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
-    """What came of each request of a burst, and who served meanwhile, in the model's time."""
+class BurstResult:
+    """The answers to a burst, and what served meanwhile, in model time."""
 
     answers: list[dict[str, Any]]
-    seen: list[Serving]
+    seen: list[ServingSet]
 
 
-class Scaleout:
-    """The platform of one mode; a context manager. Nodes that do not hold the model wait `wait_s` before it
-    comes."""
+class TestbedPlatform:
+    """The platform of one mode; a context manager.
 
-    def __init__(self, testbed: Testbed, folder: Path, mode: Mode, scene: Scene, wait_s: float) -> None:
+    Nodes without the model wait `wait_s` before its first byte.
+    """
+
+    def __init__(
+        self, testbed: Testbed, folder: Path, mode: Mode, scenario: BurstScenario, wait_s: float
+    ) -> None:
         self._testbed = testbed
         self._folder = folder
         self._mode = mode
-        self._scene = scene
+        self._scenario = scenario
         self._wait_s = wait_s
         self._stack = ExitStack()
         self._launcher: subprocess.Popen[str] | None = None
         self._shm = Path()
         self.url = f"http://{testbed.address(0)}:{PORT}"
 
-    def __enter__(self) -> "Scaleout":
+    def __enter__(self) -> "TestbedPlatform":
         with ExitStack() as stack:
             self._start(stack)
             self._stack = stack.pop_all()
@@ -126,24 +132,24 @@ class Scaleout:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def burst(self) -> Came:
-        """Bring the model where the mode has it, and send the burst. Raises ScaleoutError."""
-        scene, mode = self._scene, self._mode
-        self._start_nodes(range(scene.sources), scene.source_device(mode), 0.0)
+    def burst(self) -> BurstResult:
+        """Place the model as the mode requires, and send the burst. Raises ScaleoutError."""
+        scenario, mode = self._scenario, self._mode
+        self._start_nodes(range(scenario.sources), scenario.source_device(mode), 0.0)
         self._in_testbed(self._deploy)
-        if scene.sources > 1 or scene.serving:
-            self._in_testbed(self._hold)
-        self._start_nodes(range(scene.sources, scene.nodes), scene.target_device(mode), self._wait_s)
-        if mode.own_copies and scene.sources < scene.nodes:
-            self._in_testbed(lambda client: _warm(client, scene.nodes))
-        with ServingWatch(self._redis_url) as watch:
-            told = self._run_client()
-        seen = [one.since(told["began_s"], scene.slower) for one in watch.seen]
-        return Came(answers=told["answers"], seen=seen)
+        if scenario.sources > 1 or scenario.serving:
+            self._in_testbed(self._place_image)
+        self._start_nodes(range(scenario.sources, scenario.nodes), scenario.target_device(mode), self._wait_s)
+        if mode.own_copies and scenario.sources < scenario.nodes:
+            self._in_testbed(lambda client: _warm_nodes(client, scenario.nodes))
+        with ServingMonitor(self._redis_url) as watch:
+            report = self._run_client()
+        seen = [one.since(report["started_s"], scenario.slower) for one in watch.seen]
+        return BurstResult(answers=report["answers"], seen=seen)
 
     def _start(self, stack: ExitStack) -> None:
         (self._folder / "logs").mkdir(parents=True)
-        self._shm = stack.enter_context(own_folder(Path("/dev/shm")))
+        self._shm = stack.enter_context(scratch_folder(Path("/dev/shm")))
         load_or_create_secret(self._folder / "cluster.secret")
         redis = EmbeddedRedis(self._folder)
         redis.prepare()
@@ -158,9 +164,9 @@ class Scaleout:
         )
         self._run(stack, self._testbed.inside(0, gateway), "gateway")
         self._launcher = self._run(
-            stack, module("benchmarks.scaleout_nodes"), "launcher", stdin=subprocess.PIPE, text=True
+            stack, module("benchmarks.scaleout.nodes"), "launcher", stdin=subprocess.PIPE, text=True
         )
-        self._in_testbed(_answers)
+        self._in_testbed(_wait_for_gateway)
 
     @property
     def _redis_url(self) -> str:
@@ -177,21 +183,21 @@ class Scaleout:
         process = subprocess.Popen(
             command, cwd=ROOT, start_new_session=True, stdout=log, stderr=log, **options
         )
-        stack.callback(_end, process)
+        stack.callback(_stop_process, process)
         return process
 
     def _start_nodes(self, numbers: Sequence[int], device: str, wait_s: float) -> None:
-        """Start these nodes, and return when all that were started are there."""
+        """Start these nodes, and wait until all started nodes have registered."""
         assert self._launcher is not None and self._launcher.stdin is not None
         for number in numbers:
             address = self._testbed.address(number + 1)
             argv = ["--redis-url", self._redis_url, "--node-id", f"n{number}", "--host-id", f"h{number}"]
             argv += ["--listen", address, "--device", device, "--shm-dir", str(self._shm), "--rdma", "off"]
-            argv += ["--host-memory", f"{3 * self._scene.bundle.image_bytes + (64 << 20)}B"]
-            if self._scene.device is None:
+            argv += ["--host-memory", f"{3 * self._scenario.bundle.image_bytes + (64 << 20)}B"]
+            if self._scenario.device is None:
                 argv += [
                     "--gpu-memory",
-                    f"{3 * self._scene.bundle.image_bytes + (1 << 30)}B",
+                    f"{3 * self._scenario.bundle.image_bytes + (1 << 30)}B",
                     "--threads",
                     "1",
                 ]
@@ -206,55 +212,56 @@ class Scaleout:
                 self._launcher.stdin.write(json.dumps(order) + "\n")
                 self._launcher.stdin.flush()
             except BrokenPipeError:
-                said = tail(self._folder / "logs" / "launcher.log")
-                raise ScaleoutError(f"no nodes can be started:\n{said}") from None
-        asyncio.run(_nodes_there(self._redis_url, max(numbers, default=-1) + 1))
+                log = tail(self._folder / "logs" / "launcher.log")
+                raise ScaleoutError(f"the node launcher has ended:\n{log}") from None
+        asyncio.run(_wait_for_nodes(self._redis_url, max(numbers, default=-1) + 1))
 
     def _in_testbed(self, work: Callable[[Client], T]) -> T:
-        """Run `work` on host 0: a thread has a network namespace of its own."""
+        """Run `work` on host 0: a thread has its own network namespace."""
         netns = self._testbed.plan.namespace(0)
         deadline_s = time.monotonic() + _PATIENCE_S
         while not (self._folder / "admin.key").exists():
             if time.monotonic() > deadline_s:
-                raise ScaleoutError(f"the gateway made no key: see {self._folder / 'logs' / 'gateway.log'}")
+                log = self._folder / "logs" / "gateway.log"
+                raise ScaleoutError(f"the gateway wrote no admin key within {_PATIENCE_S:g} s: see {log}")
             time.sleep(_PAUSE_S)
         with ThreadPoolExecutor(1, initializer=enter, initargs=(netns,)) as host:
             return host.submit(lambda: _with_client(self.url, self._key, work)).result()
 
     def _deploy(self, client: Client) -> None:
-        scene = self._scene
-        send(client, scene.bundle)
+        scenario = self._scenario
+        send(client, scenario.bundle)
         scaling = {
-            "target_concurrency": -(-scene.burst.requests // scene.nodes),
+            "target_concurrency": -(-scenario.burst.requests // scenario.nodes),
             "keep_alive_s": 3600.0,
             "live": self._mode.live,
         }
-        client.json("POST", "/admin/functions", json=registration(FUNCTION, scene.bundle, scaling))
+        client.json("POST", "/admin/functions", json=registration(FUNCTION, scenario.bundle, scaling))
 
-    def _hold(self, client: Client) -> None:
-        scene = self._scene
-        if scene.serving:
-            body = {"instances": scene.serving, "on": [], "wait": True}
+    def _place_image(self, client: Client) -> None:
+        scenario = self._scenario
+        if scenario.serving:
+            body = {"instances": scenario.serving, "on": [], "wait": True}
             client.request("POST", f"/admin/functions/{FUNCTION}/scale", json=body)
-        if scene.serving < scene.sources:
-            _warm(client, scene.sources)
+        if scenario.serving < scenario.sources:
+            _warm_nodes(client, scenario.sources)
 
     def _run_client(self) -> dict[str, Any]:
-        told = json.dumps(asdict(self._scene.burst))
-        command = module("benchmarks.scaleout_client", self.url, self._key, told)
+        burst = json.dumps(asdict(self._scenario.burst))
+        command = module("benchmarks.scaleout.client", self.url, self._key, burst)
         done = subprocess.run(
             self._testbed.inside(0, command),
             cwd=ROOT,
-            stdout=subprocess.PIPE,  # what it prints beside its answer is for who watches
+            stdout=subprocess.PIPE,  # its progress goes to stderr
             text=True,
             check=False,
             start_new_session=True,
-            timeout=2 * self._scene.burst.timeout_s,
+            timeout=2 * self._scenario.burst.timeout_s,
         )
         if done.returncode:
             raise ScaleoutError(f"the client ended with {done.returncode}")
-        came: dict[str, Any] = json.loads(done.stdout)
-        return came
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
 
 
 def _with_client(url: str, key: str, work: Callable[[Client], T]) -> T:
@@ -262,8 +269,8 @@ def _with_client(url: str, key: str, work: Callable[[Client], T]) -> T:
         return work(client)
 
 
-def _answers(client: Client) -> None:
-    """Return when the gateway does."""
+def _wait_for_gateway(client: Client) -> None:
+    """Wait until the gateway responds."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -275,12 +282,12 @@ def _answers(client: Client) -> None:
             time.sleep(_PAUSE_S)
 
 
-def _warm(client: Client, nodes: int) -> None:
+def _warm_nodes(client: Client, nodes: int) -> None:
     follow(client, f"/admin/functions/{FUNCTION}/warm", {"nodes": nodes, "on": []})
 
 
-async def _nodes_there(redis_url: str, count: int) -> None:
-    """Return when so many nodes have said that they are there."""
+async def _wait_for_nodes(redis_url: str, count: int) -> None:
+    """Wait until `count` nodes have registered."""
     async with RedisState.connect(redis_url) as state, asyncio.timeout(_PATIENCE_S):
         snapshot = await state.snapshot()
         there = {node.record.id for node in snapshot.nodes}
@@ -293,8 +300,8 @@ async def _nodes_there(redis_url: str, count: int) -> None:
                     return
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    """At its standard input's end, or by SIGTERM; killed if that does not help."""
+def _stop_process(process: subprocess.Popen[Any]) -> None:
+    """End a process by closing its standard input, or by SIGTERM; kill it after a timeout."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -303,6 +310,6 @@ def _end(process: subprocess.Popen[Any]) -> None:
     try:
         process.wait(60.0)
     except subprocess.TimeoutExpired:
-        print(f"{process.args!r} is killed", file=sys.stderr)
+        print(f"{process.args!r} did not end within 60 s: killed", file=sys.stderr)
         process.kill()
         process.wait()

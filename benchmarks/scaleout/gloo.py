@@ -1,16 +1,18 @@
-"""What gloo's broadcast of a model takes over the links of a testbed."""
+"""The time of gloo's broadcast of a model over a testbed's links."""
 
 from pathlib import Path
 
-from benchmarks.multicast_peers import gloo
-from benchmarks.multicast_run import CastImage
-from benchmarks.testbed import Testbed
+from benchmarks.multicast.peers import gloo
+from benchmarks.multicast.run import CastImage
+from benchmarks.testbed.network import Testbed
 
 _SEED = 1
 
 
 def broadcast_s(testbed: Testbed, folder: Path, targets: int, nbytes: int, patience_s: float) -> float:
-    """Seconds until all of `targets` hosts have it from one, its processes being there and connected before.
-    Raises CrewError, WrongBytes."""
+    """Return the seconds of a broadcast from one host to `targets` others that are already connected.
+
+    Raises CrewError, DigestMismatch.
+    """
     with gloo(testbed, targets + 1, folder) as contender:
         return contender.run(CastImage.make(nbytes, _SEED), "", patience_s).seconds

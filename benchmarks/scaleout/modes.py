@@ -1,20 +1,22 @@
-"""The ways of scaling out that are compared: each is the same platform, told to move models so (pure)."""
+"""The compared ways to scale out: each configures the same platform (pure)."""
 
 from dataclasses import dataclass
 
-GROUP_SETUP_S = 0.3  # what NCCL takes to make a group of ranks, by the papers
+GROUP_SETUP_S = 0.3  # NCCL's group set-up, from the papers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """`planner` is what the gateway is told (NAME or NAME/BLOCKS; "": it chooses). Nodes that do not hold the
-    model wait `setup_s` before its first byte. With `own_copies` there is no cast: each node loads what it
-    has itself, at the rate of its device: holders in host memory of their `source_device`, others of their
-    `target_device`; with `gloo` these wait until gloo has broadcast it. `live` is the function's policy of
-    serving while the model arrives."""
+    """One way to scale out.
+
+    `planner` is passed to the gateway (NAME or NAME/BLOCKS; "" lets it choose). Nodes without the model wait
+    `setup_s` before its first byte. With `own_copies` there is no cast: each node loads its own copy at its
+    device's rate, holders in host memory with `source_device`, others with `target_device`; with `gloo` these
+    first wait for the duration of gloo's broadcast. `live` is the function's policy of serving while loading.
+    """
 
     name: str
-    says: str
+    description: str
     planner: str = ""
     setup_s: float = 0.0
     own_copies: bool = False
@@ -29,66 +31,69 @@ MODES = {
     for mode in (
         Mode(
             name="hypercast",
-            says="pipelines of loading nodes; the planner is chosen for each cast",
+            description="pipelines of loading nodes; the planner is chosen for each cast",
             live="pipeline",
         ),
         Mode(
             name="stop-the-world",
-            says="binomial pipeline; who has all of it serves",
+            description="binomial pipeline; nodes serve once they hold the whole model",
             planner="binomial",
         ),
-        Mode(name="faasnet", says="binary tree", planner="tree"),
+        Mode(name="faasnet", description="binary tree", planner="tree"),
         Mode(
             name="nccl",
-            says=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring",
+            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
         Mode(
             name="gloo",
-            says="gloo's broadcast, run over the same links beforehand; its own set-up and the copy to the "
-            "accelerator behind it count for nothing",
+            description="gloo's broadcast, measured over the same links beforehand; its set-up and the copy "
+            "to the accelerator are not counted",
             own_copies=True,
             gloo=True,
         ),
         Mode(
             name="serverlessllm-ssd",
-            says="each node from its own disk",
+            description="each node from its own disk",
             own_copies=True,
             source_device="h800-disk",
             target_device="h800-disk",
         ),
-        Mode(name="serverlessllm-memory", says="each node from its own host memory", own_copies=True),
+        Mode(name="serverlessllm-memory", description="each node from its own host memory", own_copies=True),
         Mode(
-            name="blitzscale", says="chain, and ZigZag of source and target", planner="chain", live="zigzag"
+            name="blitzscale",
+            description="chain, and ZigZag of source and target",
+            planner="chain",
+            live="zigzag",
         ),
         Mode(
             name="serverlessllm-mixed",
-            says="holders from host memory, others from their own disks",
+            description="holders from host memory, others from their own disks",
             own_copies=True,
             target_device="h800-disk",
         ),
-        # What the order of blocks is worth: each sub-group begins with a part of its own, each two, or none.
+        # The effect of block order: each sub-group starts with its own part, each two share one, or none.
         Mode(
             name="turned",
-            says="binomial, k-way reordering on",
+            description="binomial, k-way reordering on",
             planner="binomial",
             live="pipeline",
         ),
         Mode(
             name="half-turned",
-            says="binomial, k-way reordering by halves",
+            description="binomial, k-way reordering by halves",
             planner="binomial-half-turned",
             live="pipeline",
         ),
         Mode(
             name="unturned",
-            says="binomial, k-way reordering off",
+            description="binomial, k-way reordering off",
             planner="binomial-unturned",
             live="pipeline",
         ),
     )
 }
 TURNS = ("turned", "half-turned", "unturned")
-COMPARED = tuple(name for name in MODES if name not in (*TURNS, "serverlessllm-mixed"))  # by default
-EMULATED_ONLY = ("serverlessllm-ssd", "serverlessllm-mixed")  # the processor has no rate that could be set
+COMPARED = tuple(name for name in MODES if name not in (*TURNS, "serverlessllm-mixed"))  # default
+EMULATED_ONLY = ("serverlessllm-ssd", "serverlessllm-mixed")  # a CPU has no rate to configure

@@ -1,10 +1,10 @@
-"""Starts nodes in the namespaces of a testbed, from one process that has imported what they need.
+"""Start nodes in the namespaces of a testbed, from one process that has imported their modules.
 
-    stdin   {"netns": "...", "argv": ["--redis-url", ...], "log": "/path", "wait_s": 0.3}   one a line
+    stdin   {"netns": "...", "argv": ["--redis-url", ...], "log": "/path", "wait_s": 0.3}   one per line
     stdout  {"pid": 12}
 
-At the end of stdin the nodes get SIGTERM, later SIGKILL, and this ends. A node whose `wait_s` is not 0
-takes so long before the first byte of a model comes: what setting up a group of ranks takes elsewhere.
+At the end of stdin the nodes get SIGTERM, then SIGKILL, and this process ends. A node delays the first byte
+of a model by `wait_s`, like the set-up of a group of ranks in other systems.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ import uvloop
 from invoker.__main__ import engines_for
 from invoker.assembly import run_node
 from invoker.engine.contract import ModelSpec
-from invoker.engines import Engines
+from invoker.engine.factory import EngineFactory
 from invoker.settings import parse_settings
-from registry.redis_state import RedisState
+from registry.redis.state import RedisState
 
 _NETNS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -34,10 +34,10 @@ _STOP_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class SlowToBegin:
-    """Engines whose starts wait before their models come: what they need is asked for before."""
+class DelayedEngines:
+    """Engines that delay each start before its model is loaded, where their memory needs are requested."""
 
-    def __init__(self, engines: Engines, wait_s: float) -> None:
+    def __init__(self, engines: EngineFactory, wait_s: float) -> None:
         self._engines = engines
         self._wait_s = wait_s
         self.make = engines.make
@@ -45,13 +45,13 @@ class SlowToBegin:
         self.binds_early = engines.binds_early
 
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
-        """See Engines: in a thread of its own."""
+        """Return the inner engines' KV bytes after the delay; called in a thread (see Engines)."""
         time.sleep(self._wait_s)
         return self._engines.kv_bytes(spec, max_concurrency)
 
 
 def enter(netns: str) -> None:
-    """Move this process into a network namespace. Raises OSError."""
+    """Move this process or thread into a network namespace. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(_NETNS / netns, os.O_RDONLY)
     try:
@@ -62,8 +62,8 @@ def enter(netns: str) -> None:
         os.close(handle)
 
 
-def be_node(order: dict[str, Any]) -> None:
-    """In a fork: run the node until SIGTERM."""
+def run_forked_node(order: dict[str, Any]) -> None:
+    """Run the node in this fork until SIGTERM."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -77,7 +77,9 @@ def be_node(order: dict[str, Any]) -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         async with RedisState.connect(settings.redis_url) as state:
-            await run_node(settings, state, SlowToBegin(engines_for(settings.device), order["wait_s"]), stop)
+            await run_node(
+                settings, state, DelayedEngines(engines_for(settings.device), order["wait_s"]), stop
+            )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -89,16 +91,16 @@ def fork_node(order: dict[str, Any]) -> int:
         return pid
     code = 1
     try:
-        be_node(order)
+        run_forked_node(order)
         code = 0
-    except BaseException as error:  # nothing of the parent's may run in the child
+    except BaseException as error:  # the parent's code must not continue in the child
         print(f"{order['netns']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
 
 
 def stop_nodes(pids: list[int]) -> None:
-    """SIGTERM, and SIGKILL for who does not end."""
+    """Send SIGTERM, and SIGKILL to processes that do not end."""
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     deadline_s = time.monotonic() + _STOP_S

@@ -1,4 +1,4 @@
-"""Draws what scaleout measured, as the papers do: tokens a second over time, and the TTFT's distribution."""
+"""Draws scaleout's records like the papers: token rates over time, and the distribution of TTFT."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,19 +22,19 @@ _COLOURS = {
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """For each number and kind of holders two pictures; who is slow beyond the others runs out of them."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
+    """Draw two panels per number and kind of holders; outliers are cut off."""
+    from matplotlib.figure import Figure  # only in the extra [dev]
 
     cases = list(dict.fromkeys(_case(row) for row in rows))
     figure = Figure(figsize=(13, 4.6 * len(cases)), layout="constrained")
     for case, (over_time, cdf) in zip(cases, figure.subplots(len(cases), 2, squeeze=False), strict=True):
         of_case = [row for row in rows if _case(row) == case]
-        for row in reversed(of_case):  # the first one, which is compared, lies above the others
+        for row in reversed(of_case):  # the first, which is compared, is drawn on top
             _draw(row, over_time, cdf, first=row is of_case[0])
         _draw_stairs(of_case[0], over_time)
         over_time.axvline(of_case[0]["transfer_s"], color="black", linestyle=":", linewidth=1)
         over_time.set_title(_title(of_case[0]), fontsize="medium", loc="left")
-        over_time.set(xlabel="seconds since all requests came (dotted: one copy over a link)")
+        over_time.set(xlabel="seconds since the burst (dotted: one copy over a link)")
         over_time.set(ylabel="tokens/s", ylim=(0, None))
         over_time.set(xlim=(0, 1.05 * _usual(len(row["tokens_per_s"]) * row["step_s"] for row in of_case)))
         cdf.axhline(0.9, color="black", linestyle=":", linewidth=1)
@@ -60,7 +60,7 @@ def _draw(row: dict[str, Any], over_time: Any, cdf: Any, *, first: bool) -> None
 
 
 def _draw_stairs(row: dict[str, Any], over_time: Any) -> None:
-    """While pipelines of loading nodes serve, what the profile predicts of them."""
+    """Draw the profile's prediction while pipelines of loading nodes serve."""
     for stair in row["stairs"]:
         ends, rate = (stair["from_s"], stair["to_s"]), stair["predicted_tokens_per_s"]
         over_time.axvspan(*ends, color=_COLOURS[row["name"]], alpha=0.07 + 0.05 * (stair["pipelines"] % 2))
@@ -85,7 +85,7 @@ def _title(row: dict[str, Any]) -> str:
 
 
 def _usual(values: Iterable[float]) -> float:
-    """The most, but for those beyond three times the middle."""
+    """Return the maximum without values above three times the median."""
     known = sorted(values)
     middle = known[len(known) // 2]
     return float(max(value for value in known if value <= 3 * middle))

@@ -1,22 +1,22 @@
-"""What is asked of scaleout on its command line, as scenes."""
+"""Scenarios of scaleout from its command line."""
 
 import argparse
 import json
 from pathlib import Path
 
-from benchmarks.machine import ROOT
-from benchmarks.random_llama import write_random_llama
-from benchmarks.scaleout_client import Burst
-from benchmarks.scaleout_cluster import FUNCTION, Scene
-from cli.bundle import Bundle, bundle_model
-from registry.emulation import EmulatedDevice, EmulatedModel
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.random_llama import write_random_llama
+from benchmarks.scaleout.client import Burst
+from benchmarks.scaleout.cluster import FUNCTION, BurstScenario
+from cli.upload.bundle import Bundle, bundle_model
+from registry.config.emulation import EmulatedDevice, EmulatedModel
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 TIMEOUT_S = 600.0
 
 
-def scenes(args: argparse.Namespace, folder: Path) -> list[Scene]:
-    """One for each kind and number of holders; a checkpoint that is needed is written to `folder`."""
+def scenarios(args: argparse.Namespace, folder: Path) -> list[BurstScenario]:
+    """Return a scenario per kind and number of holders; a needed checkpoint is written to `folder`."""
     device: EmulatedDevice | None = None
     if args.real:
         write_random_llama(folder / "checkpoint", TOKENIZER, args.real)
@@ -38,25 +38,27 @@ def scenes(args: argparse.Namespace, folder: Path) -> list[Scene]:
         timeout_s=TIMEOUT_S,
     )
     return [
-        Scene(device=device, bundle=bundle, nodes=args.nodes, sources=sources, holders=holders, burst=burst)
+        BurstScenario(
+            device=device, bundle=bundle, nodes=args.nodes, sources=sources, holders=holders, burst=burst
+        )
         for holders in args.holders
         for sources in args.sources
-        if somebody_starts(args.nodes, sources, holders)
+        if has_targets(args.nodes, sources, holders)
     ]
 
 
-def somebody_starts(nodes: int, sources: int, holders: str) -> bool:
-    """Whether there is a node that does not serve yet; from host memory all nodes may start."""
+def has_targets(nodes: int, sources: int, holders: str) -> bool:
+    """Return whether a node without a serving instance exists; from host memory all nodes may start."""
     if holders == "mixed":
         return 2 <= sources <= nodes
     return sources < nodes or (sources == nodes and holders == "host")
 
 
 def link_bytes_s(args: argparse.Namespace) -> float:
-    """Of the model's time."""
+    """Return a link's rate in model time."""
     return float(args.rate) if args.real else float(args.profile.network_bytes_per_s)
 
 
 def transfer_s(args: argparse.Namespace, bundle: Bundle) -> float:
-    """A whole copy over one link, in the model's time."""
+    """Return the seconds of a whole copy over one link, in model time."""
     return bundle.image_bytes / link_bytes_s(args)

@@ -1,4 +1,4 @@
-"""What serves while a burst goes on, as the platform's change feed tells it."""
+"""What serves during a burst, from the platform's change feed."""
 
 import asyncio
 import threading
@@ -7,16 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from registry.change import Change, InstanceChanged, LiveChanged
-from registry.instance import InstanceRecord, InstanceState
-from registry.live import Live, LivePipeline, LiveRecord
-from registry.redis_state import RedisState
+from registry.records.change import Change, InstanceChanged, LiveChanged
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.live import LiveMode, LivePipeline, LiveRecord
+from registry.redis.state import RedisState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Who takes calls: an instance, or a pipeline with `stages` of (node, first layer, behind the last one).
-    `rate` is what it serves by the platform's own reckoning, in whole nodes."""
+class ServingReplica:
+    """An instance, or a pipeline with `stages` of (node, first layer, end layer).
+
+    `rate` is its throughput by the platform's estimate, in whole nodes.
+    """
 
     name: str
     rate: float
@@ -24,26 +26,28 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """From `at_s` on these serve: pipelines, and the nodes with an instance that is ready."""
+class ServingSet:
+    """The pipelines and the nodes with a ready instance that serve from `at_s` on."""
 
     at_s: float
-    pipelines: tuple[Server, ...]
+    pipelines: tuple[ServingReplica, ...]
     ready: tuple[str, ...]
 
-    def since(self, began_s: float, slower: int) -> "Serving":
-        """In the model's time since then."""
-        at_s = max(0.0, (self.at_s - began_s) / slower)
-        return Serving(at_s=at_s, pipelines=self.pipelines, ready=self.ready)
+    def since(self, started_s: float, slower: int) -> "ServingSet":
+        """Return this in model time since `started_s`."""
+        at_s = max(0.0, (self.at_s - started_s) / slower)
+        return ServingSet(at_s=at_s, pipelines=self.pipelines, ready=self.ready)
 
 
-class ServingWatch:
-    """Follows the feed in a thread of its own while it is entered; moments are the monotonic clock's. Raises
-    what kept it from following to the end: what it has `seen` is not all then."""
+class ServingMonitor:
+    """Follows the change feed in a thread while entered; times are the monotonic clock's.
+
+    Raises the error that stopped it, because `seen` is then incomplete.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self._redis_url = redis_url
-        self.seen: list[Serving] = []
+        self.seen: list[ServingSet] = []
         self._pipelines: dict[tuple[str, int], tuple[LivePipeline, ...]] = {}
         self._ready: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
@@ -51,21 +55,21 @@ class ServingWatch:
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="serving watch")
 
-    def __enter__(self) -> "ServingWatch":
+    def __enter__(self) -> "ServingMonitor":
         self._thread.start()
         self._following.wait()
         if self.failure is not None:
-            self._end()
+            self._stop_process()
             raise self.failure
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._end()
+        self._stop_process()
         if self.failure is not None and kind is None:
             raise self.failure
 
-    def _end(self) -> None:
-        with suppress(RuntimeError):  # it has ended by itself
+    def _stop_process(self) -> None:
+        with suppress(RuntimeError):  # it has already ended
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 
@@ -74,7 +78,7 @@ class ServingWatch:
         try:
             with suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._task)
-        except Exception as error:  # whatever it is: who measures by this is told
+        except Exception as error:  # raised when the block ends
             self.failure = error
         finally:
             self._following.set()
@@ -85,14 +89,14 @@ class ServingWatch:
             snapshot = await state.snapshot()
             for instance in snapshot.instances:
                 self._instance(instance)
-            for told in snapshot.live:
-                self._live(told.record)
+            for live in snapshot.live:
+                self._live(live.record)
             self._note()
             self._following.set()
             async for _, change in state.watch(snapshot.cursor):
-                self._hear(change)
+                self._on_change(change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if isinstance(change, InstanceChanged):
             self._instance(change.record)
         elif isinstance(change, LiveChanged):
@@ -111,18 +115,18 @@ class ServingWatch:
         self._pipelines[record.function, record.version] = record.pipelines
 
     def _note(self) -> None:
-        serving = Serving(
+        serving = ServingSet(
             at_s=time.monotonic(),
             pipelines=tuple(
-                Server(
+                ServingReplica(
                     name=one.name,
                     rate=one.rate,
                     stages=tuple((stage.node, stage.first, stage.last) for stage in one.stages),
                 )
                 for pipelines in self._pipelines.values()
                 for one in pipelines
-                # A pair is an instance, helped; one that loads alone gives no token before it is an instance.
-                if one.way is not Live.ZIGZAG and len(one.stages) > 1
+                # A ZigZag pair is its instance; a node that loads alone makes no tokens before.
+                if one.way is not LiveMode.ZIGZAG and len(one.stages) > 1
             ),
             ready=tuple(sorted(self._ready.values())),
         )
@@ -133,8 +137,8 @@ class ServingWatch:
             self.seen.append(serving)
 
 
-def told_of(serving: Serving) -> dict[str, Any]:
-    """As it stands in a record."""
+def serving_record(serving: ServingSet) -> dict[str, Any]:
+    """Return the set as it appears in a record."""
     return {
         "at_s": round(serving.at_s, 4),
         "pipelines": [

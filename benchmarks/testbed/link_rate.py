@@ -1,7 +1,7 @@
-"""One TCP stream between two hosts: what their link really carries.
+"""One TCP stream between two hosts, to measure what their link carries.
 
-`python -m benchmarks.link_rate give ADDRESS BYTES` prints its port, and gives BYTES to the first who
-connects; `python -m benchmarks.link_rate take ADDRESS PORT` takes them and prints a LinkRate as JSON.
+`python -m benchmarks.testbed.link_rate give ADDRESS BYTES` prints its port and sends BYTES to the first
+client; `python -m benchmarks.testbed.link_rate take ADDRESS PORT` receives them and prints a measurement.
 """
 
 import json
@@ -15,8 +15,8 @@ TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRate:
-    """`seconds` is the time of the whole copy, from the request on."""
+class LinkMeasurement:
+    """One copy; `seconds` count from the request."""
 
     nbytes: int
     seconds: float
@@ -39,15 +39,15 @@ def give(address: str, nbytes: int) -> None:
                 nbytes -= taken.send(chunk[: min(nbytes, CHUNK_BYTES)])
 
 
-def take(address: str, port: int) -> LinkRate:
+def take(address: str, port: int) -> LinkMeasurement:
     into = memoryview(bytearray(CHUNK_BYTES))
     with socket.create_connection((address, port), timeout=TIMEOUT_S) as connection:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         connection.sendall(b"?")
         done = 0
         while count := connection.recv_into(into):
             done += count
-        return LinkRate(nbytes=done, seconds=time.monotonic() - began_s)
+        return LinkMeasurement(nbytes=done, seconds=time.monotonic() - started_s)
 
 
 def main() -> None:

@@ -1,13 +1,16 @@
-"""Several hosts on one machine: network namespaces around a bridge, their links shaped both ways.
+"""Several hosts on one machine: network namespaces around a bridge, with links shaped both ways.
 
     with Testbed(hosts=8, shape=LinkShape(rate_bytes_s=25_000_000)) as testbed:
         process = testbed.start(3, [sys.executable, "-m", "some.module", testbed.address(0)])
         print(testbed.link_rate(0, 1, 64 << 20).bytes_per_s)
 
-Needs root, and `ip` and `tc` of iproute2. Everything is removed at the end, also after Ctrl-C; what a run
-that was killed left behind goes when the next one starts, or with `python -m benchmarks.testbed --sweep`.
-By itself this makes a testbed, measures each link once and says whether the shaping works:
-`python -m benchmarks.testbed --hosts 3 --rate 200mbit`.
+Needs root, and `ip` and `tc` of iproute2. Everything is removed at the end, also after Ctrl-C; leftovers of a
+killed run are removed when the next one starts, or by --sweep. As a command it builds a testbed, measures
+each link once and prints the rates, which shows whether the shaping works.
+
+examples:
+  sudo python -m benchmarks.testbed --hosts 3 --rate 200mbit
+  sudo python -m benchmarks.testbed --sweep
 """
 
 import argparse
@@ -22,13 +25,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.arguments import at_least, parser_of, rate, size
-from benchmarks.link_rate import LinkRate
-from benchmarks.machine import ROOT
-from benchmarks.owner import is_left, owner_with
-from benchmarks.processes import Processes, module
-from benchmarks.processor import read_times
-from benchmarks.testbed_plan import Command, LinkShape, TestbedPlan
+from benchmarks.harness.arguments import at_least, make_parser, rate, size
+from benchmarks.harness.owner import is_orphaned, owner_for_pid
+from benchmarks.harness.processes import ROOT, Processes, module
+from benchmarks.harness.processor import read_times
+from benchmarks.testbed.link_rate import LinkMeasurement
+from benchmarks.testbed.plan import Command, LinkShape, TestbedPlan
 
 _CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 
@@ -38,10 +40,10 @@ class TestbedError(Exception):
 
 
 class Testbed:
-    """Namespaces and the processes started in them; a context manager that leaves nothing behind."""
+    """Namespaces and the processes started in them; a context manager that removes both."""
 
     def __init__(self, hosts: int, shape: LinkShape) -> None:
-        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=owner_with(os.getpid()))
+        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=owner_for_pid(os.getpid()))
         self._processes = Processes()
 
     def __repr__(self) -> str:
@@ -53,8 +55,8 @@ class Testbed:
         return self._plan
 
     def __enter__(self) -> Self:
-        """Raises TestbedError."""
-        reason = why_not()
+        """Make the namespaces. Raises TestbedError."""
+        reason = unavailable_reason()
         if reason:
             raise TestbedError(reason)
         sweep()
@@ -69,7 +71,7 @@ class Testbed:
         self.close()
 
     def close(self) -> None:
-        """End what runs in the testbed and remove it. Idempotent; a Ctrl-C meanwhile waits."""
+        """End the testbed's processes and remove it. Idempotent; Ctrl-C is deferred meanwhile."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._processes.close()
@@ -84,45 +86,45 @@ class Testbed:
         return self._plan.address(host)
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs `command` on a host."""
+        """Return the command line that runs `command` on a host."""
         return ["ip", "netns", "exec", self._plan.namespace(host), *command]
 
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process on a host; it is ended with the testbed, if `stop` has not done so before."""
+        """Start a process on a host; it ends with the testbed, unless stopped before."""
         return self._processes.start(self.inside(host, command), **options)
 
     def stop(self, process: subprocess.Popen[Any]) -> None:
         self._processes.stop(process)
 
     def cut(self, host: int) -> None:
-        """Take the host's link down, as if its power had failed: nobody is told. Raises TestbedError."""
+        """Take the host's link down, unnoticed by both sides, like a power failure. Raises TestbedError."""
         _run(self._plan.cut(host))
 
     def sent_bytes(self, host: int) -> int:
-        """What came from the host over its link so far. Raises TestbedError."""
-        told = json.loads(_run(self._plan.sent_bytes(host)))
-        return int(told[0]["stats64"]["rx"]["bytes"])
+        """Return the bytes that the host has sent over its link. Raises TestbedError."""
+        reported = json.loads(_run(self._plan.sent_bytes(host)))
+        return int(reported[0]["stats64"]["rx"]["bytes"])
 
-    def link_rate(self, giver: int, taker: int, nbytes: int) -> LinkRate:
-        """Copy so much once from one host to another. Raises TestbedError."""
-        give = module("benchmarks.link_rate", "give", self.address(giver), nbytes)
-        giving = self.start(giver, give, stdout=subprocess.PIPE, text=True)
+    def link_rate(self, sender: int, receiver: int, nbytes: int) -> LinkMeasurement:
+        """Copy `nbytes` once from one host to another. Raises TestbedError."""
+        give = module("benchmarks.testbed.link_rate", "give", self.address(sender), nbytes)
+        sending = self.start(sender, give, stdout=subprocess.PIPE, text=True)
         try:
-            assert giving.stdout is not None
-            port = giving.stdout.readline().strip()
-            take = module("benchmarks.link_rate", "take", self.address(giver), port)
-            told = _run(self.inside(taker, take))
-            return LinkRate(**json.loads(told))
+            assert sending.stdout is not None
+            port = sending.stdout.readline().strip()
+            take = module("benchmarks.testbed.link_rate", "take", self.address(sender), port)
+            output = _run(self.inside(receiver, take))
+            return LinkMeasurement(**json.loads(output))
         finally:
-            self.stop(giving)
-            if giving.stdout:
-                giving.stdout.close()
+            self.stop(sending)
+            if sending.stdout:
+                sending.stdout.close()
 
 
-def why_not() -> str:
-    """Why no testbed can be made here; "" if one can."""
+def unavailable_reason() -> str:
+    """Return why no testbed can be made here, or ""."""
     if not sys.platform.startswith("linux"):
-        return "network namespaces are of Linux"
+        return "network namespaces need Linux"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found: install iproute2 (apt-get install iproute2)"
@@ -137,8 +139,8 @@ def _capabilities() -> int:
 
 
 def sweep() -> list[str]:
-    """Remove the namespaces of runs that have ended, and end what still runs in them; returns their names."""
-    left = [name for name in _namespaces() if is_left(name)]
+    """Remove the namespaces of ended runs with the processes in them; return their names."""
+    left = [name for name in _namespaces() if is_orphaned(name)]
     for name in left:
         _remove(name)
     return left
@@ -158,7 +160,7 @@ def _namespaces() -> list[str]:
 
 
 def _run(command: Command | Sequence[str]) -> str:
-    """What the command printed. Raises TestbedError with what it complained of."""
+    """Return the command's output. Raises TestbedError with its error output."""
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, start_new_session=True
     )
@@ -168,25 +170,25 @@ def _run(command: Command | Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("benchmarks.testbed", __doc__)
+    parser = make_parser("benchmarks.testbed", __doc__)
     add = parser.add_argument
-    add("--hosts", type=at_least(2), default=3)
-    add("--rate", type=rate, default="200mbit", help="of each host's link, each way (default 200mbit)")
-    add("--size", type=size, default="16MiB", help="what is copied to measure a link (default 16MiB)")
-    add("--sweep", action="store_true", help="only remove what killed runs left")
+    add("--hosts", type=at_least(2), default=3, help="hosts (default %(default)s)")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, each way (default %(default)s)")
+    add("--size", type=size, default="16MiB", help="bytes copied to measure a link (default %(default)s)")
+    add("--sweep", action="store_true", help="only remove leftovers of killed runs")
     return parser.parse_args(arguments)
 
 
 def check(hosts: int, rate_bytes_s: int, nbytes: int) -> None:
-    """Make a testbed and print what its links carry."""
+    """Make a testbed and print the rates of its links."""
     with Testbed(hosts, LinkShape(rate_bytes_s=rate_bytes_s)) as testbed:
-        for taker in range(1, hosts):
+        for receiver in range(1, hosts):
             before = read_times()
-            rate = testbed.link_rate(taker - 1, taker, nbytes)
+            rate = testbed.link_rate(receiver - 1, receiver, nbytes)
             used = read_times().since(before)
             print(
-                f"host {taker - 1} to {taker}: {rate.bytes_per_s * 8e-6:.1f} Mbit/s,"
-                f" processors {used.share:.0%} busy"
+                f"host {receiver - 1} to {receiver}: {rate.bytes_per_s * 8e-6:.1f} Mbit/s,"
+                f" CPU {used.share:.0%}"
             )
 
 
@@ -194,7 +196,7 @@ def main() -> None:
     try:
         args = parse()
         if args.sweep:
-            print("\n".join(sweep()) or "nothing was left")
+            print("\n".join(sweep()) or "nothing to remove")
         else:
             check(args.hosts, args.rate, args.size)
     except (TestbedError, ValueError) as error:

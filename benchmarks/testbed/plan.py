@@ -1,17 +1,17 @@
-"""Which namespaces, links and addresses a testbed has, and the commands that make them (pure).
+"""The namespaces, links and addresses of a testbed, and the commands that make them (pure).
 
-One namespace is the switch: for each host it has the end of a veth pair, between which it bridges, or routes
-where links have bands: a bridge forgets on the way how urgent a packet is, a router reads it from its header.
-Nothing is added to the machine's own namespace, and nothing leads out of a testbed.
+One namespace is the switch: it has one end of each host's veth pair and bridges between them, or routes where
+links have bands, because a bridge loses a packet's priority while a router reads it from the header. Nothing
+is added to the machine's own namespace, and no route leads out of a testbed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from benchmarks.owner import Owner
+from benchmarks.harness.owner import Owner
 
-MOST_HOSTS = 250
+MAX_HOSTS = 250
 INTERFACE = "eth0"
 _BRIDGE = "br0"
 _ROUTER = "10.77.255.254"
@@ -22,12 +22,11 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkShape:
-    """How every host's link is shaped, each way; `shares` gives hosts whose link has a part of the rate.
+    """The shape of every host's link, each way; `shares` assigns hosts a fraction of the rate.
 
-    A small burst or MTU splits every large segment, and the processor becomes the limit. With `bands` what
-    hosts send as urgent does not wait behind the rest, neither there nor at the switch, and the rest goes in
-    segments of one MTU: where rates are scaled down far, a few large ones take as long as many steps of a
-    model.
+    A small burst or MTU splits large segments, and the processor becomes the limit. With `bands`, packets
+    that hosts mark as urgent overtake others, at the host and at the switch, and other packets are limited
+    to one MTU: at scaled-down rates a few large segments take as long as many steps of a model.
     """
 
     rate_bytes_s: int
@@ -40,7 +39,7 @@ class LinkShape:
 
     def __post_init__(self) -> None:
         if self.rate_bytes_s < 1:
-            raise ValueError(f"a link's rate must be above 0, not {self.rate_bytes_s} bytes a second")
+            raise ValueError(f"a link's rate must be above 0, not {self.rate_bytes_s} bytes/s")
         if not all(0 < share <= 1 for share in self.shares.values()):
             raise ValueError("a link's share of the rate must be above 0 and at most 1")
 
@@ -57,8 +56,8 @@ class TestbedPlan:
     owner: Owner
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= MOST_HOSTS:
-            raise ValueError(f"a testbed has 1 to {MOST_HOSTS} hosts, not {self.hosts}")
+        if not 1 <= self.hosts <= MAX_HOSTS:
+            raise ValueError(f"a testbed has 1 to {MAX_HOSTS} hosts, not {self.hosts}")
 
     @property
     def switch(self) -> str:
@@ -66,7 +65,7 @@ class TestbedPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Of all hosts, then of the switch."""
+        """The namespaces of all hosts, then the switch's."""
         return (*(self.namespace(host) for host in range(self.hosts)), self.switch)
 
     def namespace(self, host: int) -> str:
@@ -78,17 +77,17 @@ class TestbedPlan:
         return f"10.77.0.{host + 1}"
 
     def commands(self) -> list[Command]:
-        """What makes the testbed, in order."""
+        """Return the commands that make the testbed, in order."""
         added: Command = ("ip", "netns", "add", self.switch)
         return [added, *self._switched(), *(one for host in range(self.hosts) for one in self._host(host))]
 
     def cut(self, host: int) -> Command:
-        """What takes a host's link down, at the switch: the host lives on, and nobody hears of it."""
+        """Return the command that takes a host's link down at the switch, unnoticed by the host."""
         self._check(host)
         return ("ip", "-n", self.switch, "link", "set", self._port(host), "down")
 
     def sent_bytes(self, host: int) -> Command:
-        """What tells in JSON, among other things, what came from a host over its link."""
+        """Return the command that prints, in JSON, the byte counters of a host's link."""
         self._check(host)
         return ("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", self._port(host))
 
@@ -96,7 +95,7 @@ class TestbedPlan:
         return f"p{host}"
 
     def _switched(self) -> list[Command]:
-        """What the switch has besides its ports."""
+        """Return the commands for the switch itself."""
         switch = ("ip", "-n", self.switch)
         if self.shape.bands:
             routing = "echo 1 > /proc/sys/net/ipv4/ip_forward"
@@ -136,7 +135,7 @@ class TestbedPlan:
             *made,
             *joined,
             (*own, "link", "set", "lo", "up"),
-            # By the route: a namespace may not have a default that the machine does not allow to everybody.
+            # Per route: a namespace may only default to congestion controls that the machine allows to all.
             (*own, "route", "replace", *route, "congctl", self.shape.congestion),
             *self._shaped(name, INTERFACE, host),
             *self._shaped(self.switch, port, host),
@@ -158,4 +157,4 @@ class TestbedPlan:
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts:
-            raise ValueError(f"there is no host {host}: the testbed has {self.hosts}, numbered from 0")
+            raise ValueError(f"host {host} does not exist: the testbed has hosts 0 to {self.hosts - 1}")

@@ -1,0 +1,21 @@
+"""What benchmarks share: platforms, child processes, clients, models and records.
+
+- `admin_client`: a client of the admin routes, and waits for what they report
+- `arguments`: command-line parsing and value types
+- `crew`: child processes that take orders: the benchmark's end
+- `crew_member`: child processes that take orders: the child's end
+- `crew_messages`: the protocol between the two
+- `figures`: figures and tables in Markdown from result files
+- `ledger_check`: a ledger compared with a client's view
+- `local_platform`: the cluster starter: `hypercast up`, kills, processes
+- `no_server`: a region server that no node reads from
+- `owner`: names and folders that are removed after a killed run
+- `percentile`: percentiles
+- `processes`: child processes that end with the benchmark
+- `processor`: CPU time of the machine
+- `random_llama`: a random checkpoint on disk
+- `random_model`: a random model in memory
+- `records`: records of a run: provenance, printing, writing, drawing
+- `stream_client`: a light client of streamed completions
+- `traces`: request traces
+"""

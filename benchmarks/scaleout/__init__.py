@@ -1,0 +1,15 @@
+"""How soon nodes serve a model that few hold: `python -m benchmarks.scaleout`.
+
+- `client`: sends a burst and reports when tokens arrived
+- `cluster`: a platform in a testbed
+- `command`: the command
+- `gloo`: the duration of gloo's broadcast
+- `memory`: whether the images fit into memory
+- `modes`: the compared ways to scale out
+- `nodes`: starts nodes in the testbed's namespaces
+- `plot`: the plot
+- `predicted`: throughput that the devices' profile predicts
+- `records`: records from the tokens of a burst
+- `scenarios`: scenarios from the command line
+- `watch`: what serves during a burst
+"""
