@@ -5,26 +5,31 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from registry.clock import FakeClock
-from registry.memory_state import MemoryState
-from registry.redis_connections import Connections
-from registry.redis_state import RedisState
-from tests.mount_fixture import file_system
-from tests.platform_fixture import Platform
-from tests.redis_fixture import running_redis
-from tests.state_fixture import FEED_LENGTH, LAPSE_S, LapsingScenario, Scenario, expiries
+from registry.memory.state import MemoryState
+from registry.redis.connections import ConnectionPool
+from registry.redis.state import RedisState
+from tests.fixtures.mount import file_system
+from tests.fixtures.platform import Platform
+from tests.fixtures.redis import running_redis
+from tests.fixtures.state import FEED_LENGTH, LAPSE_S, LapsingScenario, Scenario, expiries
+
+_PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py")
 
 # One thread a process: the machine has few cores, and several processes run at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Examples take as long as a slow machine needs; the same ones each time, so that a run can be repeated.
-settings.register_profile(
-    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("tests")
+# Examples may take as long as a slow machine needs. They are the same each time, so that a run can be
+# repeated; `make soak` draws new ones and prints how to repeat a failure.
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=_SLOW)
+settings.register_profile("fresh", deadline=None, print_blob=True, suppress_health_check=_SLOW)
+settings.load_profile("fresh" if os.environ.get("HYPERCAST_FRESH_SEEDS") else "tests")
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +60,17 @@ def root() -> Path:
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis of the file's own."""
+    """Yield a Redis of the file's own."""
     with running_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
 
 
 @pytest.fixture(params=["memory", "redis"])
 def on_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
-    """Runs a scenario against an empty state."""
+    """Run a scenario against an empty state."""
 
     async def in_redis(scenario: Scenario) -> None:
-        connections = Connections(redis_url)
+        connections = ConnectionPool(redis_url)
         await connections.call("FLUSHALL")
         await connections.aclose()
         async with RedisState.connect(redis_url, feed_length=FEED_LENGTH) as state:
@@ -80,10 +85,10 @@ def on_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenar
 
 @pytest.fixture(params=["memory", "redis"])
 def on_lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[LapsingScenario], None]:
-    """Runs a scenario against an empty state whose records lapse."""
+    """Run a scenario against an empty state whose records lapse."""
 
     async def in_redis(scenario: LapsingScenario) -> None:
-        connections = Connections(redis_url)
+        connections = ConnectionPool(redis_url)
         await connections.call("FLUSHALL")
         await connections.aclose()
         async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
@@ -103,6 +108,25 @@ def on_lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> Callable
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 4 MiB."""
+    """Yield a folder on a file system of 4 MiB."""
     with file_system(tmp_path / "small", "size=4m") as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests that are coroutines on asyncio."""
+    return "asyncio"
+
+
+class PlatformScheduling(LoadScopeScheduling):
+    """One worker runs all tests that start platforms, which need the processors; other files stay whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "platforms" if file.startswith(_PLATFORMS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PlatformScheduling:
+    return PlatformScheduling(config, log)

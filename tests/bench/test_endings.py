@@ -1,14 +1,14 @@
-"""A benchmark that is asked to end cleans up first."""
+"""A benchmark that receives SIGTERM cleans up first."""
 
 import signal
 import subprocess
 import sys
 
-from tests.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S
 
 WAITING = """
 import asyncio, uvloop
-from benchmarks.endings import end_politely
+from benchmarks.harness.processes import exit_on_sigterm
 
 async def main():
     try:
@@ -17,7 +17,7 @@ async def main():
     finally:
         print("cleaned", flush=True)
 
-end_politely()
+exit_on_sigterm()
 uvloop.run(main())
 """
 
@@ -27,6 +27,6 @@ def test_sigterm_ends_it_as_ctrl_c_does() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.terminate()
-        told, _ = process.communicate(timeout=PATIENCE_S)
-    assert told == "cleaned\n"
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert output == "cleaned\n"
     assert process.returncode not in (0, -signal.SIGTERM)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from benchmarks.engine import make_engine, parse, run, run_engine, run_sequentially, run_transformers
-from benchmarks.random_model import random_model
+from benchmarks.engine.command import make_engine, parse, run, run_engine, run_sequentially, run_transformers
+from benchmarks.harness.random_model import random_model
 from invoker.engine.paths import LayerPath
 
 SIZES = {
@@ -39,11 +39,11 @@ def test_a_random_model_is_the_same_to_engine_and_transformers(config: PreTraine
 def test_the_records_of_the_benchmark() -> None:
     args = parse(["--batch", "1,2", "--prompt", "4", "--tokens", "5", "--rounds", "1", "--links", "off"])
     rows = run(args, CONFIGS["llama"])
-    told = [
+    figures = [
         (row["name"], row["params"]["batch"], row["params"]["mode"], row["params"].get("stages"))
         for row in rows
     ]
-    assert told == [
+    assert figures == [
         ("hypercast", 1, "alone", None),
         ("transformers", 1, "alone", None),
         ("pipeline", 1, "alone", 2),  # of two layers there are no four stages

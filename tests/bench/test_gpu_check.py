@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.gpu_check import PARTS, PartPlan, run_part
-from benchmarks.gpu_tokens import FAMILIES, worst_gap
-from benchmarks.machine import ROOT
-from benchmarks.random_model import random_model
+from benchmarks.gpu_check.command import PARTS, PartPlan, run_part
+from benchmarks.gpu_check.tokens import FAMILIES, worst_gap
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.random_model import random_model
 from invoker.engine.families import FAMILIES as SERVED
 
 # What a machine with torch and transformers alone does not have.
@@ -28,7 +28,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from benchmarks.gpu_check import main
+from benchmarks.gpu_check.command import main
 main(sys.argv[1:])
 """
 
@@ -69,10 +69,10 @@ def test_every_family_that_is_served_is_checked() -> None:
 
 
 def test_a_part_that_fails_is_told_and_stops_nothing() -> None:
-    broken = PartPlan(name="broken", module="gpu_check", function="nothing", share=1.0)
+    broken = PartPlan(name="broken", module="command", function="nothing", share=1.0)
     end, rows = run_part(broken, "cpu", True, float("inf"))
     assert end["status"] == "failed" and "nothing" in end["error"] and not rows
-    late = PartPlan(name="late", module="gpu_memory", function="integrity", share=0.0)
+    late = PartPlan(name="late", module="memory", function="integrity", share=0.0)
     end, rows = run_part(late, "cpu", True, 1e12)
     assert end["status"] == "skipped" and not rows
 

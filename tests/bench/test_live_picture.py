@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.live_picture import first_token
-from benchmarks.live_picture_draw import Span, draw, spans
+from benchmarks.live_picture.command import first_token
+from benchmarks.live_picture.draw import StageSpan, draw, spans
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
-def told(at_s: float, **pipelines: list[tuple[str, int, int]]) -> dict[str, Any]:
-    """A live record, of pipelines by `id_epoch`."""
+def live_record(at_s: float, **pipelines: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """Return a live record, with pipelines by `id_epoch`."""
     listed = []
     for name, stages in pipelines.items():
         pipeline_id, epoch = name.split("_")
@@ -22,14 +22,14 @@ def told(at_s: float, **pipelines: list[tuple[str, int, int]]) -> dict[str, Any]
     return {"at_s": at_s, "kind": "live", "pipelines": listed}
 
 
-def test_a_stage_lasts_as_long_as_its_pipeline_is_told_of() -> None:
+def test_a_stage_lasts_as_long_as_its_pipeline_is_records_of() -> None:
     halves, other = [("a", 0, 4), ("b", 4, 8)], [("c", 0, 8)]
     events = [
-        told(0.0),
-        told(1.0, p_0=halves),
-        told(2.0, p_0=halves),  # a member has switched
-        told(3.0, p_1=halves, q_0=other),
-        told(4.0, q_0=other),
+        live_record(0.0),
+        live_record(1.0, p_0=halves),
+        live_record(2.0, p_0=halves),  # a member has switched
+        live_record(3.0, p_1=halves, q_0=other),
+        live_record(4.0, q_0=other),
     ]
     found = list(spans(events, 9.0))
     assert [(span.name, span.node, span.begin_s, span.end_s) for span in found] == [
@@ -39,7 +39,7 @@ def test_a_stage_lasts_as_long_as_its_pipeline_is_told_of() -> None:
         ("p.1", "b", 3.0, 4.0),
         ("q.0", "c", 3.0, 9.0),
     ]
-    assert found[1] == Span(name="p.0", node="b", first=4, last=8, begin_s=1.0, end_s=3.0)
+    assert found[1] == StageSpan(name="p.0", node="b", first=4, last=8, begin_s=1.0, end_s=3.0)
 
 
 def test_what_was_recorded_can_be_drawn(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_first_live_token_is_a_share_of_the_first_whole_load() -> None:
         {"start_kind": "live", "arrived_s": [12.0, 13.0]},
         {"start_kind": "live", "arrived_s": [11.0]},
     ]
-    found = first_token({"events": [told(1.0), *ready], "answers": answers}, sources=2)
+    found = first_token({"events": [live_record(1.0), *ready], "answers": answers}, sources=2)
     assert found == {
         "live": 2,
         "first_live_s": 11.0,

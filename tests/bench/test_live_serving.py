@@ -6,19 +6,19 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.live_serving import SHORT, parse, scenes
-from benchmarks.live_serving_check import last_members, pipelines_of, wrong_answers, wrong_rows
-from benchmarks.live_serving_client import Answer, Work, draw_works
-from benchmarks.live_serving_run import Kill, Round
-from benchmarks.live_serving_switch import Switch, longest_gap, record_of
-from registry.usage import GpuSlice, RequestRecord, RequestStatus
+from benchmarks.live_serving.check import last_members, pipelines_of, wrong_answers, wrong_rows
+from benchmarks.live_serving.client import LiveAnswer, LiveRequest, draw_requests
+from benchmarks.live_serving.command import SHORT, parse, scenarios
+from benchmarks.live_serving.run import LoadRound, StageKill
+from benchmarks.live_serving_switch.command import StreamSwitch, longest_gap, record_of
+from registry.records.usage import GpuSlice, RequestRecord, RequestStatus
 
-WORK = Work(prompt=(5, 6), tokens=3, seed=None)
+WORK = LiveRequest(prompt=(5, 6), tokens=3, seed=None)
 EXPECTED = {("f", WORK): [7, 8, 9]}
 
 
-def answer(*ids: int, failure: str = "") -> Answer:
-    made = Answer(request_id="live-0", function="f", work=WORK, sent_s=0.0, start_kind="live")
+def answer(*ids: int, failure: str = "") -> LiveAnswer:
+    made = LiveAnswer(request_id="live-0", function="f", work=WORK, sent_s=0.0, start_kind="live")
     made.ids, made.arrived_s, made.failure = list(ids), [float(at) for at in range(len(ids))], failure
     made.prompt_tokens, made.completion_tokens = 2, len(ids)
     return made
@@ -62,9 +62,9 @@ GOOD = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 800), part("liv
     ("ids", "failure", "says"),
     [
         ((7, 8, 9), "", ""),
-        ((7, 8), "", "first other one at 2"),
-        ((7, 8, 8, 9), "", "first other one at 2"),
-        ((7, 8, 9, 9), "", "first other one at 3"),
+        ((7, 8), "", "first difference at 2"),
+        ((7, 8, 8, 9), "", "first difference at 2"),
+        ((7, 8, 9, 9), "", "first difference at 3"),
         ((7, 8, 9), "the stream broke off", "broke off"),
     ],
 )
@@ -77,9 +77,9 @@ def test_a_token_that_is_lost_repeated_or_changed_is_found(
 
 
 def test_usage_that_counts_otherwise_is_found() -> None:
-    told = answer(7, 8, 9)
-    told.completion_tokens = 4
-    assert len(wrong_answers([told], EXPECTED)) == 1
+    response = answer(7, 8, 9)
+    response.completion_tokens = 4
+    assert len(wrong_answers([response], EXPECTED)) == 1
 
 
 def test_a_row_tells_the_pipelines_that_worked_on_it() -> None:
@@ -91,13 +91,13 @@ def test_a_row_tells_the_pipelines_that_worked_on_it() -> None:
     ("rows", "says"),
     [
         ([], "0 times"),
-        ([GOOD, replace(GOOD, request_id="live-0~2")], "2 times"),
+        ([GOOD, replace(GOOD, request_id="req-2", client_request_id="live-0")], "2 times"),
         ([replace(GOOD, completion_tokens=4)], "the ledger has"),
         ([replace(GOOD, status=RequestStatus.FAILED)], "failed"),
         ([replace(GOOD, billed_gpu_ms=9)], "billed 9 ms"),
-        ([row(part("live-0/0-x", "a", 700))], "by no two nodes"),
+        ([row(part("live-0/0-x", "a", 700))], "by a single node"),
         ([row(part("live-0/0-x", "a", 1), part("live-0/0-x", "b", 1), part("live-0/0-x", "a", 1))], "twice"),
-        ([GOOD, replace(GOOD, request_id="live-7")], "nobody asked"),
+        ([GOOD, replace(GOOD, request_id="live-7")], "no client sent it"),
     ],
 )
 def test_rows_that_are_not_as_clients_saw_their_requests_are_found(
@@ -109,21 +109,21 @@ def test_rows_that_are_not_as_clients_saw_their_requests_are_found(
 
 
 def test_one_node_may_have_answered_where_one_held_the_model() -> None:
-    told, rows = answer(7, 8, 9), [row(part("live-0/0-x", "a", 700))]
-    assert wrong_rows([told], rows, alone=[told.request_id]) == []
-    assert len(wrong_rows([told], rows, alone=["live-1"])) == 1
+    response, rows = answer(7, 8, 9), [row(part("live-0/0-x", "a", 700))]
+    assert wrong_rows([response], rows, alone=[response.request_id]) == []
+    assert len(wrong_rows([response], rows, alone=["live-1"])) == 1
 
 
 def test_a_member_that_nobody_paid_is_found_unless_it_was_killed_or_the_call_went_on_elsewhere() -> None:
     unpaid = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 0))
     (found,) = wrong_rows([answer(7, 8, 9)], [unpaid])
-    assert "nobody paid b" in found
+    assert "no time recorded for b" in found
     assert wrong_rows([answer(7, 8, 9)], [unpaid], unsure=["on-b"]) == []
     cut_short = row(part("live-0/0-x", "a", 700), part("live-0/0-x", "b", 0), part("live-0/1-x", "a", 5))
     assert wrong_rows([answer(7, 8, 9)], [cut_short]) == []
     then_unpaid = row(part("live-0/10-x", "a", 700), part("live-0/10-x", "b", 0), part("live-0/9-x", "a", 5))
     (found,) = wrong_rows([answer(7, 8, 9)], [then_unpaid], unsure=["on-c"])
-    assert "nobody paid b" in found
+    assert "no time recorded for b" in found
 
 
 def test_who_made_the_last_token_is_told_unless_one_of_them_was_killed() -> None:
@@ -136,29 +136,29 @@ def test_who_made_the_last_token_is_told_unless_one_of_them_was_killed() -> None
 
 def test_every_family_and_number_of_holders_is_played_with_and_without_a_switch() -> None:
     args = parse([])
-    made = list(scenes(args, [], began_s=0.0))
+    made = list(scenarios(args, [], started_s=0.0))
     assert len({(one.family, one.sources, one.long) for one in made}) == len(made) == 3 * 3 * 2
     assert {one.kills for one in made} == {0}
 
 
 def test_loads_go_on_until_there_were_enough_kills() -> None:
     args = parse(["--kills", "7", "--per-load", "3"])
-    done: list[Round] = []
-    kill = Kill(node="a", place=0, stages=2, is_head=True, load_s=1.0, calls=64, tokens=9)
-    for scene in islice(scenes(args, done, began_s=float("inf")), 9):
-        done += [Round(scene=scene, kills=[kill] * scene.kills)]
-    assert [one.scene.kills for one in done] == [3, 3, 1]
-    assert all(one.scene.long for one in done)
+    done: list[LoadRound] = []
+    kill = StageKill(node="a", place=0, stages=2, is_head=True, load_s=1.0, calls=64, tokens=9)
+    for scenario in islice(scenarios(args, done, started_s=float("inf")), 9):
+        done += [LoadRound(scenario=scenario, kills=[kill] * scenario.kills)]
+    assert [one.scenario.kills for one in done] == [3, 3, 1]
+    assert all(one.scenario.long for one in done)
 
 
 def test_no_load_begins_when_the_time_is_over() -> None:
     args = parse(["--kills", "7"])
-    assert list(scenes(args, [], began_s=-1e9)) == []
+    assert list(scenarios(args, [], started_s=-1e9)) == []
 
 
 def test_works_are_the_same_for_a_seed_and_half_of_them_drawn() -> None:
-    works = draw_works(random.Random(3), 8, SHORT)
-    assert works == draw_works(random.Random(3), 8, SHORT)
+    works = draw_requests(random.Random(3), 8, SHORT)
+    assert works == draw_requests(random.Random(3), 8, SHORT)
     assert sum(work.seed is None for work in works) == 4
     assert all(SHORT[0] <= work.tokens <= SHORT[1] for work in works)
 
@@ -167,7 +167,7 @@ def test_a_switch_is_judged_by_its_longest_gap() -> None:
     made = answer(1, 2, 3, 4)
     made.arrived_s = [0.0, 0.1, 0.5, 0.6]
     assert longest_gap(made) == (2, pytest.approx(0.4))
-    switch = Switch(
+    switch = StreamSwitch(
         context=1000, gap_ms=150.0, usual_gap_ms=5.0, recompute_ms=100.0, after_last_block_ms=(20.0, 30.0)
     )
     good = record_of([switch, replace(switch, gap_ms=190.0)], {})

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.load import main
+from benchmarks.load.command import main
 
 
 def test_every_way_is_measured(tmp_path: Path) -> None:

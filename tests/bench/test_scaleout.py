@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from benchmarks import scaleout
-from benchmarks.scaleout_client import Burst, event_of, fault, prompt_of
-from benchmarks.scaleout_modes import COMPARED, EMULATED_ONLY, MODES, TURNS
-from benchmarks.scaleout_plot import plot
-from benchmarks.scaleout_records import (
+from benchmarks.scaleout import command as scaleout
+from benchmarks.scaleout.client import Burst, event_of, prompt_of, token_error
+from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, TURNS
+from benchmarks.scaleout.plot import plot
+from benchmarks.scaleout.records import (
     STEP_S,
     WINDOW_S,
-    Rate,
-    Request,
-    Run,
+    BurstRequest,
+    BurstRun,
+    TokenRate,
     compare,
-    first_token,
+    first_token_of,
     rate_of,
     record_of,
     requests_of,
     show,
 )
-from benchmarks.scaleout_scenes import link_bytes_s, scenes
-from gateway.fixed_plan import parse_fixed_plan
+from benchmarks.scaleout.scenarios import link_bytes_s, scenarios
+from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
 from invoker.emulated.tokens import continuation
-from registry.function import Scaling
-from registry.live import Live
-from registry.messages import Sampling
+from registry.messages.node import Sampling
+from registry.records.function import Scaling
+from registry.records.live import LiveMode
 
 STAIRS = [
     {
@@ -56,10 +56,10 @@ def answer(*arrived_s: float, kind: str = "hot", failure: str = "") -> dict[str,
     }
 
 
-def steady(begin_s: float, per_s: float, seconds: float, kind: str = "hot") -> Request:
+def steady(begin_s: float, per_s: float, seconds: float, kind: str = "hot") -> BurstRequest:
     count = int(per_s * seconds)
     arrived_s = tuple(begin_s + (at + 1) / per_s for at in range(count))
-    return Request(arrived_s=arrived_s, tokens=(1,) * count, start_kind=kind)
+    return BurstRequest(arrived_s=arrived_s, tokens=(1,) * count, start_kind=kind)
 
 
 def test_every_mode_is_one_that_the_platform_can_be_told() -> None:
@@ -71,7 +71,7 @@ def test_every_mode_is_one_that_the_platform_can_be_told() -> None:
     for mode in MODES.values():
         assert {mode.source_device, mode.target_device} <= set(DEVICES)
         assert not (mode.planner and mode.own_copies)
-        Scaling(live=Live(mode.live))
+        Scaling(live=LiveMode(mode.live))
         if mode.planner:
             parse_fixed_plan(mode.planner)
 
@@ -93,37 +93,37 @@ def test_the_rate_is_that_of_the_last_moments() -> None:
 
 
 def test_half_of_the_peak_is_told_between_two_steps() -> None:
-    assert Rate(per_s=(0.0, 50.0, 150.0, 200.0)).half_peak_s == pytest.approx(1.5 * STEP_S)
-    assert Rate(per_s=(0.0, 100.0, 200.0)).half_peak_s == pytest.approx(STEP_S)
-    assert Rate(per_s=(100.0, 100.0)).half_peak_s == 0.0
+    assert TokenRate(per_s=(0.0, 50.0, 150.0, 200.0)).half_peak_s == pytest.approx(1.5 * STEP_S)
+    assert TokenRate(per_s=(0.0, 100.0, 200.0)).half_peak_s == pytest.approx(STEP_S)
+    assert TokenRate(per_s=(100.0, 100.0)).half_peak_s == 0.0
 
 
 def test_half_of_the_peak_is_held_once_the_rate_falls_below_it_no_more() -> None:
-    dips = Rate(per_s=(0.0, 100.0, 120.0, 50.0, 150.0, 200.0, 60.0, 200.0))
+    dips = TokenRate(per_s=(0.0, 100.0, 120.0, 50.0, 150.0, 200.0, 60.0, 200.0))
     assert dips.half_peak_s == pytest.approx(STEP_S)
     assert dips.held_half_peak_s == pytest.approx(3.5 * STEP_S)
-    assert Rate(per_s=(0.0, 50.0, 150.0, 200.0)).held_half_peak_s == pytest.approx(1.5 * STEP_S)
-    assert Rate(per_s=(100.0, 200.0)).held_half_peak_s == 0.0
+    assert TokenRate(per_s=(0.0, 50.0, 150.0, 200.0)).held_half_peak_s == pytest.approx(1.5 * STEP_S)
+    assert TokenRate(per_s=(100.0, 200.0)).held_half_peak_s == 0.0
     assert dips.made(3 * STEP_S) == pytest.approx(220 * STEP_S)
 
 
 def test_first_tokens_are_told_by_where_they_came_from() -> None:
     waits = [steady(0.4, 10, 1, "warm"), steady(0.9, 10, 1, "cold"), steady(0.6, 10, 1, "live")]
-    assert first_token(waits, "live", "cold") == pytest.approx(0.7)
-    assert first_token(waits, "cold") == pytest.approx(1.0)
-    assert first_token(waits, "hot") is None
+    assert first_token_of(waits, "live", "cold") == pytest.approx(0.7)
+    assert first_token_of(waits, "cold") == pytest.approx(1.0)
+    assert first_token_of(waits, "hot") is None
 
 
 def test_records_and_their_picture(tmp_path: Path) -> None:
     args = scaleout.parse(["--nodes", "4", "--requests", "2"])
-    (scene,) = scenes(args, tmp_path)
+    (scenario,) = scenarios(args, tmp_path)
     runs = [
-        Run(requests=[steady(0.5, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
-        Run(requests=[steady(0.6, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
+        BurstRun(requests=[steady(0.5, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
+        BurstRun(requests=[steady(0.6, 20, 2, "cold"), steady(0.1, 20, 2)], stairs=STAIRS),
     ]
-    limits = scaleout.limits_of(args, scene)
+    limits = scaleout.limits_of(args, scenario)
     rows = [
-        record_of(name, runs, limits, scaleout.params_of(args, scene, MODES[name]))
+        record_of(name, runs, limits, scaleout.params_of(args, scenario, MODES[name]))
         for name in ("stop-the-world", "nccl")
     ]
     row = json.loads(json.dumps(rows[0]))
@@ -135,21 +135,22 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     assert row["limit_s"] == pytest.approx(26.03e9 / 50e9 + 0.025, rel=0.01)
     assert row["start_kinds"] == {"cold": 2, "hot": 2}
     assert "emulated k=1 in host" in show(row)
-    assert "2 pipelines, 0 instances: 900 tokens/s of 1000 that the profile predicts: 0.90" in show(row)
+    assert "2 pipelines, 0 instances: 900 tokens/s of 1000 predicted by the profile: 0.90" in show(row)
     assert "; 4 first tokens of 3" in show(row)
     assert row["least_of_predicted"] == 0.9
+    assert compare([]) == [], "a run that fails at once must not be hidden by its comparison"
     (line,) = compare(rows)
-    assert "beside nccl: emulated P90 TTFT 1.00 times sooner, half of its peak after 1.00 of the time" in line
-    assert "for good after 1.00; at " in line and row["held_half_peak_s"] >= row["half_peak_s"]
+    assert "vs nccl: emulated P90 TTFT 1.00 times sooner, half of its peak after 1.00 of the time" in line
+    assert "sustained after 1.00; at " in line and row["held_half_peak_s"] >= row["half_peak_s"]
     plot(rows, tmp_path / "s.png")
     assert (tmp_path / "s.png").stat().st_size > 10_000
 
 
 def test_the_scene_is_what_is_asked_for(tmp_path: Path) -> None:
-    told = ["--emulated", "h800-llama2-70b/10000", "--sources", "1,2", "--holders", "gpu,host"]
-    args = scaleout.parse([*told, "--nodes", "2"])
-    found = scenes(args, tmp_path)
-    places = [(scene.holders, scene.sources) for scene in found]
+    options = ["--emulated", "h800-llama2-70b/10000", "--sources", "1,2", "--holders", "gpu,host"]
+    args = scaleout.parse([*options, "--nodes", "2"])
+    found = scenarios(args, tmp_path)
+    places = [(scenario.holders, scenario.sources) for scenario in found]
     assert places == [("gpu", 1), ("host", 1), ("host", 2)]  # two that serve already: nobody starts
     ssd = MODES["serverlessllm-ssd"]
     assert found[0].source_device(ssd) == "emulated:h800x4/10000/10"
@@ -161,8 +162,8 @@ def test_the_scene_is_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_of_mixed_holders_the_first_half_serves(tmp_path: Path) -> None:
-    found = scenes(scaleout.parse(["--sources", "1,2,5", "--holders", "mixed,gpu,host"]), tmp_path)
-    serving = {(scene.holders, scene.sources): scene.serving for scene in found}
+    found = scenarios(scaleout.parse(["--sources", "1,2,5", "--holders", "mixed,gpu,host"]), tmp_path)
+    serving = {(scenario.holders, scenario.sources): scenario.serving for scenario in found}
     assert serving == {
         ("mixed", 2): 1,
         ("mixed", 5): 2,
@@ -209,8 +210,29 @@ def test_prompts_events_and_faults() -> None:
         timeout_s=1.0,
     )
     prompt = prompt_of(0, 4, burst.vocabulary)
-    said = continuation(prompt, 3, burst.vocabulary, Sampling(max_tokens=3, temperature=0.0))
-    assert fault(burst, prompt, said) == ""
-    assert fault(burst, prompt, [*said[:2], said[2] ^ 1]) == "its tokens are not those of the model"
-    assert fault(burst, prompt, said[:2]) == "it has 2 tokens, not 3"
-    assert fault(replace(burst, emulated=""), prompt, [1, 2, 3]) == ""
+    expected = continuation(prompt, 3, burst.vocabulary, Sampling(max_tokens=3, temperature=0.0))
+    assert token_error(burst, prompt, expected) == ""
+    assert (
+        token_error(burst, prompt, [*expected[:2], expected[2] ^ 1]) == "the tokens differ from the model's"
+    )
+    assert token_error(burst, prompt, expected[:2]) == "received 2 tokens, not 3"
+    assert token_error(replace(burst, emulated=""), prompt, [1, 2, 3]) == ""
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_with_the_remedy() -> None:
+    free = 11 << 30
+    whole = scaleout.parse(["--emulated", "h800-llama2-13b", "--nodes", "2", "--modes", "hypercast"])
+    message = scaleout.memory_shortfall(whole, free, free)
+    assert message.startswith(
+        "--emulated h800-llama2-13b needs 24.2 GiB of shared memory (1 x 24.2 GiB), 11.0 GiB"
+    )
+    assert "use --emulated h800-llama2-13b/1000" in message
+    assert "needs 72.7 GiB of memory (3 x 24.2 GiB)" in scaleout.memory_shortfall(whole, 30 << 30, 30 << 30)
+    assert scaleout.memory_shortfall(whole, 30 << 30, 80 << 30) == ""
+    own_copies = scaleout.parse(
+        ["--emulated", "h800-llama2-13b", "--nodes", "2", "--modes", "serverlessllm-memory"]
+    )
+    assert "(2 x 24.2 GiB)" in scaleout.memory_shortfall(own_copies, free, free)
+    scaled = scaleout.parse(["--emulated", "h800-llama2-13b/1000"])
+    assert scaleout.memory_shortfall(scaled, free, free) == ""
+    assert "use fewer layers" in scaleout.memory_shortfall(scaleout.parse(["--real", "1000"]), free, free)

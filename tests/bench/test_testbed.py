@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.owner import Owner, is_orphaned, owner_for_pid, owner_of, scratch_folder
+from benchmarks.harness.processor import ProcessorTimes, parse_times
+from benchmarks.multicast.peers import agent_script, mpirun
+
 # Not by name: pytest takes classes of the name Test… for tests.
-from benchmarks import testbed as beds
-from benchmarks import testbed_plan as plans
-from benchmarks.multicast_peers import agent_script, mpirun
-from benchmarks.owner import Owner, is_left, own_folder, owner_of, owner_with
-from benchmarks.processor import ProcessorTimes, parse_times
-from benchmarks.testbed import sweep, why_not
-from benchmarks.testbed_plan import LinkShape
-from tests.patience import PATIENCE_S
+from benchmarks.testbed import network as beds
+from benchmarks.testbed import plan as plans
+from benchmarks.testbed.network import sweep, unavailable_reason
+from benchmarks.testbed.plan import LinkShape
+from tests.fixtures.patience import PATIENCE_S
 
 OWNER = Owner(41, 7)
 SHAPE = LinkShape(rate_bytes_s=25_000_000)
@@ -85,22 +86,22 @@ def test_what_cannot_be_a_link_is_refused() -> None:
         LinkShape(rate_bytes_s=0)
     with pytest.raises(ValueError, match="share"):
         LinkShape(rate_bytes_s=1, shares={0: 1.5})
-    with pytest.raises(ValueError, match="no host 3"):
+    with pytest.raises(ValueError, match="host 3 does not exist"):
         plan().address(3)
 
 
 def test_names_tell_their_owner() -> None:
     assert [owner_of(name) for name in plan().namespaces] == [OWNER] * 4
     assert owner_of("somebody-else-41-7-h0") is None
-    assert owner_with(os.getpid()).is_alive
-    assert is_left(NOBODY.name("h0"))
-    assert not is_left(owner_with(os.getpid()).name("h0"))
-    assert not is_left("docker0")
+    assert owner_for_pid(os.getpid()).is_alive
+    assert is_orphaned(NOBODY.name("h0"))
+    assert not is_orphaned(owner_for_pid(os.getpid()).name("h0"))
+    assert not is_orphaned("docker0")
 
 
 def test_a_later_process_of_the_same_number_is_another_owner() -> None:
-    here = owner_with(os.getpid())
-    assert is_left(Owner(here.pid, here.started - 1).name("switch"))
+    here = owner_for_pid(os.getpid())
+    assert is_orphaned(Owner(here.pid, here.started - 1).name("switch"))
 
 
 def test_a_folder_goes_at_the_end_and_so_do_those_of_killed_runs(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_folder_goes_at_the_end_and_so_do_those_of_killed_runs(tmp_path: Path)
     for folder in (left, kept):
         folder.mkdir()
         (folder / "file").touch()
-    with own_folder(tmp_path) as folder:
+    with scratch_folder(tmp_path) as folder:
         (folder / "image").touch()
         assert not left.exists()
     assert list(tmp_path.iterdir()) == [kept]
@@ -133,7 +134,7 @@ def test_mpirun_is_led_to_the_namespaces() -> None:
 
 def test_without_its_rights_a_testbed_says_what_it_needs(root: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.testbed", "--hosts", "2"]
-    if not why_not():
+    if not unavailable_reason():
         if shutil.which("setpriv") is None:
             pytest.skip("setpriv, which takes rights away, is not installed")
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
@@ -145,7 +146,7 @@ def test_without_its_rights_a_testbed_says_what_it_needs(root: Path) -> None:
 
 @pytest.fixture
 def possible() -> None:
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(f"no testbed here: {reason}")
 
@@ -160,14 +161,16 @@ def test_links_have_their_rate_and_nothing_is_left_behind(bands: bool) -> None:
         assert rate.nbytes == 2 << 20
         assert rate.seconds > 0.5
         testbed.start(1, ["sleep", "600"])
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not set(names) & set(listed.split())
+    output = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not set(names) & set(output.split())
 
 
 @pytest.mark.usefixtures("possible")
 def test_what_a_killed_run_left_is_swept() -> None:
     script = (
-        "import time\nfrom benchmarks.testbed import Testbed\nfrom benchmarks.testbed_plan import LinkShape\n"
+        "import time\n"
+        "from benchmarks.testbed.network import Testbed\n"
+        "from benchmarks.testbed.plan import LinkShape\n"
         "testbed = Testbed(1, LinkShape(rate_bytes_s=1000)); testbed.__enter__()\n"
         "left = testbed.start(0, ['sleep', '600']).pid\n"
         "print(left, testbed.plan.switch, testbed.plan.namespace(0), flush=True); time.sleep(600)"

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from registry import keys
+from registry.accounting.prices import DEFAULT_RATES, ensure_default_rates
+from registry.accounting.usage_report import DAY_S, day_of, matches, overlaps, row_of, split_days, total
 from registry.errors import Conflict, InvalidRecord, NotFound
-from registry.memory_state import MemoryState
-from registry.prices import DEFAULT_RATES, ensure_default_rates
-from registry.redis_connections import Connections
-from registry.redis_state import RedisState
+from registry.memory.state import MemoryState
+from registry.records.usage import CallPart, InstanceInterval, LostCall, PriceRate, RequestRecord, cost_nanos
+from registry.redis.connections import ConnectionPool
+from registry.redis.state import RedisState
 from registry.state import Ledger, UsageFilter
-from registry.usage import CallPart, InstanceInterval, LostCall, Rate, RequestRecord, cost_nanos
-from registry.usage_report import DAY_S, day_of, matches, overlaps, row_of, split_days, total
-from tests.registry_records import request
+from tests.fixtures.registry_records import request
 
 Scenario = Callable[[Ledger], Awaitable[None]]
 DAY = 19_675
@@ -29,10 +28,10 @@ MIDNIGHT = float(DAY * DAY_S)
 
 @pytest.fixture(params=["memory", "redis"])
 def run(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
-    """Runs a scenario against an empty ledger."""
+    """Run a scenario against an empty ledger."""
 
     async def in_redis(scenario: Scenario) -> None:
-        connections = Connections(redis_url)
+        connections = ConnectionPool(redis_url)
         await connections.call("FLUSHALL")
         await connections.aclose()
         async with RedisState.connect(redis_url) as state:
@@ -67,21 +66,18 @@ def test_a_second_record_of_an_id_does_not_replace_the_first(run):
     run(scenario)
 
 
-def test_a_cost_beyond_any_bound_leaves_no_record_without_sums(redis_url):
-    async def main() -> None:
-        connections = Connections(redis_url)
-        await connections.call("FLUSHALL")
-        await connections.aclose()
-        async with RedisState.connect(redis_url) as ledger:
-            added = await asyncio.gather(
-                *(ledger.add_request(request(f"r{n}", cost_nanos=cost)) for n, cost in enumerate([2**63, 5]))
-            )
-            assert added == [True, True]
-            (row,) = await ledger.report(UsageFilter())
-            assert (row.requests, row.billed_gpu_ms, row.cost_nanos) == (2, 1800, 2**63 - 1)
-            assert len((await ledger.requests(UsageFilter()))[0]) == 2
-
-    asyncio.run(main())
+async def test_a_cost_beyond_any_bound_leaves_no_record_without_sums(redis_url):
+    connections = ConnectionPool(redis_url)
+    await connections.call("FLUSHALL")
+    await connections.aclose()
+    async with RedisState.connect(redis_url) as ledger:
+        added = await asyncio.gather(
+            *(ledger.add_request(request(f"r{n}", cost_nanos=cost)) for n, cost in enumerate([2**63, 5]))
+        )
+        assert added == [True, True]
+        (row,) = await ledger.report(UsageFilter())
+        assert (row.requests, row.billed_gpu_ms, row.cost_nanos) == (2, 1800, 2**63 - 1)
+        assert len((await ledger.requests(UsageFilter()))[0]) == 2
 
 
 def test_no_request_costs_more_than_sums_can_hold():
@@ -174,7 +170,7 @@ def test_a_report_is_the_sum_of_the_rows(run, rows, wheres):
     run(scenario)
 
 
-def test_a_report_keeps_no_record_of_the_days_it_cuts(redis_url):
+async def test_a_report_keeps_no_record_of_the_days_it_cuts(redis_url):
     async def peak_bytes(state: RedisState) -> int:
         gc.collect()
         tracemalloc.start()
@@ -184,17 +180,14 @@ def test_a_report_keeps_no_record_of_the_days_it_cuts(redis_url):
         assert row.requests == 4000
         return peak
 
-    async def scenario() -> None:
-        connections = Connections(redis_url)
-        await connections.call("FLUSHALL")
-        await connections.aclose()
-        async with RedisState.connect(redis_url) as state:
-            records = (request(f"r{at}", ended_at=MIDNIGHT + 1 + at) for at in range(4000))
-            await asyncio.gather(*map(state.add_request, records))
-            await peak_bytes(state)  # what it needs once for all
-            assert await peak_bytes(state) < 4000 * 200
-
-    asyncio.run(scenario())
+    connections = ConnectionPool(redis_url)
+    await connections.call("FLUSHALL")
+    await connections.aclose()
+    async with RedisState.connect(redis_url) as state:
+        records = (request(f"r{at}", ended_at=MIDNIGHT + 1 + at) for at in range(4000))
+        await asyncio.gather(*map(state.add_request, records))
+        await peak_bytes(state)  # what it needs once for all
+        assert await peak_bytes(state) < 4000 * 200
 
 
 @given(since=bounds, until=bounds, at=moments)
@@ -245,6 +238,23 @@ def test_intervals_are_added_once_and_found_by_overlap(run):
     run(scenario)
 
 
+def test_requests_are_found_by_the_id_of_their_client(run: Callable[[Scenario], None]) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        mine = [replace(request(f"r{n}", ended_at=9.0 + n), client_request_id="mine") for n in (3, 0, 2, 1)]
+        like = [
+            replace(request(name), client_request_id=name) for name in ("min", "mine.", "mine-1", "mine!")
+        ]
+        for record in (*mine, *like, request("mine")):
+            assert await ledger.add_request(record)
+        assert not await ledger.add_request(mine[0])
+        found = await ledger.requests_by_client_id("mine")
+        assert [record.request_id for record in found] == ["r0", "r1", "r2", "r3"]
+        assert [one.request_id for one in await ledger.requests_by_client_id("mine", limit=2)] == ["r2", "r3"]
+        assert await ledger.requests_by_client_id("other") == []
+
+    run(scenario)
+
+
 spans = st.tuples(st.integers(0, 500), st.one_of(st.integers(0, 60), st.sampled_from([0, 300])))
 
 
@@ -280,25 +290,6 @@ def test_an_hour_of_a_long_ledger_is_read_by_itself(run):
         assert 61 <= sum(map(len, pages)) <= 200
 
     run(scenario)
-
-
-def test_intervals_of_an_earlier_release_are_found_by_their_times_too(redis_url):
-    async def main() -> None:
-        connections = Connections(redis_url)
-        await connections.call("FLUSHALL")
-        async with RedisState.connect(redis_url) as ledger:
-            for minute in range(2500):
-                await ledger.add_interval(numbered(minute % 2, 60.1 * minute, 60.1 * minute + 120))
-            await connections.call("DEL", keys.INTERVALS_BY_START)
-            for _ in range(2):
-                pages = [page async for page in ledger.interval_pages(since=36_000, until=39_600)]
-                assert 61 <= sum(map(len, pages)) <= 200
-            assert await connections.call("ZCARD", keys.INTERVALS_BY_START) == 2500
-            score = await connections.call("ZSCORE", keys.INTERVALS_BY_START, f'["i1","ready",{60.1 * 77}]')
-            assert float(score) == 60.1 * 77
-        await connections.aclose()
-
-    asyncio.run(main())
 
 
 def numbered(index: int, start: float, end: float) -> InstanceInterval:
@@ -378,7 +369,7 @@ def test_a_rate_never_changes(run):
     async def scenario(ledger: Ledger) -> None:
         assert await ensure_default_rates(ledger) == sorted(DEFAULT_RATES, key=lambda rate: rate.id)
         await ensure_default_rates(ledger)
-        rate = Rate(
+        rate = PriceRate(
             id="cpu-002",
             gpu_type="cpu",
             gpu_second_nanos=1,

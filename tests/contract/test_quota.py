@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import keys
-from registry.api_key import ApiKey, Role, SpendPeriod
 from registry.clock import FakeClock
 from registry.errors import Conflict, InvalidRecord, NotFound, StateUnavailable
-from registry.memory_state import MemoryState
-from registry.quota import (
+from registry.memory.state import MemoryState
+from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
+from registry.records.quota import (
     UNITS,
-    Place,
+    ConcurrencyLease,
+    RateLimitDecision,
+    RateLimitOutcome,
     SpendLimit,
-    Standing,
-    Verdict,
     drained,
     full_in_ms,
     judge,
@@ -34,12 +34,12 @@ from registry.quota import (
     retry_in_s,
     spend_field,
 )
-from registry.redis_connections import Connections
-from registry.redis_state import RedisState
+from registry.redis.connections import ConnectionPool
+from registry.redis.state import RedisState
 from registry.state import State
-from tests.redis_fixture import RedisServer
-from tests.registry_records import request as record
-from tests.state_fixture import connected
+from tests.fixtures.redis import RedisServer
+from tests.fixtures.registry_records import request as record
+from tests.fixtures.state import connected
 
 Later = Callable[[float], Awaitable[None]]
 Scenario = Callable[[State, State], Awaitable[None]]
@@ -49,10 +49,10 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 @pytest.fixture(params=["memory", "redis"])
 def run_for_long(request: pytest.FixtureRequest, redis_url: str) -> Callable[[LongScenario], None]:
-    """Runs a scenario against an empty state, as two gateways see it; it may let so many seconds pass."""
+    """Run a scenario against an empty state, as two gateways see it; it may let so many seconds pass."""
 
     async def in_redis(scenario: LongScenario) -> None:
-        connections = Connections(redis_url)
+        connections = ConnectionPool(redis_url)
         await connections.call("FLUSHALL")
         async with AsyncExitStack() as stack:
             one, other = [await stack.enter_async_context(RedisState.connect(redis_url)) for _ in range(2)]
@@ -77,26 +77,28 @@ def run(run_for_long: Callable[[LongScenario], None]) -> Callable[[Scenario], No
     return lambda scenario: run_for_long(lambda one, other, _: scenario(one, other))
 
 
-async def _grown_older(connections: Connections, seconds: float) -> None:
-    """What Redis knows of the key k0 is by so much older."""
+async def _grown_older(connections: ConnectionPool, seconds: float) -> None:
+    """Return what Redis knows of the key k0 is by so much older."""
     by_ms = int(seconds * 1000)
     if await connections.call("HEXISTS", keys.bucket("k0"), "at"):
         await connections.call("HINCRBY", keys.bucket("k0"), "at", -by_ms)
-    for place in await connections.call("ZRANGE", keys.places("k0"), 0, -1):
-        await connections.call("ZINCRBY", keys.places("k0"), -by_ms, place)
+    for place in await connections.call("ZRANGE", keys.concurrency("k0"), 0, -1):
+        await connections.call("ZINCRBY", keys.concurrency("k0"), -by_ms, place)
 
 
 def key(**limits: object) -> ApiKey:
-    made = ApiKey(id="k0", digest="d", tenant="acme", role=Role.CALLER, name="", created_at=1.0)
+    made = ApiKey(id="k0", digest="d", tenant="acme", role=KeyRole.CALLER, name="", created_at=1.0)
     return replace(made, **limits)
 
 
-async def verdict(state: State, asked: ApiKey, place: str, ttl_s: float = 60.0, now: float = NOW) -> Verdict:
-    return (await state.admit(asked, place, ttl_s=ttl_s, now=now)).verdict
+async def verdict(
+    state: State, asked: ApiKey, place: str, ttl_s: float = 60.0, now: float = NOW
+) -> RateLimitOutcome:
+    return (await state.admit(asked, place, ttl_s=ttl_s, now=now)).outcome
 
 
-def places_of(*names: str) -> list[Place]:
-    return [Place(key_id="k0", id=name) for name in names]
+def places_of(*names: str) -> list[ConcurrencyLease]:
+    return [ConcurrencyLease(key_id="k0", id=name) for name in names]
 
 
 def test_a_rate_is_exact_whoever_asks(run_for_long):
@@ -106,14 +108,14 @@ def test_a_rate_is_exact_whoever_asks(run_for_long):
         verdicts = await asyncio.gather(
             *(verdict((one, other)[n % 2], asked, f"p{n}", 60.0) for n in range(tries))
         )
-        admitted = verdicts.count(Verdict.ADMITTED)
-        assert set(verdicts) == {Verdict.ADMITTED, Verdict.REQUESTS}
+        admitted = verdicts.count(RateLimitOutcome.ADMITTED)
+        assert set(verdicts) == {RateLimitOutcome.ADMITTED, RateLimitOutcome.REQUESTS}
         assert 120 <= admitted <= 120 + 2 * (time.monotonic() - began) + 1
         refused = await one.admit(asked, "late", ttl_s=60, now=NOW)
-        if refused.verdict is Verdict.REQUESTS:
+        if refused.outcome is RateLimitOutcome.REQUESTS:
             assert 0 < retry_in_s(asked, refused, NOW) <= 0.5
         await later(0.5)
-        assert await verdict(other, asked, "later") is Verdict.ADMITTED
+        assert await verdict(other, asked, "later") is RateLimitOutcome.ADMITTED
 
     run_for_long(scenario)
 
@@ -122,11 +124,11 @@ def test_a_refused_request_counts_nowhere(run):
     async def scenario(one: State, other: State) -> None:
         asked = key(requests_per_minute=1, max_concurrent=5)
         first = await one.admit(asked, "a", ttl_s=60, now=NOW)
-        assert (first.verdict, first.places) == (Verdict.ADMITTED, 1)
+        assert (first.outcome, first.concurrent) == (RateLimitOutcome.ADMITTED, 1)
         assert 0 < first.requests_used <= UNITS
         for n in range(5):
             refused = await other.admit(asked, f"b{n}", ttl_s=60, now=NOW)
-            assert (refused.verdict, refused.places) == (Verdict.REQUESTS, 1)
+            assert (refused.outcome, refused.concurrent) == (RateLimitOutcome.REQUESTS, 1)
             assert 50 < retry_in_s(asked, refused, NOW) <= 60
             assert refused.requests_used <= first.requests_used
 
@@ -136,13 +138,13 @@ def test_a_refused_request_counts_nowhere(run):
 def test_a_repetition_counts_once(run):
     async def scenario(one: State, other: State) -> None:
         asked = key(requests_per_minute=2, max_concurrent=2)
-        assert await verdict(one, asked, "a") is Verdict.ADMITTED
+        assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
         for state in (one, other):
             again = await state.admit(asked, "a", ttl_s=60, now=NOW)
-            assert (again.verdict, again.places) == (Verdict.ADMITTED, 1)
+            assert (again.outcome, again.concurrent) == (RateLimitOutcome.ADMITTED, 1)
             assert again.requests_used <= UNITS
-        assert await verdict(other, asked, "b") is Verdict.ADMITTED
-        assert await verdict(one, asked, "a") is Verdict.ADMITTED
+        assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
+        assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
 
     run(scenario)
 
@@ -151,14 +153,18 @@ def test_places_are_counted_across_gateways_and_given_back(run):
     async def scenario(one: State, other: State) -> None:
         asked = key(max_concurrent=3)
         verdicts = await asyncio.gather(*(verdict((one, other)[n % 2], asked, f"p{n}") for n in range(20)))
-        assert verdicts.count(Verdict.ADMITTED) == 3
+        assert verdicts.count(RateLimitOutcome.ADMITTED) == 3
         refused = await one.admit(asked, "x", ttl_s=60, now=NOW)
-        assert (refused.verdict, refused.places, retry_in_s(asked, refused, NOW)) == (Verdict.BUSY, 3, 1.0)
-        held = f"p{verdicts.index(Verdict.ADMITTED)}"
-        await one.release_places(places_of(held, "nobody"))
-        assert await verdict(other, asked, "x") is Verdict.ADMITTED
-        assert await verdict(one, asked, "y") is Verdict.BUSY
-        await other.release_places([])
+        assert (refused.outcome, refused.concurrent, retry_in_s(asked, refused, NOW)) == (
+            RateLimitOutcome.BUSY,
+            3,
+            1.0,
+        )
+        held = f"p{verdicts.index(RateLimitOutcome.ADMITTED)}"
+        await one.release_concurrency_leases(places_of(held, "nobody"))
+        assert await verdict(other, asked, "x") is RateLimitOutcome.ADMITTED
+        assert await verdict(one, asked, "y") is RateLimitOutcome.BUSY
+        await other.release_concurrency_leases([])
 
     run(scenario)
 
@@ -166,16 +172,16 @@ def test_places_are_counted_across_gateways_and_given_back(run):
 def test_places_that_nobody_keeps_lapse(run_for_long):
     async def scenario(one: State, other: State, later: Later) -> None:
         asked = key(max_concurrent=2)
-        assert await verdict(one, asked, "kept", ttl_s=15.0) is Verdict.ADMITTED
-        assert await verdict(one, asked, "left", ttl_s=15.0) is Verdict.ADMITTED
-        await one.keep_places(places_of("kept"), ttl_s=60)
-        assert await verdict(other, asked, "next") is Verdict.BUSY
+        assert await verdict(one, asked, "kept", ttl_s=15.0) is RateLimitOutcome.ADMITTED
+        assert await verdict(one, asked, "left", ttl_s=15.0) is RateLimitOutcome.ADMITTED
+        await one.renew_concurrency_leases(places_of("kept"), ttl_s=60)
+        assert await verdict(other, asked, "next") is RateLimitOutcome.BUSY
         await later(15.0)
-        assert await verdict(other, asked, "next") is Verdict.ADMITTED
-        assert await verdict(other, asked, "more") is Verdict.BUSY
+        assert await verdict(other, asked, "next") is RateLimitOutcome.ADMITTED
+        assert await verdict(other, asked, "more") is RateLimitOutcome.BUSY
         # Late is better than never: the request is still under way, so it counts again.
-        await one.keep_places(places_of("left"), ttl_s=60)
-        assert (await other.admit(asked, "more", ttl_s=60, now=NOW)).places == 3
+        await one.renew_concurrency_leases(places_of("left"), ttl_s=60)
+        assert (await other.admit(asked, "more", ttl_s=60, now=NOW)).concurrent == 3
 
     run_for_long(scenario)
 
@@ -184,11 +190,11 @@ def test_tokens_are_charged_with_the_record_and_once(run_for_long):
     async def scenario(one: State, other: State, later: Later) -> None:
         asked = key(tokens_per_minute=60)
         first = await one.admit(asked, "a", ttl_s=60, now=NOW)
-        assert (first.verdict, first.tokens_used) == (Verdict.ADMITTED, 0)
+        assert (first.outcome, first.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
         used = record("r1", prompt_tokens=60, completion_tokens=200)
         assert await one.add_request(used)
         refused = await other.admit(asked, "b", ttl_s=60, now=NOW)
-        assert refused.verdict is Verdict.TOKENS
+        assert refused.outcome is RateLimitOutcome.TOKENS
         assert 60 * UNITS <= refused.tokens_used <= 260 * UNITS
         assert 0 < retry_in_s(asked, refused, NOW) <= 200.001
         assert not await other.add_request(used)
@@ -196,7 +202,7 @@ def test_tokens_are_charged_with_the_record_and_once(run_for_long):
         again = await other.admit(asked, "b", ttl_s=60, now=NOW)
         assert again.tokens_used <= refused.tokens_used
         await later(200.001)
-        assert await verdict(other, asked, "b") is Verdict.ADMITTED
+        assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
 
     run_for_long(scenario)
 
@@ -219,16 +225,16 @@ def test_a_clock_that_was_ahead_locks_no_key_out(kind: str, redis_url: str):
     asked = key(requests_per_minute=60_000)
 
     async def in_redis() -> None:
-        connections = Connections(redis_url)
+        connections = ConnectionPool(redis_url)
         await connections.call("FLUSHALL")
         async with RedisState.connect(redis_url) as state:
             await state.admit(asked, "early", ttl_s=60, now=NOW)
             at = int(await connections.call("HGET", keys.bucket("k0"), "at"))
             full = ("at", at + 3_600_000, "requests", 60_000 * UNITS)
             await connections.call("HSET", keys.bucket("k0"), *full)
-            assert await verdict(state, asked, "late") is Verdict.REQUESTS  # what was used is used
+            assert await verdict(state, asked, "late") is RateLimitOutcome.REQUESTS  # what was used is used
             await _grown_older(connections, 0.001)
-            assert await verdict(state, asked, "late") is Verdict.ADMITTED
+            assert await verdict(state, asked, "late") is RateLimitOutcome.ADMITTED
         await connections.aclose()
 
     async def in_memory() -> None:
@@ -237,9 +243,9 @@ def test_a_clock_that_was_ahead_locks_no_key_out(kind: str, redis_url: str):
         slow = key(requests_per_minute=1)
         await state.admit(slow, "early", ttl_s=60, now=NOW)
         clock.advance(-3600)
-        assert await verdict(state, slow, "late") is Verdict.REQUESTS
+        assert await verdict(state, slow, "late") is RateLimitOutcome.REQUESTS
         clock.advance(60)
-        assert await verdict(state, slow, "late") is Verdict.ADMITTED
+        assert await verdict(state, slow, "late") is RateLimitOutcome.ADMITTED
 
     asyncio.run(in_redis() if kind == "redis" else in_memory())
 
@@ -255,7 +261,7 @@ def test_tokens_used_without_a_limit_are_no_debt(run):
         await other.admit(lifted, "b", ttl_s=60, now=NOW)
         await one.add_request(record("r2", prompt_tokens=10**6))
         stands = await other.admit(limited, "c", ttl_s=60, now=NOW)
-        assert (stands.verdict, stands.tokens_used) == (Verdict.ADMITTED, 0)
+        assert (stands.outcome, stands.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
 
     run(scenario)
 
@@ -282,7 +288,7 @@ def test_spending_is_by_period_and_counted_before_there_is_a_limit(run):
             (SpendPeriod.DAY, NOW, 0, False),
         ]:
             asked = key(spend_limit_nanos=limit, spend_period=period)
-            expected = Verdict.ADMITTED if admitted else Verdict.SPENT
+            expected = RateLimitOutcome.ADMITTED if admitted else RateLimitOutcome.SPENT
             assert await verdict(one, asked, f"{period}{limit}{at}", now=at) is expected
 
     run(scenario)
@@ -312,31 +318,28 @@ def test_a_key_is_replaced_by_who_read_it_last(run):
     run(scenario)
 
 
-def test_an_admission_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        asked = key(requests_per_minute=2, max_concurrent=2)
-        async with (
-            RedisServer(tmp_path) as server,
-            RedisState.connect(server.url, timeout_s=20) as state,
-            RedisState.connect(server.url, timeout_s=1) as impatient,
-        ):
-            await connected(impatient)
-            assert await verdict(state, asked, "a") is Verdict.ADMITTED
-            server.pause()
-            with pytest.raises(StateUnavailable):
-                await impatient.admit(asked, "b", ttl_s=60, now=NOW)
-            server.resume()
-            again = await state.admit(asked, "b", ttl_s=60, now=NOW)
-            assert (again.verdict, again.places) == (Verdict.ADMITTED, 2)
-            assert again.requests_used <= 2 * UNITS
-            await server.kill()
-            await server.start()
-            # The append-only file has it all.
-            refused = await state.admit(asked, "c", ttl_s=60, now=NOW)
-            assert (refused.verdict, refused.places) == (Verdict.BUSY, 2)
-            assert refused.requests_used > UNITS
-
-    asyncio.run(main())
+async def test_an_admission_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
+    asked = key(requests_per_minute=2, max_concurrent=2)
+    async with (
+        RedisServer(tmp_path) as server,
+        RedisState.connect(server.url, timeout_s=20) as state,
+        RedisState.connect(server.url, timeout_s=1) as impatient,
+    ):
+        await connected(impatient)
+        assert await verdict(state, asked, "a") is RateLimitOutcome.ADMITTED
+        server.pause()
+        with pytest.raises(StateUnavailable):
+            await impatient.admit(asked, "b", ttl_s=60, now=NOW)
+        server.resume()
+        again = await state.admit(asked, "b", ttl_s=60, now=NOW)
+        assert (again.outcome, again.concurrent) == (RateLimitOutcome.ADMITTED, 2)
+        assert again.requests_used <= 2 * UNITS
+        await server.kill()
+        await server.start()
+        # The append-only file has it all.
+        refused = await state.admit(asked, "c", ttl_s=60, now=NOW)
+        assert (refused.outcome, refused.concurrent) == (RateLimitOutcome.BUSY, 2)
+        assert refused.requests_used > UNITS
 
 
 LIMITS = st.integers(1, 10**9)
@@ -346,18 +349,20 @@ LIMITS = st.integers(1, 10**9)
 def test_the_retry_is_when_it_would_be_admitted_and_no_sooner(rate: str, limit: int, used: int) -> None:
     asked = key(**{f"{rate}_per_minute": limit})
 
-    def judged(waited_ms: int) -> Verdict:
+    def judged(waited_ms: int) -> RateLimitOutcome:
         left = drained(used, limit, waited_ms)
         requests, tokens = (left, 0) if rate == "requests" else (0, left)
-        return judge(asked, requests_used=requests, tokens_used=tokens, places=0, spent_nanos=0)
+        return judge(asked, requests_used=requests, tokens_used=tokens, concurrent=0, spent_nanos=0)
 
-    if judged(0) is Verdict.ADMITTED:
+    if judged(0) is RateLimitOutcome.ADMITTED:
         return
-    stands = Standing(verdict=judged(0), requests_used=used, tokens_used=used, places=0, spent_nanos=0)
+    stands = RateLimitDecision(
+        outcome=judged(0), requests_used=used, tokens_used=used, concurrent=0, spent_nanos=0
+    )
     wait_ms = round(retry_in_s(asked, stands, NOW) * 1000)
     if wait_ms < 2**50:  # as far as a float of seconds tells milliseconds
-        assert judged(wait_ms) is Verdict.ADMITTED
-        assert judged(wait_ms - 1) is not Verdict.ADMITTED
+        assert judged(wait_ms) is RateLimitOutcome.ADMITTED
+        assert judged(wait_ms - 1) is not RateLimitOutcome.ADMITTED
 
 
 @given(limit=LIMITS, used=st.integers(0, 10**18))

@@ -1,23 +1,22 @@
 """What every State promises of casts: the latest plan of each, and each node's latest word of it."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from registry import keys
-from registry.cast import CastMember, CastState, CastStatus
-from registry.change import CastChanged, CastPartEnded
 from registry.clock import FakeClock
 from registry.errors import InvalidRecord
 from registry.keys import CAST_TTL_S
-from registry.memory_state import MemoryState
-from registry.redis_connections import Connections
-from registry.redis_state import RedisState
+from registry.memory.state import MemoryState
+from registry.records.cast import CastMemberRecord, CastState, CastStatus
+from registry.records.change import CastChanged, CastPartEnded
+from registry.redis.connections import ConnectionPool
+from registry.redis.state import RedisState
 from registry.state import State
-from tests.registry_records import NOW, cast, cast_progress
-from tests.state_fixture import after, expiries
+from tests.fixtures.registry_records import NOW, cast, cast_progress
+from tests.fixtures.state import after, expiries
 
 
 def test_a_cast_is_told_in_feed_and_snapshot(on_state):
@@ -39,7 +38,7 @@ def test_a_cast_is_told_in_feed_and_snapshot(on_state):
 def test_nodes_join_a_cast_by_its_next_epoch(on_state):
     async def scenario(state: State) -> None:
         first = cast()
-        late = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+        late = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
         joined = replace(first, members=(*first.members, late), epoch=1)
         await state.put_cast(joined)
         await state.put_cast(first)  # of a controller that is behind
@@ -105,36 +104,32 @@ def test_casts_are_found_by_function_and_their_parts_in_brief(on_state):
     on_state(scenario)
 
 
-def test_no_details_are_read_for_a_summary_and_no_parts_of_other_functions(redis_url: str) -> None:
+async def test_no_details_are_read_for_a_summary_and_no_parts_of_other_functions(redis_url: str) -> None:
     names = [f"n{number}" for number in range(600)]
-    members = tuple(CastMember(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
+    members = tuple(CastMemberRecord(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
     transports = {f"n{peer}": "tcp: host 'host-1' is not 'host-2'; no RDMA device" for peer in range(10)}
+    connections = ConnectionPool(redis_url)
+    async with RedisState.connect(redis_url) as state:
+        await connections.call("FLUSHALL")
+        await state.put_cast(cast(members=members, planned=600))
+        for name in names[1:]:
+            await state.put_cast_progress(cast_progress(name, transports=transports))
 
-    async def scenario() -> None:
-        connections = Connections(redis_url)
-        async with RedisState.connect(redis_url) as state:
-            await connections.call("FLUSHALL")
-            await state.put_cast(cast(members=members, planned=600))
-            for name in names[1:]:
-                await state.put_cast_progress(cast_progress(name, transports=transports))
+        async def answered_bytes(**asked: Any) -> int:
+            before = await sent_bytes(connections)
+            await state.casts(**asked)
+            return await sent_bytes(connections) - before
 
-            async def answered_bytes(**asked: Any) -> int:
-                before = await sent_bytes(connections)
-                await state.casts(**asked)
-                return await sent_bytes(connections) - before
-
-            whole = await answered_bytes()
-            assert await answered_bytes(brief=True) < whole / 2
-            assert await answered_bytes(function="nobody") < whole / 5
-            (status,) = await state.casts(brief=True)
-            assert [one.node for one in status.progress] == sorted(names[1:])
-        await connections.aclose()
-
-    asyncio.run(scenario())
+        whole = await answered_bytes()
+        assert await answered_bytes(brief=True) < whole / 2
+        assert await answered_bytes(function="nobody") < whole / 5
+        (status,) = await state.casts(brief=True)
+        assert [one.node for one in status.progress] == sorted(names[1:])
+    await connections.aclose()
 
 
-async def sent_bytes(connections: Connections) -> int:
-    """What Redis sent to all clients so far."""
+async def sent_bytes(connections: ConnectionPool) -> int:
+    """Return what Redis sent to all clients so far."""
     info = (await connections.call("INFO", "stats")).decode()
     return int(info.partition("total_net_output_bytes:")[2].split()[0])
 
@@ -159,50 +154,41 @@ def test_the_feed_tells_the_last_word_of_each_node(on_state):
     on_state(scenario)
 
 
-def test_a_cast_is_forgotten_in_the_end() -> None:
-    async def scenario() -> None:
-        clock = FakeClock()
-        state = MemoryState(clock=clock)
+async def test_a_cast_is_forgotten_in_the_end() -> None:
+    clock = FakeClock()
+    state = MemoryState(clock=clock)
+    await state.put_cast(cast())
+    clock.advance(CAST_TTL_S / 2)
+    await state.put_cast_progress(cast_progress())
+    clock.advance(CAST_TTL_S - 1)
+    assert len(await state.casts()) == 1
+    clock.advance(1)
+    assert await state.casts() == [] and (await state.snapshot()).casts == ()
+
+
+async def test_a_cast_is_forgotten_by_redis_too(redis_url: str) -> None:
+    connections = ConnectionPool(redis_url)
+    async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
+        await connections.call("FLUSHALL")
         await state.put_cast(cast())
-        clock.advance(CAST_TTL_S / 2)
-        await state.put_cast_progress(cast_progress())
-        clock.advance(CAST_TTL_S - 1)
-        assert len(await state.casts()) == 1
-        clock.advance(1)
-        assert await state.casts() == [] and (await state.snapshot()).casts == ()
-
-    asyncio.run(scenario())
-
-
-def test_a_cast_is_forgotten_by_redis_too(redis_url: str) -> None:
-    async def scenario() -> None:
-        connections = Connections(redis_url)
-        async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
-            await connections.call("FLUSHALL")
-            await state.put_cast(cast())
-            assert 0 < await connections.call("TTL", keys.cast("c0")) <= CAST_TTL_S
-            await connections.call("PEXPIRE", keys.cast("c0"), 1)
-            await lapse()
-            assert await state.casts() == []
-            assert (await state.snapshot()).casts == ()
-            assert await connections.call("SCARD", keys.CASTS) == 0
-        await connections.aclose()
-
-    asyncio.run(scenario())
+        assert 0 < await connections.call("TTL", keys.cast("c0")) <= CAST_TTL_S
+        await connections.call("PEXPIRE", keys.cast("c0"), 1)
+        await lapse()
+        assert await state.casts() == []
+        assert (await state.snapshot()).casts == ()
+        assert await connections.call("SCARD", keys.CASTS) == 0
+    await connections.aclose()
 
 
-def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) -> None:
-    async def scenario() -> None:
-        connections = Connections(redis_url)
-        async with RedisState.connect(redis_url) as state:
-            await connections.call("FLUSHALL")
-            for number in range(300):
-                await state.put_cast(cast(f"c{number}"))
-                await connections.call("DEL", keys.cast(f"c{number}"))
-            assert await connections.call("SCARD", keys.CASTS) < 30
-        await connections.aclose()
-
-    asyncio.run(scenario())
+async def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) -> None:
+    connections = ConnectionPool(redis_url)
+    async with RedisState.connect(redis_url) as state:
+        await connections.call("FLUSHALL")
+        for number in range(300):
+            await state.put_cast(cast(f"c{number}"))
+            await connections.call("DEL", keys.cast(f"c{number}"))
+        assert await connections.call("SCARD", keys.CASTS) < 30
+    await connections.aclose()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +201,7 @@ def test_ids_of_expired_casts_go_though_nobody_asks_for_casts(redis_url: str) ->
         {"planned": 0, "sources": (0,)},
         {"nbytes": 0},
         {"block_bytes": 0},
-        {"members": (CastMember(node="n0", host="h0", address="tcp://127.0.0.1:1"),) * 3},
+        {"members": (CastMemberRecord(node="n0", host="h0", address="tcp://127.0.0.1:1"),) * 3},
     ],
 )
 def test_a_cast_that_makes_no_sense_is_no_record(wrong):

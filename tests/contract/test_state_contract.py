@@ -5,23 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from registry.api_key import Role
-from registry.change import (
+from registry.config.secrets import new_api_key
+from registry.errors import InvalidRecord, NotFound
+from registry.records.api_key import KeyRole
+from registry.records.change import (
     Change,
-    Demand,
     FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
     NodeUp,
-    ScaleAsked,
+    ScaleRequested,
     ScaleTarget,
+    VersionLoad,
 )
-from registry.errors import InvalidRecord, NotFound
-from registry.function import Scaling
-from registry.secrets import new_api_key
+from registry.records.function import Scaling
 from registry.state import ClusterConfig, State
-from tests.registry_records import draft, instance, node
-from tests.state_fixture import FEED_LENGTH, after
+from tests.fixtures.registry_records import draft, instance, node
+from tests.fixtures.state import FEED_LENGTH, after
 
 
 def test_the_cluster_is_configured_once(on_state):
@@ -124,19 +124,19 @@ def test_snapshot_holds_everything_and_its_cursor_is_where_the_feed_goes_on(on_s
         version = await state.create_version(draft(), None)
         await state.put_node(node(), 60)
         await state.put_instance(instance(), 1)
-        demand = Demand(gateway="g", function="tiny", version=1, in_flight=2, held=1)
-        await state.put_demand("g", [demand], 60)
+        demand = VersionLoad(gateway="g", function="tiny", version=1, in_flight=2, held=1)
+        await state.put_load_report("g", [demand], 60)
         snapshot = await state.snapshot()
         assert snapshot.versions == (version,)
         assert [head.name for head in snapshot.functions] == ["tiny"]
         assert [up.record for up in snapshot.nodes] == [node()]
         assert 0 < snapshot.nodes[0].ttl_s <= 60
         assert snapshot.instances == (instance(),)
-        assert snapshot.demands[0].demands == (demand,)
-        assert 0 < snapshot.demands[0].ttl_s <= 60
+        assert snapshot.load_reports[0].loads == (demand,)
+        assert 0 < snapshot.load_reports[0].ttl_s <= 60
         wish = ScaleTarget(function="tiny", instances=2, on=("n0",), token="t")
-        await state.ask_scale(wish)
-        assert await after(state, snapshot.cursor, 1) == [ScaleAsked(target=wish)]
+        await state.request_scale(wish)
+        assert await after(state, snapshot.cursor, 1) == [ScaleRequested(target=wish)]
 
     on_state(scenario)
 
@@ -191,7 +191,7 @@ def test_a_cursor_that_the_feed_left_behind_is_refused(on_state):
     async def scenario(state: State) -> None:
         cursor = (await state.snapshot()).cursor
         for _ in range(3 * FEED_LENGTH):
-            await state.put_demand("g", [], 60)
+            await state.put_load_report("g", [], 60)
         for bad in (cursor, "no such cursor", ""):
             with pytest.raises(NotFound):
                 await after(state, bad, 1)
@@ -201,8 +201,8 @@ def test_a_cursor_that_the_feed_left_behind_is_refused(on_state):
 
 def test_keys_are_stored_listed_and_revoked(on_state):
     async def scenario(state: State) -> None:
-        key = new_api_key("acme", Role.CALLER, "ci", functions=["tiny"], expires_at=5.0).key
-        other = new_api_key("acme", Role.ADMIN, "ops").key
+        key = new_api_key("acme", KeyRole.CALLER, "ci", functions=["tiny"], expires_at=5.0).key
+        other = new_api_key("acme", KeyRole.ADMIN, "ops").key
         await state.put_key(key)
         await state.put_key(other)
         assert await state.key(key.id) == key

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from registry.change import LiveChanged
-from registry.live import Live, LivePipeline, LiveRecord, LiveStage, LiveSwitch
+from registry.records.change import LiveChanged
+from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage, LiveSwitch
 from registry.state import State
-from tests.state_fixture import LAPSE_S, Lapse, after
+from tests.fixtures.state import LAPSE_S, Lapse, after
 
 PIPELINE = LivePipeline(
     pipeline_id="p1",
@@ -24,7 +24,7 @@ RECORD = LiveRecord(
     version=1,
     controller_epoch=3,
     serial=7,
-    way=Live.PIPELINE,
+    way=LiveMode.PIPELINE,
     reason="live is pipeline",
     at=1.5,
     pipelines=(PIPELINE,),

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from registry.change import Demand, DemandChanged, InstanceChanged, NodeGone, NodeUp, ScaleTarget
 from registry.errors import StaleEpoch
-from registry.instance import InstanceState
+from registry.records.change import InstanceChanged, LoadReport, NodeGone, NodeUp, ScaleTarget, VersionLoad
+from registry.records.instance import InstanceState
 from registry.state import State
-from tests.registry_records import instance, node
-from tests.state_fixture import LAPSE_S, Lapse, after
+from tests.fixtures.registry_records import instance, node
+from tests.fixtures.state import LAPSE_S, Lapse, after
 
 
 def test_epochs_of_a_node_only_grow(on_state):
@@ -118,23 +118,23 @@ def test_a_final_instance_is_deleted_and_announced(on_state):
 
 def test_demand_of_a_silent_gateway_vanishes(on_lapsing_state):
     async def scenario(state: State, lapse: Lapse) -> None:
-        await state.put_demand("g", [], LAPSE_S)
+        await state.put_load_report("g", [], LAPSE_S)
         await lapse()
-        assert (await state.snapshot()).demands == ()
+        assert (await state.snapshot()).load_reports == ()
 
     on_lapsing_state(scenario)
 
 
 def test_demand_replaces_what_the_gateway_said_before(on_state):
     async def scenario(state: State) -> None:
-        one = Demand(gateway="g", function="tiny", version=1, in_flight=1, held=0)
+        one = VersionLoad(gateway="g", function="tiny", version=1, in_flight=1, held=0)
         cursor = (await state.snapshot()).cursor
-        await state.put_demand("g", [one], 60)
-        await state.put_demand("g", [], 60)
-        assert [change.demands for change in (await state.snapshot()).demands] == [()]
+        await state.put_load_report("g", [one], 60)
+        await state.put_load_report("g", [], 60)
+        assert [change.loads for change in (await state.snapshot()).load_reports] == [()]
         assert await after(state, cursor, 2) == [
-            DemandChanged(gateway="g", demands=(one,), ttl_s=60),
-            DemandChanged(gateway="g", demands=(), ttl_s=60),
+            LoadReport(gateway="g", loads=(one,), ttl_s=60),
+            LoadReport(gateway="g", loads=(), ttl_s=60),
         ]
 
     on_state(scenario)
@@ -148,7 +148,7 @@ def test_a_wish_is_announced_once_a_token(on_state):
             for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, ""), (3, ""))
         ]
         for wish in wishes:
-            await state.ask_scale(wish)
+            await state.request_scale(wish)
         changes = await after(state, cursor, 4)
         assert [change.target.instances for change in changes] == [1, 2, 3, 3]  # type: ignore[union-attr]
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rdmacast.errors import AuthError, LinkClosed, ProtocolError, RegionGone
-from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
+from rdmacast.errors import LinkClosed, PeerAuthError, ProtocolError, RegionGone
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Transport
-from tests.cuda_ipc_fixture import why_no_gpu
-from tests.nixl_fixture import why_no_nixl
-from tests.patience import PATIENCE_S
-from tests.transport_fixture import CONTENT, NBYTES, SECRET, Rig, make_rig
-from tests.verbs_fixture import why_no_rdma
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
+from tests.fixtures.cuda_ipc import why_no_gpu
+from tests.fixtures.nixl import why_no_nixl
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.transport import CONTENT, NBYTES, SECRET, Rig, make_rig
+from tests.fixtures.verbs import why_no_rdma
 
 LACKS = {
     "verbs": why_no_rdma() and f"make test-rdma: {why_no_rdma()}",
@@ -169,12 +169,9 @@ def test_a_withdrawn_region_is_gone_for_who_waits(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
-def test_another_secret_is_refused(kind: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as server:
-            transport: Transport = ShmTransport(b"other") if kind == "shm" else TcpTransport(b"other")
-            with pytest.raises(AuthError):
-                async with transport.connect(server.address):
-                    pass
-
-    asyncio.run(main())
+async def test_another_secret_is_refused(kind: str, tmp_path: Path) -> None:
+    async with RegionServer(SECRET, host="a") as server:
+        transport: Transport = ShmTransport(b"other") if kind == "shm" else TcpTransport(b"other")
+        with pytest.raises(PeerAuthError):
+            async with transport.connect(server.address):
+                pass

@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.settings import parse as parse_gateway
+from gateway.core.settings import parse as parse_gateway
 from invoker.settings import parse_settings as parse_invoker
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docker-compose.yml"
 
 Service = dict[str, Any]
@@ -124,7 +124,7 @@ SCHEMA = _object(
 
 
 def compose() -> dict[str, Any]:
-    """The file with its ${NAME:-default} filled in, as `docker compose config` gives it."""
+    """Return the file with its ${NAME:-default} filled in, as `docker compose config` gives it."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
     assert "${" not in text, "a variable without a default"
     document = yaml.safe_load(text)
@@ -259,7 +259,7 @@ def test_no_secret_stands_in_the_file() -> None:
 
 
 def dockerfile() -> list[tuple[str, str]]:
-    """The instructions, continued lines joined."""
+    """Return the instructions, continued lines joined."""
     lines = (line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]

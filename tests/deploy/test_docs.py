@@ -7,20 +7,23 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import click
 import pytest
 
-from cli.commands import cli
-from gateway.app import make_routes
-from gateway.blob_keeper import BlobKeeper
-from gateway.services import Services
-from gateway.settings import parse as parse_gateway
+from benchmarks.tables import RESULTS, update
+from cli.group import cli
+from gateway.api import operations
+from gateway.core.settings import parse as parse_gateway
 from invoker.settings import parse_settings as parse_invoker
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = sorted(
+    path
+    for folder in ("gateway", "invoker", "registry", "rdmacast")
+    for path in (ROOT / folder).rglob("*.md")
+)
 HTTP = (ROOT / "docs" / "HTTP.md").read_text()
 OPERATIONS = (ROOT / "docs" / "OPERATIONS.md").read_text()
 
@@ -42,7 +45,7 @@ def prose(text: str) -> str:
 
 
 def commands_in(block: str) -> Iterator[list[str]]:
-    """The words after `hypercast` of each command line of a code block."""
+    """Yield the words after `hypercast` of each command line of a code block."""
     lines = block.splitlines()
     for index, line in enumerate(lines):
         line = re.sub(r"^docker run .*? hypercast:\d\S* ", "hypercast ", line.removeprefix("$ "))
@@ -51,7 +54,7 @@ def commands_in(block: str) -> Iterator[list[str]]:
 
 
 def words(line: str, following: list[str]) -> list[str]:
-    """A shell line's words up to a comment, pipe or list; quotes and backslashes take further lines along."""
+    """Return a shell line's words up to a comment, pipe or list, with its continuation lines."""
     for more in [*following, ""]:
         with contextlib.suppress(ValueError):
             if not line.endswith("\\"):
@@ -73,7 +76,7 @@ def every_command() -> list[tuple[str, list[str], bool]]:
 
 
 def flags_of(parse: Callable[[], object]) -> set[str]:
-    """The flags that a program's --help lists."""
+    """Return the flags that a program's --help lists."""
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
         parse()
     return set(_FLAG_LINE.findall(out.getvalue())) | {"--help"}
@@ -133,15 +136,9 @@ def test_command_lines_are_found_and_wrong_ones_noticed() -> None:
 
 
 def test_every_route_is_described() -> None:
-    # Routes only keep what they are given until a request comes.
-    routes = make_routes(cast(Services, None), cast(BlobKeeper, None))
+    routes = [f"{op.method.upper()} {op.path}" for op in operations.OPERATIONS if op.method != "head"]
     assert len(routes) > 20
-    missing = [
-        f"{method} {route.path}"
-        for route in routes
-        for method in (route.methods or set()) - {"HEAD"}
-        if f"`{method} {route.path}`" not in HTTP
-    ]
+    missing = [route for route in routes if f"`{route}`" not in HTTP]
     assert not missing
 
 
@@ -163,7 +160,7 @@ def test_every_flag_is_described(program: str) -> None:
 
 
 def slug(heading: str) -> str:
-    """A heading's anchor, as GitHub makes it."""
+    """Return a heading's anchor, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -171,12 +168,32 @@ def anchors(path: Path) -> set[str]:
     return {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose(path.read_text()), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *PACKAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in _LINK.findall(prose(path.read_text())):
         file = path.parent / target if target else path
         assert file.exists(), f"{path.name} links to {target}"
         assert not anchor or anchor in anchors(file), f"{path.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *PACKAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_in_documents_exist(path: Path) -> None:
+    text = prose(path.read_text())
+    for named in re.findall(
+        r"`((?:gateway|invoker|registry|rdmacast|cli|benchmarks|tests|docs)/[\w/.-]*)`", text
+    ):
+        assert "NAME" in named or (ROOT / named).exists(), f"{path.name} names {named}"
+
+
+def test_packages_list_their_modules() -> None:
+    missing = [
+        f"{init.relative_to(ROOT)}: {module.stem}"
+        for folder in ("gateway", "invoker", "registry", "rdmacast", "cli", "benchmarks")
+        for init in (ROOT / folder).rglob("__init__.py")
+        for module in init.parent.glob("*.py")
+        if not module.stem.startswith("__") and f"`{module.stem}`" not in init.read_text()
+    ]
+    assert not missing
 
 
 def test_no_file_names_the_place_where_it_was_written() -> None:
@@ -192,3 +209,9 @@ def test_no_file_names_the_place_where_it_was_written() -> None:
         if needle in path.read_bytes()
     ]
     assert not found
+
+
+def test_every_marked_figure_is_the_one_in_its_result_file() -> None:
+    changed, failed = update(DOCUMENTS, RESULTS, check=True)
+    found = "\n".join(map(str, [*changed, *failed]))
+    assert not found, f"run python -m benchmarks.tables, or mend the markers:\n{found}"

@@ -12,12 +12,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from registry.config.function_yaml import parse_function_yaml
 from registry.errors import InvalidRecord
-from registry.function_yaml import parse_function_yaml
 from registry.images.codec import encode_manifest
 from registry.images.pack import hash_image, plan_checkpoint
-from tests.gateway_http_fixture import Gateway, gateway, tokenizer_with_bos
-from tests.images_fixture import llama_config, llama_tensors, write_checkpoint
+from tests.fixtures.gateway_http import Gateway, gateway, tokenizer_with_bos
+from tests.fixtures.images import llama_config, llama_tensors, write_checkpoint
 
 CASES = 200
 SEED = 20
@@ -33,7 +33,7 @@ TOKENIZER_CONFIG = {
     "chat_template": "{{ messages }}",
 }
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
-YAML = (Path(__file__).parents[1] / "functions" / "echo" / "function.yaml").read_bytes()
+YAML = (Path(__file__).resolve().parents[2] / "functions" / "echo" / "function.yaml").read_bytes()
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1.5, 1 << 70, float("nan"), "", "x" * 1000, [], [None], {}, {"content": 5}),
     *({"999999999999": "x", "²": "y"}, [[[]]], "{% for %}", "{{ 1/0 }}", "{{ ''.__class__ }}"),
@@ -123,20 +123,16 @@ def test_damaged_files_of_a_model(tmp_path: Path) -> None:
     assert answers[422] > CASES // 3 and answers[201], answers
 
 
-def test_a_context_longer_than_the_models_is_refused(tmp_path: Path) -> None:
+async def test_a_context_longer_than_the_models_is_refused(tmp_path: Path) -> None:
     plan = plan_checkpoint(write_checkpoint(tmp_path, llama_tensors(), CONFIG))
     files = {"config.json": json.dumps(CONFIG).encode()}
-
-    async def main() -> None:
-        async with gateway() as gw, gw.http() as http:
-            image = gw.blobs.put(b"".join(plan.chunks()))
-            blobs = {"image": image, "manifest": gw.blobs.put(encode_manifest(hash_image(plan)))}
-            model = {"task": "generate", "architecture": "LlamaForCausalLM", **blobs}
-            long = await deploy(gw, http, files, context_length=65, **model)
-            assert (long.status_code, long.json()["error"]["param"]) == (422, "context_length")
-            assert (await deploy(gw, http, files, context_length=64, **model)).status_code == 201
-
-    asyncio.run(main())
+    async with gateway() as gw, gw.http() as http:
+        image = gw.blobs.put(b"".join(plan.chunks()))
+        blobs = {"image": image, "manifest": gw.blobs.put(encode_manifest(hash_image(plan)))}
+        model = {"task": "generate", "architecture": "LlamaForCausalLM", **blobs}
+        long = await deploy(gw, http, files, context_length=65, **model)
+        assert (long.status_code, long.json()["error"]["param"]) == (422, "context_length")
+        assert (await deploy(gw, http, files, context_length=64, **model)).status_code == 201
 
 
 def damaged_yaml(random_: random.Random) -> bytes:
@@ -163,12 +159,9 @@ def test_damaged_function_yaml() -> None:
 
 
 @pytest.mark.parametrize("text", [b"handler: [", b"handler: ../x.py:f", b"memory: 1", b"scaling: !!int x"])
-def test_a_handler_with_bad_settings_is_not_registered(text: bytes) -> None:
-    async def main() -> None:
-        async with gateway() as gw, gw.http() as http:
-            files = {"handler.py": b"", "function.yaml": text}
-            made = await deploy(gw, http, files, task="handler", architecture="Handler")
-            assert made.status_code == 422 and "function.yaml" in made.json()["error"]["message"]
-            assert hashlib.sha256(text).hexdigest() in gw.blobs.blobs
-
-    asyncio.run(main())
+async def test_a_handler_with_bad_settings_is_not_registered(text: bytes) -> None:
+    async with gateway() as gw, gw.http() as http:
+        files = {"handler.py": b"", "function.yaml": text}
+        made = await deploy(gw, http, files, task="handler", architecture="Handler")
+        assert made.status_code == 422 and "function.yaml" in made.json()["error"]["message"]
+        assert hashlib.sha256(text).hexdigest() in gw.blobs.blobs

@@ -1,5 +1,7 @@
-"""Damaged checkpoints and manifests: each is refused with a clear error, or means what the good one means,
-and costs no more memory than twice its file."""
+"""Damaged checkpoints and manifests: each is rejected with a clear error, or has the meaning of the good one.
+
+None costs more memory than twice its file.
+"""
 
 import functools
 import hashlib
@@ -23,7 +25,7 @@ from registry.images.pack import hash_image, plan_checkpoint
 from registry.images.plan import PackPlan
 from registry.images.safetensors_file import SINGLE_FILE, read_header
 from registry.images.verify import check_units
-from tests.damaged_files import (
+from tests.fixtures.damaged_files import (
     CASES,
     CHECKPOINT_MUTATIONS,
     CONFIG,
@@ -35,8 +37,8 @@ from tests.damaged_files import (
     flip_any,
     truncate,
 )
-from tests.engine_fixture import MemoryRegion
-from tests.images_fixture import llama_tensors, write_checkpoint
+from tests.fixtures.engine import MemoryRegion
+from tests.fixtures.images import llama_tensors, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What the work returns and the most memory that it held."""
+    """Return the result of the work and its peak memory."""
     tracemalloc.start()
     try:
         result = work()
@@ -94,7 +96,7 @@ def test_damaged_safetensors_files(good: Path, tmp_path: Path) -> None:
 
 
 def bound(manifest: Manifest, plan: PackPlan) -> object:
-    """The engine's layers over the image."""
+    """Return the engine's layers over the image."""
     region = MemoryRegion(manifest.nbytes)
     plan.read_into(0, region.buffer)
     spec = ModelSpec(manifest=manifest, config=CONFIG, dtype="float32", context_length=64)

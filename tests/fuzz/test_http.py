@@ -29,10 +29,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.operations import OPERATIONS, Operation
-from tests.encoder_checkpoints import write_encoder
-from tests.patience import PATIENCE_S
-from tests.platform_fixture import Platform
+from gateway.api.operations import OPERATIONS, Handlers
+from gateway.schemas.operations import Operation
+from tests.fixtures.encoder_checkpoints import write_encoder
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import Platform
 
 REQUESTS = int(os.environ.get("HYPERCAST_FUZZ_REQUESTS", "200"))
 SEED = int(os.environ.get("HYPERCAST_FUZZ_SEED", "1"))
@@ -50,7 +51,7 @@ DOOMED = tuple(f"doomed-{index}" for index in range(4))  # functions to delete
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 
-def weight(operation: Operation) -> int:
+def weight(operation: Operation[Handlers]) -> int:
     """How much of the requests an operation gets: more where there is more to get wrong."""
     return 6 if operation.body is not None else 2 if operation.parameters else 1
 
@@ -163,7 +164,7 @@ def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: f"{op.method} {op.path}")
-def test_no_request_breaks_it(fuzzed: Fuzzed, operation: Operation, mode: GenerationMode) -> None:
+def test_no_request_breaks_it(fuzzed: Fuzzed, operation: Operation[Handlers], mode: GenerationMode) -> None:
     made = fuzzed.schema[operation.path][operation.method.upper()].as_strategy(generation_mode=mode)
 
     @hypothesis.seed(SEED)

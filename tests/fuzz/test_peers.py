@@ -1,5 +1,7 @@
-"""Damaged messages of peers, over real sockets: a clear error each, no other exception, bounded memory, and
-the next good peer is served."""
+"""Damaged messages of peers, over real sockets.
+
+Each ends with a clear error and no other exception, in bounded memory, and the next good peer is served.
+"""
 
 import asyncio
 import logging
@@ -9,49 +11,54 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from rdmacast import wire
-from rdmacast.cuda_ipc import CudaIpcTransport
-from rdmacast.cuda_ipc_lender import GpuLender
-from rdmacast.errors import AuthError, CastError, ProtocolError
-from rdmacast.framing import FrameAssembler
-from rdmacast.handshake import ClientHandshake, Handshake, ServerHandshake, Service
-from rdmacast.memory_cuda_ipc import MemoryIpcDriver, MemoryMachine
-from rdmacast.memory_nixl import MemoryNixl
-from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
-from rdmacast.nixl import NixlTransport
-from rdmacast.nixl_node import NixlNode
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
+from rdmacast.errors import CastError, PeerAuthError, ProtocolError
+from rdmacast.fakes.cuda_ipc import MemoryIpcDriver, MemoryMachine
+from rdmacast.fakes.nixl import MemoryNixl
+from rdmacast.fakes.verbs import MemoryDevice, MemoryFabric
+from rdmacast.protocol import wire
+from rdmacast.protocol.framing import FrameAssembler
+from rdmacast.protocol.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.settings import LinkSettings
-from rdmacast.tcp import TcpTransport
 from rdmacast.transport import PeerAddress, Transport
-from rdmacast.verbs_node import VerbsNode
-from registry.channel import Channel, ChannelServer, ChannelSettings
-from registry.channel_connection import SERVICE as CHANNEL
-from registry.channel_frames import FrameSplitter, Kind, unpack_failure
+from rdmacast.transports.cuda_ipc.exporter import CudaIpcExporter
+from rdmacast.transports.cuda_ipc.transport import CudaIpcTransport
+from rdmacast.transports.nixl.exporter import NixlExporter
+from rdmacast.transports.nixl.node import NixlNode
+from rdmacast.transports.nixl.transport import NixlTransport
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
+from rdmacast.transports.verbs.exporter import VerbsExporter
+from rdmacast.transports.verbs.node import VerbsNode
+from registry.channel.client import Channel, ChannelServer, ChannelSettings
+from registry.channel.connection import SERVICE as CHANNEL
+from registry.channel.frames import ChannelFrameKind, FrameSplitter, unpack_failure
 from registry.errors import ChannelError
-from registry.messages import HandlerChunk, InvokeHandler, Reply, Request
-from tests.damaged_conversations import (
-    AGENT_REPLIES,
+from registry.messages.node import HandlerChunk, InvokeHandler, Reply, Request
+from tests.fixtures.damaged_conversations import (
     CASES,
     CHANNEL_REPLIES,
     CHANNEL_REQUESTS,
     CONTENT,
-    HOSTILE_AGENT_REPLIES,
+    CUDA_IPC_REPLIES,
     HOSTILE_ANSWERS,
     HOSTILE_CALLS,
-    HOSTILE_LENDER_REPLIES,
+    HOSTILE_CUDA_IPC_REPLIES,
+    HOSTILE_NIXL_REPLIES,
     HOSTILE_REPLIES,
     HOSTILE_REQUESTS,
-    LENDER_REPLIES,
+    HOSTILE_SHM_REPLIES,
+    NIXL_REPLIES,
     REGION_REPLIES,
     REGION_REQUESTS,
     SECRET,
     SEED,
+    SHM_REPLIES,
     damaged,
 )
-from tests.liar_fixture import liar
-from tests.patience import PATIENCE_S
+from tests.fixtures.liar import liar
+from tests.fixtures.patience import PATIENCE_S
 
 # What a case may cost, whatever its messages claim: a stranger's, and that of a peer which knows the
 # secret and has as many requests under way as it may.
@@ -113,7 +120,7 @@ def split(random_: random.Random, raw: bytes) -> None:
     splitter = FrameSplitter(LIMITS.max_frame_bytes)
     for piece in in_pieces(random_, raw):
         for kind, _, body in splitter.split(piece):
-            if kind == Kind.ERROR:
+            if kind == ChannelFrameKind.ERROR:
                 unpack_failure(body)
 
 
@@ -122,16 +129,16 @@ def split(random_: random.Random, raw: bytes) -> None:
     [
         (assemble, ProtocolError, damaged(REGION_REQUESTS, HOSTILE_REQUESTS)),
         (assemble, ProtocolError, damaged(REGION_REPLIES, HOSTILE_REPLIES)),
-        (assemble, ProtocolError, damaged(LENDER_REPLIES, HOSTILE_LENDER_REPLIES)),
-        (assemble, ProtocolError, damaged(AGENT_REPLIES, HOSTILE_AGENT_REPLIES)),
+        (assemble, ProtocolError, damaged(CUDA_IPC_REPLIES, HOSTILE_CUDA_IPC_REPLIES)),
+        (assemble, ProtocolError, damaged(NIXL_REPLIES, HOSTILE_NIXL_REPLIES)),
         (split, ChannelError, damaged(CHANNEL_REQUESTS, HOSTILE_CALLS)),
         (split, ChannelError, damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS)),
     ],
     ids=[
         "region requests",
         "region replies",
-        "lender's replies",
-        "agent's replies",
+        "CUDA IPC replies",
+        "NIXL replies",
         "channel requests",
         "channel replies",
     ],
@@ -229,14 +236,12 @@ async def read_region(address: PeerAddress) -> None:
 def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
     async def main() -> None:
         machine = MemoryMachine()
-        lender = GpuLender(MemoryIpcDriver(machine))
         with (
             VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs,
             NixlNode(agents := MemoryNixl()) as nixl,
         ):
-            async with RegionServer(
-                SECRET, host="a", verbs=verbs, lender=lender, nixl=nixl, settings=LINK
-            ) as server:
+            exporters = [VerbsExporter(verbs), NixlExporter(nixl), CudaIpcExporter(MemoryIpcDriver(machine))]
+            async with RegionServer(SECRET, host="a", exporters=exporters, settings=LINK) as server:
                 server.publish("image", GrowingRegion(CONTENT, complete=True))
                 if known:
                     conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
@@ -282,6 +287,10 @@ def cuda_ipc(nixl: NixlNode) -> Transport:
     return CudaIpcTransport(SECRET, MemoryIpcDriver(MemoryMachine()), settings=LINK)
 
 
+def shm(nixl: NixlNode) -> Transport:
+    return ShmTransport(SECRET, settings=LINK)
+
+
 def by_nixl(nixl: NixlNode) -> Transport:
     return NixlTransport(SECRET, nixl, settings=LINK)
 
@@ -290,10 +299,11 @@ def by_nixl(nixl: NixlNode) -> Transport:
     ("make", "replies"),
     [
         (tcp, damaged(REGION_REPLIES, HOSTILE_REPLIES)),
-        (cuda_ipc, damaged(LENDER_REPLIES, HOSTILE_LENDER_REPLIES)),
-        (by_nixl, damaged(AGENT_REPLIES, HOSTILE_AGENT_REPLIES)),
+        (shm, damaged(SHM_REPLIES, HOSTILE_SHM_REPLIES)),
+        (cuda_ipc, damaged(CUDA_IPC_REPLIES, HOSTILE_CUDA_IPC_REPLIES)),
+        (by_nixl, damaged(NIXL_REPLIES, HOSTILE_NIXL_REPLIES)),
     ],
-    ids=["tcp", "cuda_ipc", "nixl"],
+    ids=["tcp", "shm", "cuda_ipc", "nixl"],
 )
 def test_a_client_of_regions_outlives_damaged_replies(
     make: Callable[[NixlNode], Transport], replies: list[bytes]
@@ -336,7 +346,7 @@ def test_damaged_handshakes_authenticate_nobody() -> None:
     for case in range(CASES):
         client, server = ClientHandshake(SECRET, wire.SERVICE), ServerHandshake(SECRET, wire.SERVICE)
         hello = changed(random_, client.opening) if case % 3 == 0 else client.opening
-        with pytest.raises((AuthError, ProtocolError)) as refused:
+        with pytest.raises((PeerAuthError, ProtocolError)) as refused:
             challenge = server.receive(hello)
             proof = client.receive(changed(random_, challenge) if case % 3 == 1 else challenge)
             server.receive(changed(random_, proof))

@@ -8,8 +8,8 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from gateway.access_log import AccessLog
-from tests.gateway_http_fixture import gateway
+from gateway.http.access_log import AccessLog
+from tests.fixtures.gateway_http import gateway
 
 
 class Lines(io.StringIO):
@@ -45,18 +45,14 @@ def test_a_path_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(main())
 
 
-def test_a_log_that_cannot_be_written_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_cannot_be_written_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hypercast.access")
-
-    async def main() -> None:
-        log = AccessLog()
-        with redirect_stderr(Full()):
-            for _ in range(600):
-                log.line("x")
-            log.flush()
-        with redirect_stderr(Lines()) as lines:
-            log.line("y")
-            log.flush()
-        assert len(lines.getvalue().splitlines()) == 1
-
-    asyncio.run(main())
+    log = AccessLog()
+    with redirect_stderr(Full()):
+        for _ in range(600):
+            log.add("x")
+        log.flush()
+    with redirect_stderr(Lines()) as lines:
+        log.add("y")
+        log.flush()
+    assert len(lines.getvalue().splitlines()) == 1

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.assets import parse_assets
-from gateway.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_source
-from gateway.detokenize import Detokenizer, StopStrings
-from gateway.errors import ApiError, BadRequest, Unprocessable
-from gateway.limits import check_json, check_shape, decode, decode_large
-from gateway.schemas_admin import ScalingPatch
-from gateway.schemas_functions import ClassifyRequest
-from gateway.schemas_openai import ChatRequest, CompletionRequest
-from gateway.settings import JsonBounds, RequestLimits, parse
-from gateway.tokenization import split_prompts
+from gateway.core.errors import ApiError, BadRequest, Unprocessable
+from gateway.core.settings import JsonBounds, RequestLimits, parse
+from gateway.http.limits import check_json, check_shape, decode, decode_large
+from gateway.inference.assets import parse_assets
+from gateway.inference.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_source
+from gateway.inference.detokenize import Detokenizer, StopStrings
+from gateway.inference.tokenization import split_prompts
+from gateway.schemas.admin import ScalingPatch
+from gateway.schemas.functions import ClassifyRequest
+from gateway.schemas.openai import ChatRequest, CompletionRequest
 from registry.errors import InvalidRecord
-from registry.function import Scaling
-from tests.gateway_http_fixture import byte_tokenizer
+from registry.records.function import Scaling
+from tests.fixtures.gateway_http import byte_tokenizer
 
 BYTES = byte_tokenizer()
 
@@ -87,7 +87,7 @@ def test_a_broken_end_is_told_once() -> None:
 
 
 def first_to_end(text: str, stops: list[str]) -> str:
-    """The rule in one line: the text before the longest stop string that ends first."""
+    """Return the rule in one line: the text before the longest stop string that ends first."""
     for end in range(1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -229,7 +229,7 @@ def test_depth_is_counted_outside_of_strings(value: object) -> None:
 
 
 def repeated(start: str, item: str, end: str, nbytes: int) -> bytes:
-    """Valid JSON of about `nbytes`."""
+    """Return valid JSON of about `nbytes`."""
     return f"{start}{','.join([item] * (nbytes // (len(item) + 1)))}{end}".encode()
 
 
@@ -253,8 +253,10 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def bearable_s() -> float:
-    """For how long the event loop may get no turn: a tenth of what the fullest body would take it if it
-    were decoded as it came. Processor time, so that only this machine's speed plays a part."""
+    """Return the longest pause of the event loop that passes: a tenth of decoding the fullest body at once.
+
+    In processor time, so that only this machine's speed matters.
+    """
     part, parts = repeated("[", "[1]", "]", LIMITS.body_bytes // 8), 8
     decode_all = msgspec.json.Decoder(object).decode
 
@@ -267,8 +269,10 @@ def bearable_s() -> float:
 
 
 async def longest_block_s(work: Callable[[], Awaitable[object]], bearable_s: float) -> float:
-    """The most processor time between two turns of the event loop during `work`, its threads' included
-    (one that holds the interpreter holds the loop up); the first of three tries that is bearable."""
+    """Return the most processor time between two turns of the event loop during `work`, with its threads.
+
+    A thread that holds the interpreter delays the loop. The first of three tries that passes counts.
+    """
 
     async def once() -> float:
         longest, last = 0.0, time.process_time()
@@ -287,39 +291,35 @@ async def longest_block_s(work: Callable[[], Awaitable[object]], bearable_s: flo
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_no_text_body_holds_the_event_loop_up(kind: str, bearable_s: float) -> None:
-    async def main() -> None:
-        decoders = {schema: msgspec.json.Decoder(schema) for schema in (CompletionRequest, ChatRequest)}
-        for schema in decoders:
-            for body in TEXTS[kind]:
+async def test_no_text_body_holds_the_event_loop_up(kind: str, bearable_s: float) -> None:
+    decoders = {schema: msgspec.json.Decoder(schema) for schema in (CompletionRequest, ChatRequest)}
+    for schema in decoders:
+        for body in TEXTS[kind]:
 
-                async def work(body: bytes = body, schema: type[object] = schema) -> None:
-                    asked = decode(body, decoders[schema], LIMITS)
-                    if isinstance(asked, CompletionRequest):
-                        split_prompts(asked.prompt, param="prompt", limit=128)
+            async def work(body: bytes = body, schema: type[object] = schema) -> None:
+                asked = decode(body, decoders[schema], LIMITS)
+                if isinstance(asked, CompletionRequest):
+                    split_prompts(asked.prompt, param="prompt", limit=128)
 
-                assert await longest_block_s(work, bearable_s) < bearable_s
-
-    asyncio.run(main())
+            assert await longest_block_s(work, bearable_s) < bearable_s
 
 
 @pytest.mark.parametrize("item", ["[[1],[1]]", "0.5", '"a"', '{"a":{}}', '"' + "\\\\" * 1000 + '"', '"é[{,"'])
 @pytest.mark.parametrize("bounds", [LIMITS.image_json, LIMITS.handler_json], ids=["image", "handler"])
-def test_no_large_body_holds_the_event_loop_up(item: str, bounds: JsonBounds, bearable_s: float) -> None:
-    async def main() -> None:
-        decoder = msgspec.json.Decoder(ClassifyRequest)
-        for nbytes in (1 << 21, LIMITS.body_bytes):
-            body = repeated('{"image":[', item, "]}", nbytes)
+async def test_no_large_body_holds_the_event_loop_up(
+    item: str, bounds: JsonBounds, bearable_s: float
+) -> None:
+    decoder = msgspec.json.Decoder(ClassifyRequest)
+    for nbytes in (1 << 21, LIMITS.body_bytes):
+        body = repeated('{"image":[', item, "]}", nbytes)
 
-            async def work(body: bytes = body) -> None:
-                if bounds is LIMITS.handler_json:
-                    await check_json(body, LIMITS, bounds)
-                else:
-                    await decode_large(body, decoder, LIMITS, bounds)
+        async def work(body: bytes = body) -> None:
+            if bounds is LIMITS.handler_json:
+                await check_json(body, LIMITS, bounds)
+            else:
+                await decode_large(body, decoder, LIMITS, bounds)
 
-            assert await longest_block_s(work, bearable_s) < bearable_s
-
-    asyncio.run(main())
+        assert await longest_block_s(work, bearable_s) < bearable_s
 
 
 def test_how_much_a_body_may_hold() -> None:

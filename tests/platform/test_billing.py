@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.platform_fixture import ROOT, Platform
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import ROOT, Platform
 
 MODEL = "billed"
 TOKENS, ENOUGH, PAIRS = 64, 8, 40
@@ -47,7 +47,7 @@ def record(platform: Platform, request_id: str) -> dict[str, Any]:
 
 
 def ask(platform: Platform, request_id: str, *, stream: bool) -> dict[str, Any]:
-    """The bill of 64 greedy tokens, whole or streamed to the end."""
+    """Return the bill of 64 greedy tokens, whole or streamed to the end."""
     options: dict[str, Any] = {"prompt": "def add(a, b):", "max_tokens": TOKENS, "stream": stream}
     with open_call(platform, request_id, **options) as client:
         # Woken at the end alone: a client that took each event as it came would take time from the node's
@@ -59,8 +59,10 @@ def ask(platform: Platform, request_id: str, *, stream: bool) -> dict[str, Any]:
 
 
 def refuted(ratios: Sequence[float], within: float) -> bool:
-    """Whether the median of what was measured is surely (99 %) not within so much of 1: half of the pairs
-    lie on either side of the true median, however wide the machine's noise spreads them."""
+    """Return whether the median ratio is outside the bound around 1 with 99 % confidence.
+
+    Half of the pairs lie on either side of the true median, however wide noise spreads them.
+    """
     ordered, margin = sorted(ratios), math.ceil(1.3 * math.sqrt(len(ratios)))
     low, high = ordered[len(ratios) // 2 - margin], ordered[(len(ratios) - 1) // 2 + margin]
     return low > 1 + within or high < 1 - within
@@ -118,7 +120,7 @@ def leave(platform: Platform, request_id: str, *, events: int) -> int:
 def open_call(
     platform: Platform, request_id: str, *, receive_bytes: int | None = None, **options: object
 ) -> Iterator[socket.socket]:
-    """A bare socket on which a long stream was asked for, or what `options` say instead."""
+    """Return a bare socket on which a long stream was asked for, or what `options` say instead."""
     ASKED.add(request_id)
     body = {"model": MODEL, "prompt": "def f(", "max_tokens": LONG, "temperature": 0, "stream": True}
     data = json.dumps({**body, "ignore_eos": True, **options}).encode()
@@ -138,7 +140,7 @@ def open_call(
 
 @pytest.fixture
 def impatient(platform: Platform, tmp_path: Path) -> Iterator[Platform]:
-    """A second gateway of the platform, which gives up after 2 s on a client that takes nothing."""
+    """Return a second gateway of the platform, which gives up after 2 s on a client that takes nothing."""
     log = tmp_path / "gateway.log"
     flags = {
         "--redis-url": f"unix://{platform.data / 'redis.sock'}",

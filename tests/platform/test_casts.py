@@ -13,10 +13,10 @@ import httpx2
 import psutil
 import pytest
 
-from benchmarks.random_llama import write_random_llama
-from registry.cast import CastProgress, CastState, CastStatus
-from registry.redis_state import RedisState
-from tests.platform_fixture import Platform
+from benchmarks.harness.random_llama import write_random_llama
+from registry.records.cast import CastProgress, CastState, CastStatus
+from registry.redis.state import RedisState
+from tests.fixtures.platform import Platform
 
 NODES = 5
 MODEL = "spread"
@@ -66,7 +66,7 @@ def holders(five: Platform) -> list[str]:
 
 
 def casts(five: Platform) -> list[CastStatus]:
-    """The latest first."""
+    """Return the latest first."""
 
     async def read() -> list[CastStatus]:
         async with RedisState.connect(f"unix://{five.data / 'redis.sock'}") as state:

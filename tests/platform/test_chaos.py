@@ -1,4 +1,4 @@
-"""A short storm of kills, and that its judges see what is wrong."""
+"""A short series of kills, and that its checks find violations."""
 
 import asyncio
 import json
@@ -9,17 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos_check import Books, Findings, Outage, wrong_answers, wrong_books, wrong_sums
-from benchmarks.chaos_cluster import Kind, Part
-from benchmarks.chaos_load import Asked, Fate
-from benchmarks.chaos_run import Chaos, Storm, close_books, platform, rage
-from benchmarks.chaos_watch import Growth, anonymous, descriptors
-from registry.usage import GpuSlice
-from tests.patience import PATIENCE_S
-from tests.registry_records import request
+from benchmarks.chaos.check import (
+    Findings,
+    LedgerSnapshot,
+    Outage,
+    ledger_mismatches,
+    wrong_answers,
+    wrong_sums,
+)
+from benchmarks.chaos.load import IssuedRequest, RequestFate
+from benchmarks.chaos.run import ChaosRun, KillPlan, chaos_platform, check_ledger, run_kills
+from benchmarks.chaos.watch import ResourceGrowth, anonymous_bytes, open_descriptors
+from benchmarks.harness.local_platform import Component, ComponentKind
+from registry.records.usage import GpuSlice
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import request
 
-GATEWAY, REDIS = Part(Kind.GATEWAY, "gateway"), Part(Kind.REDIS, "redis")
-ASKED = Asked(
+GATEWAY, REDIS = Component(ComponentKind.GATEWAY, "gateway"), Component(ComponentKind.REDIS, "redis")
+ASKED = IssuedRequest(
     request_id="load-1",
     work="whole",
     function="coder",
@@ -27,7 +34,7 @@ ASKED = Asked(
     gateway=0,
     sent_s=10.0,
     ended_s=11.0,
-    fate=Fate.ACKNOWLEDGED,
+    fate=RequestFate.ACKNOWLEDGED,
     prompt_tokens=5,
     completion_tokens=7,
 )
@@ -48,48 +55,48 @@ RECORD = request(
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     findings = Findings()
-    with platform(tmp_path, findings, nodes=3, gateways=2) as cluster:
+    with chaos_platform(tmp_path, findings, nodes=3, gateways=2) as platform:
         # The bounds are wide, as tests run on busy machines; the benchmark has the true ones.
-        each = Counter(Kind)
+        each = Counter(ComponentKind)
         bounds = {"limit_s": PATIENCE_S, "recovery_s": PATIENCE_S}
-        storm = Storm(seed=11, kills=6, deck=each, clients=5, tokens=48, **bounds)
+        plan = KillPlan(seed=11, kills=6, deck=each, clients=5, tokens=48, **bounds)
 
-        async def run() -> tuple[Chaos, dict[str, object]]:
-            chaos = await rage(cluster, findings, storm)
-            return chaos, await close_books(chaos)
+        async def run() -> tuple[ChaosRun, dict[str, object]]:
+            chaos = await run_kills(platform, findings, plan)
+            return chaos, await check_ledger(chaos)
 
         chaos, ledger = asyncio.run(run())
     assert not findings.failed, "\n".join(findings.failed)
     assert ledger["verdict"] == "exact"
-    assert {kill.part.kind for kill in chaos.kills} == set(Kind)
-    assert sum(one.fate is Fate.ACKNOWLEDGED for one in chaos.load.asked) > 20
+    assert {kill.component.kind for kill in chaos.kills} == set(ComponentKind)
+    assert sum(one.fate is RequestFate.ACKNOWLEDGED for one in chaos.load.issued) > 20
 
 
 def test_the_books_are_compared_request_by_request() -> None:
-    assert wrong_books([ASKED], [RECORD]) == []
-    assert "not in the ledger" in wrong_books([ASKED], [])[0]
-    again = replace(RECORD, request_id="load-1~ab")
-    assert wrong_books([ASKED, ASKED], [RECORD, again]) == []
-    assert len(wrong_books([ASKED, ASKED], [RECORD])) == 1
-    assert "2 times" in wrong_books([ASKED], [RECORD, again])[0]
-    assert "nobody asked" in wrong_books([], [RECORD])[0]
+    assert ledger_mismatches([ASKED], [RECORD]) == []
+    assert "not in the ledger" in ledger_mismatches([ASKED], [])[0]
+    again = replace(RECORD, request_id="req-2", client_request_id="load-1")
+    assert ledger_mismatches([ASKED, ASKED], [RECORD, again]) == []
+    assert len(ledger_mismatches([ASKED, ASKED], [RECORD])) == 1
+    assert "2 times" in ledger_mismatches([ASKED], [RECORD, again])[0]
+    assert "no client sent it" in ledger_mismatches([], [RECORD])[0]
     for change in ({"completion_tokens": 6}, {"tenant": "bolt"}, {"billed_gpu_ms": 1}):
-        assert len(wrong_books([ASKED], [replace(RECORD, **change)])) == 1, change
-    cut = replace(ASKED, fate=Fate.CUT)
-    assert wrong_books([cut], []) == wrong_books([cut], [RECORD]) == []
+        assert len(ledger_mismatches([ASKED], [replace(RECORD, **change)])) == 1, change
+    cut = replace(ASKED, fate=RequestFate.CUT)
+    assert ledger_mismatches([cut], []) == ledger_mismatches([cut], [RECORD]) == []
 
 
 def test_an_outage_excuses_what_it_explains_and_nothing_else() -> None:
-    gateways = [GATEWAY, Part(Kind.GATEWAY, "gateway-1")]
-    killed = Outage(part=GATEWAY, from_s=10.5, to_s=12.0)
-    no_redis = Outage(part=REDIS, from_s=10.5, to_s=12.0)
-    cut = replace(ASKED, fate=Fate.CUT)
-    refused = replace(ASKED, fate=Fate.REFUSED, status=503, code="state_unavailable")
-    unbilled = replace(ASKED, fate=Fate.FAILED, code="billing_failed")
-    hung = replace(ASKED, fate=Fate.HUNG)
-    broken = replace(ASKED, fate=Fate.FAILED, status=500, code="function_error")
-    no_handler = replace(no_redis, part=Part(Kind.HANDLER, "handler"))
-    nothing = replace(no_redis, part=Part(Kind.SUPERVISOR, "supervisor"))
+    gateways = [GATEWAY, Component(ComponentKind.GATEWAY, "gateway-1")]
+    killed = Outage(component=GATEWAY, from_s=10.5, to_s=12.0)
+    no_redis = Outage(component=REDIS, from_s=10.5, to_s=12.0)
+    cut = replace(ASKED, fate=RequestFate.CUT)
+    refused = replace(ASKED, fate=RequestFate.REFUSED, status=503, code="state_unavailable")
+    unbilled = replace(ASKED, fate=RequestFate.FAILED, code="billing_failed")
+    hung = replace(ASKED, fate=RequestFate.HUNG)
+    broken = replace(ASKED, fate=RequestFate.FAILED, status=500, code="function_error")
+    no_handler = replace(no_redis, component=Component(ComponentKind.HANDLER, "handler"))
+    nothing = replace(no_redis, component=Component(ComponentKind.SUPERVISOR, "supervisor"))
     assert wrong_answers([ASKED, cut], [killed], gateways) == []
     assert wrong_answers([refused, unbilled], [no_redis], gateways) == []
     assert wrong_answers([broken], [no_handler], gateways) == []
@@ -103,7 +110,7 @@ def test_an_outage_excuses_what_it_explains_and_nothing_else() -> None:
         (unbilled, no_handler),
         (replace(unbilled, code="internal"), no_redis),
         (hung, no_redis),
-        (replace(ASKED, fate=Fate.WRONG), no_redis),
+        (replace(ASKED, fate=RequestFate.WRONG), no_redis),
     ):
         assert len(wrong_answers([one], [outage], gateways)) == 1, one
 
@@ -118,14 +125,14 @@ def test_the_report_is_held_against_its_rows() -> None:
         "billed_gpu_ms": 2,
         "cost_nanos": 3,
     }
-    books = Books(records=[RECORD], intervals=[], lost=[])
+    books = LedgerSnapshot(records=[RECORD], intervals=[], lost=[])
     assert wrong_sums([row], books.records) == []
     assert len(wrong_sums([row | {"requests": 2}], books.records)) == 1
     assert len(wrong_sums([], books.records)) == len(wrong_sums([row], [])) == 1
 
 
 def test_a_process_may_grow_by_a_twentieth_and_by_two_descriptors() -> None:
-    steady = Growth(
+    steady = ResourceGrowth(
         name="node-0",
         pid=1,
         anon_before=100.0,
@@ -141,5 +148,5 @@ def test_a_process_may_grow_by_a_twentieth_and_by_two_descriptors() -> None:
     assert json.loads(json.dumps(steady.record()))["anon_growth"] == 0.05
     assert "memory of node-0" in replace(steady, anon_after=106.0).failure
     assert "new {'socket': 3}" in replace(steady, fds_after=23.0).failure
-    own = descriptors(os.getpid())
-    assert own.total() >= 3 and anonymous(os.getpid()) > 1 << 20
+    own = open_descriptors(os.getpid())
+    assert own.total() >= 3 and anonymous_bytes(os.getpid()) > 1 << 20

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from openai import OpenAI, PermissionDeniedError
 
 from registry.images.plan import plan_checkpoint
-from tests.checkpoints import write_checkpoint
-from tests.patience import PATIENCE_S
-from tests.platform_fixture import ROOT, Platform
+from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import ROOT, Platform, run_cli
 
 ENDLESS = json.dumps({"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True})
 
@@ -117,7 +118,11 @@ def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path
         (("describe", "nobody"), 4, "no function nobody"),
         (("invoke", "nobody", "-p", "x"), 4, "nobody"),
         (("invoke", "cli-tiny", "-p", "x"), 2, "no tokenizer"),
-        (("scale", "cli-tiny", "--instances", "1", "--on", "mars"), 4, "no node 'mars'; usable are: node-0"),
+        (
+            ("scale", "cli-tiny", "--instances", "1", "--on", "mars"),
+            4,
+            "no node 'mars'; usable nodes: node-0",
+        ),
         (("scale", "cli-tiny", "--instances", "9"), 2, "9 instances need as many nodes"),
         (("warm", "cli-tiny", "--on", "mars"), 4, "no node 'mars'"),
         (("usage", "show", "req-none"), 4, "req-none"),
@@ -159,3 +164,87 @@ def test_an_idle_instance_leaves_and_the_next_call_wakes_it(platform: Platform, 
     assert "x-start-kind: warm" in platform.run(*call).stderr
     platform.run("delete", "cli-brief", "--yes")
     assert platform.run(*call, check=False).returncode == 4
+
+
+def test_a_deploy_names_the_version_that_it_replaces_and_keeps_the_task(
+    platform: Platform, tiny: str, tmp_path: Path
+) -> None:
+    write_checkpoint("llama", tmp_path / "model", seed=44)
+    first = platform.run("deploy", str(tmp_path / "model"), "--name", "cli-race")
+    assert "cli-race: version 1 (new)" in first.stderr
+    refused = platform.run("deploy", "builtin:echo", "--name", "cli-race", check=False)
+    assert (refused.returncode, "--force" in refused.stderr) == (5, True), refused.stderr
+    with platform.http() as http:
+        body = {"name": "cli-race", "task": "handler", "architecture": "builtin:echo"}
+        assert http.post("/admin/functions", json=body).status_code == 409
+    forced = platform.run("deploy", "builtin:echo", "--name", "cli-race", "--force")
+    assert "cli-race: version 2 (was 1, LlamaForCausalLM)" in forced.stderr
+    back = platform.run("rollback", "cli-race")
+    assert "version 1 (was 2)" in back.stderr
+    platform.run("delete", "cli-race", "--yes")
+
+
+def test_a_packed_folder_is_deployed_as_its_checkpoint_is(platform: Platform, tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "model", seed=45)
+    packed = platform.json("pack", str(tmp_path / "model"), "--out", str(tmp_path / "packed"))
+    made = platform.json("deploy", str(tmp_path / "packed"))
+    assert (made["name"], made["image"]) == ("packed", packed["image"])
+    answer = json.loads(platform.run("invoke", "packed", "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
+    assert answer["usage"]["completion_tokens"] == 2
+    platform.run("delete", "packed", "--yes")
+    with (tmp_path / "packed" / "image.bin").open("r+b") as image:
+        image.seek(-1, os.SEEK_END)
+        image.write(b"\x7f")
+    damaged = platform.run("deploy", str(tmp_path / "packed"), check=False)
+    assert (damaged.returncode, "damaged" in damaged.stderr) == (5, True), damaged.stderr
+
+
+def test_a_callers_key_lists_what_it_may_call(platform: Platform, tiny: str) -> None:
+    made = platform.json("keys", "create", "--tenant", "callers", "--function", tiny)
+    key = ("--api-key", made["key"])
+    assert [row["name"] for row in platform.json("list", *key)] == [tiny]
+    denied = platform.run("nodes", *key, check=False)
+    assert denied.returncode == 3 and "lacks this right" in denied.stderr and "--api-key" not in denied.stderr
+    assert "no function 'nosuch' yet" in platform.run("keys", "create", "--function", "nosuch").stderr
+    states = {row["id"]: row["state"] for row in platform.json("keys", "list")}
+    assert states[made["id"]] == "active"
+    platform.run("keys", "revoke", made["id"])
+    assert {row["id"]: row["state"] for row in platform.json("keys", "list")}[made["id"]] == "revoked"
+
+
+def test_evict_counts_what_it_dropped(platform: Platform, tiny: str) -> None:
+    platform.run("scale", tiny, "--instances", "1")
+    kept = platform.run("evict", tiny, "--tier", "gpu").stderr
+    assert "dropped 0 copies" in kept and "in use" in kept
+    (node,) = {one["node"] for one in platform.instances(tiny)}
+    assert platform.json("evict", tiny, "--tier", "gpu") == {
+        "name": tiny,
+        "tier": "gpu",
+        "dropped": [],
+        "kept": [node],
+    }
+    missing = platform.run("scale", tiny, "--instances", "2", "--on", "mars", check=False)
+    assert (missing.returncode, "no node 'mars'" in missing.stderr) == (4, True)
+
+
+def test_nothing_is_wider_than_the_terminal(platform: Platform, tiny: str) -> None:
+    commands = (
+        *(("list",), ("nodes",), ("describe", tiny), ("casts",), ("keys", "list"), ("prices", "list")),
+        *(("usage", "report"), ("usage", "summary"), ("usage", "check"), ("gpu-time",), ("doctor",)),
+    )
+    for arguments in commands:
+        done = run_cli(*arguments, env={**platform.env, "COLUMNS": "80"}, timeout_s=PATIENCE_S)
+        wide = [line for line in done.stdout.splitlines() if len(line) > 80 and " " in line.strip()[81:]]
+        assert done.stdout and not wide, (arguments, wide)
+
+
+def test_processes_are_told_apart_by_their_titles(platform: Platform, tiny: str) -> None:
+    def title(name: str) -> str:
+        return " ".join(platform.process(name).cmdline()).strip()
+
+    assert (title("gateway"), title("node-0")) == ("hypercast gateway-0", "hypercast node-0")
+    assert title("zygote") == "hypercast zygote (invoker)"
+    assert (
+        " ".join(psutil.Process(platform.process("zygote").ppid()).cmdline()).strip()
+        == "hypercast supervisor"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.platform_fixture import COMMAND_S, Platform
+from tests.fixtures.platform import COMMAND_S, Platform
 
 MODEL = "killed"
 TOKENS, BEGUN = 120, 4  # far from the end, as who reads may lag behind
@@ -55,7 +55,7 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def killed(platform: Platform, root: Path) -> Iterator[str]:
-    """A function whose streams are all on one node."""
+    """Yield a function whose streams are all on one node."""
     one = ("--min-instances", "1", "--max-instances", "1", "--target-concurrency", "32")
     platform.run("deploy", str(root / "functions" / "tiny-coder"), "--name", MODEL, *one)
     yield MODEL
@@ -78,7 +78,7 @@ def twenty(run: str) -> list[Stream]:
 
 
 def served(platform: Platform, run: str, *, kill: bool) -> list[Stream]:
-    """The twenty at once; with `kill`, their node dies when each has begun and none is over."""
+    """Return the twenty at once; with `kill`, their node dies when each has begun and none is over."""
     streams = twenty(run)
 
     (instance,) = platform.instances(MODEL)

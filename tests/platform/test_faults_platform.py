@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from registry import keys
-from registry.channel import Channel
-from registry.messages import GetStatus, NodeStatus
-from registry.redis_state import RedisState
+from registry.channel.client import Channel
+from registry.messages.node import GetStatus, NodeStatus
+from registry.records.usage import RequestRecord
+from registry.redis.state import RedisState
 from registry.state import UsageFilter
-from registry.usage import RequestRecord
-from tests.platform_fixture import COMMAND_S, Platform
+from tests.fixtures.platform import COMMAND_S, Platform
 
 TOKENS, LONG = 160, 900
 IDLE_US = 1_000_000  # of a node, beyond any pause between two steps of a sequence
@@ -68,7 +68,7 @@ def supervisor(pair: Platform) -> psutil.Process:
 
 
 def leader(pair: Platform) -> tuple[str, int]:
-    """The gateway that holds the controller's lease, "" for none, and the latest epoch."""
+    """Return the gateway that holds the controller's lease, "" for none, and the latest epoch."""
 
     async def ask() -> tuple[str, int]:
         async with RedisState.connect(f"unix://{pair.data / 'redis.sock'}") as state:
@@ -81,7 +81,7 @@ def leader(pair: Platform) -> tuple[str, int]:
 
 @contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
-    """A process that hangs: its connections stay open and nothing comes."""
+    """Yield a process that hangs: its connections stay open and nothing comes."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -94,7 +94,7 @@ def answers(url: str, key: str) -> bool:
 
 
 def ask(url: str, key: str, timeout_s: float = COMMAND_S) -> tuple[int, str, float]:
-    """A short completion: its status (0: no answer), Retry-After, and how long that took."""
+    """Return a short completion: its status (0: no answer), Retry-After, and how long that took."""
     began = time.monotonic()
     try:
         response = httpx2.post(
@@ -165,8 +165,10 @@ class Stream:
 
 @asynccontextmanager
 async def streams(pair: Platform, *at: str, lost: str = "") -> AsyncIterator[list[Stream]]:
-    """A stream of each prompt from each address, under way at the beginning and over at the end. Those of
-    `lost` never come to their end: they are long enough for whoever reads them slowly."""
+    """Yield a stream of each prompt from each address: running at the beginning, complete at the end.
+
+    Those of `lost` never complete: they are long enough for a slow reader.
+    """
     made = [(Stream(prompt, LONG if url == lost else TOKENS), url) for url in at for prompt in PROMPTS]
     async with asyncio.TaskGroup() as group:
         for stream, url in made:
@@ -177,7 +179,7 @@ async def streams(pair: Platform, *at: str, lost: str = "") -> AsyncIterator[lis
 
 
 def expected(pair: Platform) -> dict[str, list[int]]:
-    """What each prompt gives when nothing fails."""
+    """Return what each prompt gives when nothing fails."""
 
     async def main() -> dict[str, list[int]]:
         async with streams(pair, pair.url) as made:
@@ -283,7 +285,7 @@ def test_a_killed_gateway_costs_its_own_streams_and_nobody_elses(pair: Platform)
 
 
 async def counters(pair: Platform) -> list[Mapping[str, int]]:
-    """What each node says of itself now."""
+    """Return what each node says of itself now."""
     secret, found = (pair.data / "cluster.secret").read_bytes().strip(), []
     async with RedisState.connect(f"unix://{pair.data / 'redis.sock'}") as state:
         up = (await state.snapshot()).nodes

@@ -1,20 +1,22 @@
 """No room: in the store, in shared memory, in the arena, in the host tier."""
 
-import asyncio
+import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from invoker.errors import HostTierFull
-from invoker.filling import Filling
-from invoker.host_tier import HostTier
+from invoker.base.errors import HostTierFull
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.tier import HostTier
 from registry.errors import StoreFull
 from registry.images.local_store import LocalStore
-from tests.checkpoints import write_checkpoint
-from tests.platform_fixture import Platform
+from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import Platform
 
 MIB = 1 << 20
 
@@ -24,45 +26,44 @@ async def pieces(*content: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-def test_a_disk_that_fills_up_during_an_upload_publishes_nothing_and_keeps_what_is_there(small_disk: Path):
+async def test_a_disk_that_fills_up_during_an_upload_publishes_nothing_and_keeps_what_is_there(
+    small_disk: Path,
+):
     there, large = b"t" * MIB, b"l" * (2 * MIB)
     names = [hashlib.sha256(content).hexdigest() for content in (there, large)]
 
-    async def filling() -> AsyncIterator[bytes]:
+    async def writer() -> AsyncIterator[bytes]:
         yield large[:MIB]
         (small_disk / "other").write_bytes(b"o" * (MIB + MIB // 2))  # somebody else takes the rest
         yield large[MIB:]
 
-    async def main() -> None:
-        store = LocalStore(small_disk / "store")
-        assert await store.append(names[0], 0, pieces(there), total=MIB) == MIB
-        with pytest.raises(StoreFull, match="no room"):
-            await store.append(names[1], 0, filling(), total=2 * MIB)
-        assert await store.digests() == [names[0]] and await store.size(names[1]) is None
-        assert await store.partials() == {}  # it would be in the way of what frees the disk
-        assert await store.read(names[0], limit=MIB) == there
-        with pytest.raises(StoreFull, match="bytes free, the upload needs"):
-            await store.append(names[1], 0, pieces(large), total=2 * MIB)
-        (small_disk / "other").unlink()
-        assert await store.append(names[1], 0, pieces(large), total=2 * MIB) == 2 * MIB
-        assert await store.read(names[1], limit=2 * MIB) == large
-
-    asyncio.run(main())
+    store = LocalStore(small_disk / "store")
+    assert await store.append(names[0], 0, pieces(there), total=MIB) == MIB
+    with pytest.raises(StoreFull, match="no space left"):
+        await store.append(names[1], 0, writer(), total=2 * MIB)
+    assert await store.digests() == [names[0]] and await store.size(names[1]) is None
+    assert await store.partials() == {}  # it would be in the way of what frees the disk
+    assert await store.read(names[0], limit=MIB) == there
+    with pytest.raises(StoreFull, match="bytes free, the upload needs"):
+        await store.append(names[1], 0, pieces(large), total=2 * MIB)
+    (small_disk / "other").unlink()
+    assert await store.append(names[1], 0, pieces(large), total=2 * MIB) == 2 * MIB
+    assert await store.read(names[1], limit=2 * MIB) == large
 
 
 def test_full_shared_memory_is_an_error_and_no_bus_error(small_disk: Path):
     tier = HostTier(small_disk / "tier", limit_bytes=64 * MIB)  # more than there is
     try:
-        filling = tier.begin("a" * 64, 16 * MIB)
-        assert isinstance(filling, Filling)
-        with pytest.raises(HostTierFull, match="ran full"):
+        writer = tier.begin("a" * 64, 16 * MIB)
+        assert isinstance(writer, ImageWriter)
+        with pytest.raises(HostTierFull, match="is full"):
             for offset in range(0, 16 * MIB, MIB):
-                filling.prepare(offset, MIB)
-                filling.view[offset : offset + MIB] = b"x" * MIB
-        filling.abandon()
+                writer.prepare(offset, MIB)
+                writer.view[offset : offset + MIB] = b"x" * MIB
+        writer.abandon()
         assert tier.images() == [] and tier.used_bytes() == 0
         smaller = tier.begin("b" * 64, MIB)
-        assert isinstance(smaller, Filling)
+        assert isinstance(smaller, ImageWriter)
         smaller.prepare(0, MIB)
         smaller.view[:] = b"y" * MIB
         smaller.publish().close()
@@ -135,5 +136,36 @@ def test_a_deploy_to_a_full_disk_says_so_without_trying_for_long(small_disk: Pat
         assert failed.returncode == 5 and "bytes free, the upload needs" in failed.stderr
         assert not list((small_disk / "data" / "store" / "partial").iterdir())
         assert platform.json("list") == []
+    finally:
+        platform.down()
+
+
+def test_a_full_disk_under_redis_fails_requests_within_seconds_with_its_reason(small_disk: Path):
+    write_checkpoint("llama", small_disk.parent / "model")
+    platform = Platform(data=small_disk / "data", flags=("--nodes", "1"))
+    platform.up()
+    try:
+        platform.run("deploy", str(small_disk.parent / "model"), "--name", "small", "--keep-alive", "200ms")
+        assert complete(platform, "small").status_code == 200
+        platform.until("it is asleep", lambda: not platform.instances("small"))
+        with (small_disk / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+            while True:
+                fill.write(bytes(4096))
+
+        def refused() -> httpx2.Response | None:
+            response = complete(platform, "small")
+            return response if response.status_code == 503 else None
+
+        began_s = time.monotonic()
+        error = platform.until("a request is refused", refused).json()["error"]
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+        assert error["code"] == "state_unavailable" and "No space left" in error["message"]
+        with platform.http() as http:
+            assert "No space left" in http.get("/health").json()["state_reason"]
+        shown = platform.run("nodes")
+        assert "the cluster's state is not being updated" in shown.stderr and "No space left" in shown.stderr
+        (small_disk / "fill").unlink()
+        platform.until("it serves again", lambda: complete(platform, "small").status_code == 200)
+        assert platform.run("nodes").stderr == ""
     finally:
         platform.down()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from registry.images.digests import MARKER_FILE
-from tests.checkpoints import write_checkpoint
-from tests.platform_fixture import Platform
+from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.platform import Platform
 
 MODELS = ("one", "two", "three")
 
@@ -38,7 +38,7 @@ def tight(packed: dict[str, Path], tmp_path: Path) -> Iterator[Platform]:
 
 
 def host_copies(platform: Platform) -> dict[str, list[str]]:
-    """What lies in the hosts' shared memory now, by host."""
+    """Return what lies in the hosts' shared memory now, by host."""
     marker = json.loads((platform.data / "store" / MARKER_FILE).read_text())
     cluster = Path("/dev/shm") / f"hypercast-{marker['cluster']}"
     return {

@@ -8,9 +8,9 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.checkpoints import write_checkpoint
-from tests.patience import PATIENCE_S
-from tests.platform_fixture import Platform
+from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import Platform
 
 READY_LIMIT_S = 60.0  # or, on a slow machine, three times what the first start took; an idle one needs 4
 

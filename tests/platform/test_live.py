@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platform_fixture import Platform
+from tests.fixtures.platform import Platform
 
 NODES = 4
 MODEL = "coder"
@@ -46,7 +46,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Platf
 
 
 def untie(model: Path, out: Path) -> None:
-    """The same model with a head of its own, which lies at the end of its image."""
+    """Write the same model with an untied head, which is at the end of its image."""
     shutil.copytree(model, out, dirs_exist_ok=True)
     config = json.loads((model / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
@@ -98,7 +98,7 @@ def scale(four: Platform, instances: int, *nodes: str) -> None:
 
 @pytest.fixture(scope="module")
 def expected(four: Platform) -> dict[str, tuple[int, ...]]:
-    """What a whole instance answers; then none runs it, and one host holds it."""
+    """Return what a whole instance answers; then none runs it, and one host holds it."""
     answers = {prompt: ask(four, prompt).ids for prompt in PROMPTS}
     stop(four)
     assert len(holders(four)) == 1

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.encoder_checkpoints import IMAGE, write_encoder
-from tests.platform_fixture import Platform
+from tests.fixtures.encoder_checkpoints import IMAGE, write_encoder
+from tests.fixtures.platform import Platform
 
 PREPROCESSOR = {
     "do_resize": True,
@@ -26,7 +26,7 @@ PREPROCESSOR = {
 
 
 def picture() -> tuple[bytes, torch.Tensor]:
-    """A PNG of the model's size, and the pixels that the model should see."""
+    """Return a PNG of the model's size, and the pixels that the model should see."""
     pixels = np.random.default_rng(1).integers(0, 256, (IMAGE, IMAGE, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")

@@ -12,7 +12,7 @@ import torch
 from openai import AsyncOpenAI, OpenAI
 from transformers import AutoModel, AutoTokenizer
 
-from tests.platform_fixture import Platform
+from tests.fixtures.platform import Platform
 
 MODEL = "coder"
 

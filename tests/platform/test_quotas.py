@@ -4,7 +4,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.platform_fixture import Platform
+from tests.fixtures.platform import Platform
 
 CODER = "functions/tiny-coder"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ledger_check import key_id
-from benchmarks.percentile import percentile
-from benchmarks.replay import Prompts
-from benchmarks.stream_client import Streamed, Target, read_end, stream
-from benchmarks.traces import Arrival, BadTrace, capped, read_trace
-from tests.patience import PATIENCE_S
-from tests.platform_fixture import ROOT, Platform
+from benchmarks.harness.admin_client import key_id
+from benchmarks.harness.percentile import percentile
+from benchmarks.harness.stream_client import StreamEndpoint, StreamResult, parse_tail, stream_completion
+from benchmarks.harness.traces import InvalidTrace, TraceRequest, read_trace, trim_to_context
+from benchmarks.replay import PromptPool
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.platform import ROOT, Platform
 
 PLAIN = "seconds,prompt_tokens,output_tokens\n10,5,3\n10.5,2000,2\n12.25,0,1\n"
 DATA = ROOT / "benchmarks" / "data"
@@ -29,7 +29,7 @@ def test_every_format_reads_the_same(tmp_path: Path) -> None:
         "2023-11-16 18:15:48.7500000,0,1\r\n2023-11-16 18:15:47,2000,2\r\n"
     )
     compact = "offset_ms,prompt_tokens,output_tokens\n0,5,3\n500,2000,2\n2250,0,1\n"
-    expected = [Arrival(0.0, 5, 3), Arrival(0.5, 2000, 2), Arrival(2.25, 0, 1)]
+    expected = [TraceRequest(0.0, 5, 3), TraceRequest(0.5, 2000, 2), TraceRequest(2.25, 0, 1)]
     for text in (PLAIN, azure, compact):
         for content in (text.encode(), gzip.compress(text.encode())):
             (tmp_path / "trace").write_bytes(content)
@@ -37,8 +37,8 @@ def test_every_format_reads_the_same(tmp_path: Path) -> None:
             assert [(round(a.offset_s, 6), a.prompt_tokens, a.output_tokens) for a in found] == [
                 (a.offset_s, a.prompt_tokens, a.output_tokens) for a in expected
             ]
-    cut = capped(expected, 100)
-    assert cut.arrivals == (Arrival(0.0, 5, 3), Arrival(0.5, 98, 2), Arrival(2.25, 1, 1))
+    cut = trim_to_context(expected, 100)
+    assert cut.arrivals == (TraceRequest(0.0, 5, 3), TraceRequest(0.5, 98, 2), TraceRequest(2.25, 1, 1))
     assert (cut.prompts_capped, cut.outputs_capped) == (1, 0)
 
 
@@ -57,24 +57,27 @@ def test_every_format_reads_the_same(tmp_path: Path) -> None:
 )
 def test_a_bad_trace_says_where(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "trace").write_text(text)
-    with pytest.raises(BadTrace, match=words):
+    with pytest.raises(InvalidTrace, match=words):
         read_trace(tmp_path / "trace")
 
 
 @pytest.mark.parametrize(
     ("name", "requests", "seconds", "first"),
-    [("conv", 19_366, 3501.722, Arrival(0.0, 374, 44)), ("code", 8819, 3435.948, Arrival(0.0, 4808, 10))],
+    [
+        ("conv", 19_366, 3501.722, TraceRequest(0.0, 374, 44)),
+        ("code", 8819, 3435.948, TraceRequest(0.0, 4808, 10)),
+    ],
 )
 def test_the_traces_that_come_along_are_whole(
-    name: str, requests: int, seconds: float, first: Arrival
+    name: str, requests: int, seconds: float, first: TraceRequest
 ) -> None:
     found = read_trace(DATA / f"azure-llm-2023-{name}.csv.gz")
     assert (len(found), found[-1].offset_s, found[0]) == (requests, seconds, first)
 
 
 def test_prompts_are_the_same_each_time_and_as_long_as_asked() -> None:
-    body = json.loads(Prompts.of(50, 20).body("f", 3, Arrival(0.0, 20, 7)))
-    assert body == json.loads(Prompts.of(50, 20).body("f", 3, Arrival(0.0, 20, 7)))
+    body = json.loads(PromptPool.of(50, 20).body("f", 3, TraceRequest(0.0, 20, 7)))
+    assert body == json.loads(PromptPool.of(50, 20).body("f", 3, TraceRequest(0.0, 20, 7)))
     assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (20, 7, True)
     assert max(body["prompt"]) < 50
     assert percentile([], 50) is None
@@ -92,7 +95,7 @@ def test_prompts_are_the_same_each_time_and_as_long_as_asked() -> None:
     ],
 )
 def test_the_end_of_a_stream_tells_what_failed(status: int, tail: bytes, failure: str) -> None:
-    assert read_end(Streamed(request_id="r", status=status), tail) == failure
+    assert parse_tail(StreamResult(request_id="r", status=status), tail) == failure
 
 
 def test_the_id_of_a_key_is_found_whatever_its_secret_holds() -> None:
@@ -100,8 +103,8 @@ def test_the_id_of_a_key_is_found_whatever_its_secret_holds() -> None:
 
 
 def test_nobody_there_is_a_failure_of_the_request() -> None:
-    target = Target.of("http://127.0.0.1:9", "")
-    done = asyncio.run(stream(target, "r", b"{}", 5.0))
+    target = StreamEndpoint.of("http://127.0.0.1:9", "")
+    done = asyncio.run(stream_completion(target, "r", b"{}", 5.0))
     assert done.failure.startswith("connection")
 
 

@@ -14,13 +14,13 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from benchmarks.random_llama import write_random_llama
-from tests.platform_fixture import ROOT, Platform
+from benchmarks.harness.random_llama import write_random_llama
+from tests.fixtures.platform import ROOT, Platform
 
 
 @pytest.fixture(scope="module")
 def big(platform: Platform, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A random model of about 110 MB."""
+    """Yield a random model of about 110 MB."""
     folder = tmp_path_factory.mktemp("checkpoints") / "big"
     write_random_llama(folder, root / "functions" / "tiny-coder" / "model", layers=2)
     platform.run("deploy", str(folder), "--name", "big", "--keep-alive", "10m", "--max-instances", "2")
@@ -135,7 +135,7 @@ def test_a_killed_node_is_replaced_and_the_function_answers_elsewhere(platform: 
 
 @contextmanager
 def late_node(platform: Platform, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A node called `late` that joins by itself, as on another machine."""
+    """Yield a node called `late` that joins by itself, as on another machine."""
     command = [
         *(sys.executable, "-m", "cli", "invoker", "--node-id", "late", "--host-id", "host-late"),
         *("--redis-url", f"unix://{platform.data}/redis.sock"),

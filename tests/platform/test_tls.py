@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.platform_fixture import Platform
-from tests.tls_fixture import issue
+from tests.fixtures.platform import Platform
+from tests.fixtures.tls import issue
 
 
 @pytest.fixture

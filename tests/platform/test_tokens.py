@@ -9,8 +9,8 @@ import torch
 from openai import AsyncOpenAI
 from transformers import PreTrainedModel
 
-from tests.checkpoints import DECODERS, VOCABULARY, write_checkpoint
-from tests.platform_fixture import Platform
+from tests.fixtures.checkpoints import DECODERS, VOCABULARY, write_checkpoint
+from tests.fixtures.platform import Platform
 
 PROMPTS, NEW_TOKENS, AT_ONCE = 16, 32, 8
 

@@ -25,7 +25,7 @@ PACKAGES = {
     "ibverbs-providers": lambda: list(Path("/usr/lib").glob("*/libibverbs/librxe-rdmav*.so")),
     "iproute2": lambda: shutil.which("rdma", path="/usr/sbin:/sbin:/usr/bin:/bin"),
 }
-TESTS = ("tests/test_rdmacast_transports.py", "tests/rdma", "-k", "verbs")
+TESTS = ("tests/contract/test_transports.py", "tests/rdma", "-k", "verbs")
 
 
 def missing() -> list[str]:
@@ -44,7 +44,7 @@ def install(names: Sequence[str]) -> None:
 
 
 def script(arguments: Sequence[str]) -> str:
-    """The job of the guest, which sees this checkout and its Python as they are here."""
+    """Return the guest's job, which sees this checkout and its Python at their paths here."""
     values = {
         "CHECKOUT": str(ROOT),
         "PYTHON": sys.executable,

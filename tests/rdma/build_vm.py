@@ -44,7 +44,7 @@ class Kernel:
             raise CannotBuild(f"{package.name} holds no kernel")
 
     def modules(self, wanted: Iterable[str]) -> dict[str, bytes]:
-        """The wanted ones and all that they need, in the order of loading."""
+        """Return the requested modules and their dependencies, in the order of loading."""
         loaded: dict[str, bytes] = {}
         for name in wanted:
             self._load(name, loaded)
@@ -77,7 +77,7 @@ def _needs(module: bytes) -> list[str]:
 
 
 def members(package: Path) -> Iterator[tuple[str, "ReadMember"]]:
-    """The files of a Debian package, each to be read before the next one is asked for."""
+    """Yield the files of a Debian package; each must be read before the next one."""
     unpacking = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE)
     assert unpacking.stdout is not None
     with tarfile.open(fileobj=unpacking.stdout, mode="r|") as archive:
@@ -136,7 +136,7 @@ def first_file_system(busybox: bytes, modules: dict[str, bytes]) -> bytes:
 
 
 def unpacked(image: bytes) -> bytes | None:
-    """The kernel inside a bzImage, which spares the guest unpacking it; None if it is packed another way."""
+    """Return the unpacked kernel inside a bzImage; None if it is packed in an unknown way."""
     sectors = image[0x1F1] or 4
     offset, length = (int.from_bytes(image[at : at + 4], "little") for at in (0x248, 0x24C))
     start = (sectors + 1) * 512 + offset
@@ -149,7 +149,7 @@ def unpacked(image: bytes) -> bytes | None:
 
 
 def download(package: str, folder: Path) -> Path:
-    """Raises CannotBuild."""
+    """Check the requirements. Raises CannotBuild."""
     known = sorted(folder.glob(f"{package}_*.deb"))
     if not known:
         command = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", package]
@@ -161,7 +161,7 @@ def download(package: str, folder: Path) -> Path:
 
 
 def kernel_package() -> str:
-    """The package that holds the kernel itself."""
+    """Return the package that holds the kernel itself."""
     for name in (KERNEL, FALLBACK_KERNEL):
         command = ["apt-cache", "depends", name]
         said = subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from rdmacast.cast import Cast
-from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.connector import Connector
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.session_settings import SessionSettings
+from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.runner import Cast
+from rdmacast.cast.session_settings import SessionSettings
+from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import PeerAddress
-from rdmacast.verbs import VerbsTransport
-from rdmacast.verbs_node import open_node
-from rdmacast.watching import RegionWatcher
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.verbs.exporter import VerbsExporter
+from rdmacast.transports.verbs.node import open_node
+from rdmacast.transports.verbs.transport import VerbsTransport
 
 SECRET = b"a secret of the cluster"
 BLOCK_BYTES = 128 << 10
@@ -95,7 +97,7 @@ def spec_of(nodes: list[Node], planner: str) -> CastSpec:
         region="image",
         nbytes=NBYTES,
         block_bytes=BLOCK_BYTES,
-        members=tuple(Member(name=node.name, address=node.address) for node in nodes),
+        members=tuple(CastMember(name=node.name, address=node.address) for node in nodes),
         sources=(0,),
         planner=planner,
     )
@@ -109,15 +111,15 @@ async def _node(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None
     buffer = bytearray(CONTENT if holds else NBYTES)
     region = DamagingRegion(CONTENT, bad) if holds else GrowingRegion(buffer)
     with open_node() as verbs:
-        async with RegionServer(SECRET, host=name, verbs=verbs) as server:
+        async with RegionServer(SECRET, host=name, exporters=[VerbsExporter(verbs)]) as server:
             server.publish("image", region)
             pipe.send(server.address)
-            told = _inbox(pipe)
+            reported = _inbox(pipe)
             if holds:
-                while (share := await told.get()) is not None:
+                while (share := await reported.get()) is not None:
                     region.mark(0, share)
                 return
-            spec = await told.get()
+            spec = await reported.get()
             transport = VerbsTransport(SECRET, verbs)
             had = 0
 
@@ -130,10 +132,13 @@ async def _node(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None
                 spec,
                 name,
                 memoryview(buffer),
-                connector=Connector(name, [transport]),
-                watcher=RegionWatcher(SECRET),
-                check=lambda at, view: [] if view == CONTENT[at : at + len(view)] else [at // BLOCK_BYTES],
-                on_block=came,
+                links=CastLinks(connector=Connector(name, [transport]), watcher=RegionWatcher(SECRET)),
+                hooks=BlockHooks(
+                    check=lambda at, view: (
+                        [] if view == CONTENT[at : at + len(view)] else [at // BLOCK_BYTES]
+                    ),
+                    on_block=came,
+                ),
                 region=region,
                 settings=SETTINGS,
             ).run()
@@ -146,11 +151,11 @@ async def _node(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None
                     lost=dict(report.faults.lost),
                 )
             )
-            await told.get()
+            await reported.get()
 
 
 def _inbox(pipe: Connection) -> "asyncio.Queue[object]":
-    """What the test says, brought to the event loop by a thread."""
+    """Return a queue of the test's messages, filled by a thread."""
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[object]()
 
     def receive() -> None:

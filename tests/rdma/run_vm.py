@@ -33,7 +33,7 @@ def command(folder: Path, job: Path) -> list[str]:
 
 
 def run(script: str, folder: Path, limit_s: float = LIMIT_S) -> int:
-    """The script's exit code; NEVER_REPORTED where it did not come to its end. Raises CannotBuild."""
+    """Run the script; returns its exit code, or NEVER_REPORTED. Raises CannotBuild."""
     build(folder)
     with tempfile.NamedTemporaryFile("w", dir=folder, prefix="job-", suffix=".sh") as job:
         job.write(script)
@@ -58,13 +58,15 @@ def run(script: str, folder: Path, limit_s: float = LIMIT_S) -> int:
 
 
 def reported(code: int, *, said_zero: bool) -> int:
-    """The guest's exit code by that of QEMU, which is (code + _SHIFT) << 1 | 1; its own failures end with 1,
-    and a power-off with 0."""
-    told = (code >> 1) - _SHIFT
-    if code % 2 == 0 or not 0 <= told <= 99 or (not told and not said_zero):
+    """Return the guest's exit code by that of QEMU, which is (code + _SHIFT) << 1 | 1.
+
+    QEMU's own failures end with 1, and a power-off with 0.
+    """
+    reported = (code >> 1) - _SHIFT
+    if code % 2 == 0 or not 0 <= reported <= 99 or (not reported and not said_zero):
         print(f"the guest never reported (QEMU ended with {code})", file=sys.stderr)
         return NEVER_REPORTED
-    return told
+    return reported
 
 
 def _relay(guest: "subprocess.Popen[str]") -> bool:

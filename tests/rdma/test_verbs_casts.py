@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fixtures.verbs import why_no_rdma
 from tests.rdma.cast_nodes import BLOCK_BYTES, BLOCKS, NBYTES, Ended, Node, spec_of, start
-from tests.verbs_fixture import why_no_rdma
 
 NO_RDMA = why_no_rdma()
 pytestmark = pytest.mark.skipif(bool(NO_RDMA), reason=f"make test-rdma: {NO_RDMA}")

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from rdmacast.connector import Connector
+from rdmacast.cast.pull import PullPlan, pull
 from rdmacast.errors import LinkClosed
-from rdmacast.pull import PullPlan, pull
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.verbs import VerbsTransport
-from rdmacast.verbs_address import RemoteMemory
-from rdmacast.verbs_device import LocalMemory
-from rdmacast.verbs_node import VerbsNode, open_node
-from rdmacast.verbs_reads import ReadQueue
-from tests.patience import PATIENCE_S, until
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.verbs.address import RemoteMemory
+from rdmacast.transports.verbs.device import LocalMemory
+from rdmacast.transports.verbs.exporter import VerbsExporter
+from rdmacast.transports.verbs.node import VerbsNode, open_node
+from rdmacast.transports.verbs.reads import ReadQueue
+from rdmacast.transports.verbs.transport import VerbsTransport
+from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.verbs import why_no_rdma
 from tests.rdma.cast_nodes import CONTENT, NBYTES, SECRET, DamagingRegion, start
-from tests.verbs_fixture import why_no_rdma
 
 NO_RDMA = why_no_rdma()
 pytestmark = pytest.mark.skipif(bool(NO_RDMA), reason=f"make test-rdma: {NO_RDMA}")
@@ -36,7 +37,7 @@ def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 def resources() -> str:
-    """What the kernel counts of each device: queue pairs, registered memory and so on, of all processes."""
+    """Return the kernel's resource counts of each device: queue pairs, registered memory and so on."""
     return subprocess.run(["rdma", "resource"], capture_output=True, text=True, check=True).stdout
 
 
@@ -51,9 +52,9 @@ def open_files() -> int:
 
 @asynccontextmanager
 async def serving(region: GrowingRegion) -> AsyncIterator[tuple[RegionServer, VerbsNode, VerbsNode]]:
-    """The server, its node and the reader's."""
+    """Yield the server, its node and the reader's."""
     with open_node() as here, open_node() as there:
-        async with RegionServer(SECRET, host="a", verbs=there) as server:
+        async with RegionServer(SECRET, host="a", exporters=[VerbsExporter(there)]) as server:
             server.publish("image", region)
             yield server, there, here
 
@@ -84,8 +85,7 @@ def test_a_peer_that_is_stopped_below_tcp_is_noticed_by_the_device() -> None:
         async with serving(GrowingRegion(CONTENT, complete=True)) as (server, _, here):
             async with VerbsTransport(SECRET, here).connect(server.address) as link:
                 (served,) = server._links
-                assert served._pair is not None
-                served._pair.close()
+                served._exports.close()  # its queue pair
                 with pytest.raises(LinkClosed, match="RETRY_EXC_ERR, the peer does not answer"):
                     await link.read_into("image", 0, memoryview(bytearray(100_000)))
 
@@ -122,7 +122,7 @@ def test_memory_that_is_not_given_is_refused_and_the_queue_pair_thrown_away(wron
 
 
 async def refused(reads: ReadQueue, local: LocalMemory, remote: RemoteMemory) -> None:
-    with pytest.raises(LinkClosed, match="REM_ACCESS_ERR, the peer does not give that memory"):
+    with pytest.raises(LinkClosed, match="REM_ACCESS_ERR, the peer refuses access to that memory"):
         await reads.read(local, remote, 8192)
 
 

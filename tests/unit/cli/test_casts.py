@@ -13,18 +13,18 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from cli.casts import MOST_REASONS, bar, rate, seconds, why
-from cli.commands import cli
+from cli.commands.casts import MAX_REASONS, bar, rate, seconds, why
 from cli.errors import CliError
-from registry.cast import CastMember, CastProgress, CastRecord, CastState
-from registry.change import NodeUp
+from cli.group import cli
 from registry.clock import SystemClock
-from tests.gateway_http_fixture import Gateway, gateway
-from tests.patience import PATIENCE_S
-from tests.registry_records import cast, cast_progress, node
+from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState
+from registry.records.change import NodeUp
+from tests.fixtures.gateway_http import Gateway, gateway
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import cast, cast_progress, node
 
-ROOT = Path(__file__).parents[1]
-LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+ROOT = Path(__file__).resolve().parents[3]
+LATE = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 def now() -> float:
@@ -78,16 +78,16 @@ def whole(name: str) -> CastProgress:
 
 def test_casts_are_listed() -> None:
     def scenario(scene: Scene) -> None:
-        assert len(scene.hypercast("casts").stdout.splitlines()) == 2
+        assert len(scene.hypercast("casts").stdout.splitlines()) == 1
         scene.put(cast("abc", started_at=now()), whole("n1"), replace(whole("n1"), cast_id="abc"))
         scene.put(cast("abd", function="other", started_at=now() + 1))
         lines = scene.hypercast("casts").stdout.splitlines()
-        assert [line.split()[:4] for line in lines[2:]] == [
+        assert [line.split()[:4] for line in lines[1:]] == [
             ["abd", "other:1", "running", "0/2"],
             ["abc", "tiny:1", "running", "1/2"],
         ]
-        assert "1.0 MiB tcp" in lines[3] and "0.10 GB/s" in lines[3]
-        assert len(scene.hypercast("casts", "--function", "tiny").stdout.splitlines()) == 3
+        assert "1.0 MiB tcp" in lines[2] and "0.10 GB/s" in lines[2]
+        assert len(scene.hypercast("casts", "--function", "tiny").stdout.splitlines()) == 2
         found = json.loads(scene.hypercast("casts", "-o", "json").stdout)
         assert [one["cast_id"] for one in found] == ["abd", "abc"] and len(found[1]["nodes"]) == 3
         table = scene.hypercast("casts", "-o", "csv").stdout.splitlines()
@@ -110,7 +110,7 @@ def test_one_cast_shows_its_plan_and_each_node() -> None:
         assert "binomial, 4 blocks: 2 hops" in text  # why
         table, reasons = text.split("\n\n")[1:]
         source, first, second, late = table.splitlines()[-4:]
-        assert "reads the store" in source and "50%" in first and "late=2" in first
+        assert "reads the store" in source and "50%" in first and "2 late" in first
         assert "tcp (n0 n2)" in first
         assert reasons.splitlines() == [
             f"n1 from n0 over {tcp}",
@@ -156,7 +156,7 @@ def test_watching_one_cast_ends_with_it() -> None:
             scene.put(whole("n1"), whole("n2"))
             rest = watching.stdout.read()
             assert watching.wait(PATIENCE_S) == 0
-        assert rest.rpartition("because")[2].count("█") == 40 and "complete after" in rest
+        assert rest.rpartition("Reason")[2].count("█") == 40 and "complete after" in rest
 
     against(scenario)
 
@@ -199,9 +199,9 @@ def _read_until(terminal: int, words: str) -> str:
 
 
 def test_reasons_are_no_longer_than_a_screen() -> None:
-    nodes = [{"node": f"n{i}", "transports": {"m": "tcp: far"}} for i in range(MOST_REASONS + 2)]
+    nodes = [{"node": f"n{i}", "transports": {"m": "tcp: far"}} for i in range(MAX_REASONS + 2)]
     lines = why(nodes).splitlines()
-    assert len(lines) == MOST_REASONS + 2 and lines[-1] == "… and 2 more: -o json has them"
+    assert len(lines) == MAX_REASONS + 2 and lines[-1] == "… and 2 more: see -o json"
     assert why([{"node": "n0", "transports": {}}]) == ""
 
 

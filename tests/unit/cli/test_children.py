@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import STOP_TIMEOUT_S, Child, Forked
 from cli.errors import CliError
-from cli.orphans import orphans_taken, reap
-from cli.supervisor import ended, force_each_second, until_stopped
-from tests.log_fixture import Listener
-from tests.patience import PATIENCE_S
+from cli.supervise.children import STOP_TIMEOUT_S, Child, Forked
+from cli.supervise.orphans import orphans_taken, reap
+from cli.supervise.supervisor import force_each_second, until_stopped
+from rdmacast.aio.groups import cancel_and_wait
+from tests.fixtures.log import Listener
+from tests.fixtures.patience import PATIENCE_S
 
 
-def test_a_child_that_cannot_be_started_for_a_while_is_started_when_it_can(tmp_path: Path) -> None:
+async def test_a_child_that_cannot_be_started_for_a_while_is_started_when_it_can(tmp_path: Path) -> None:
     starts = 0
     running = asyncio.Event()
 
@@ -35,15 +36,12 @@ def test_a_child_that_cannot_be_started_for_a_while_is_started_when_it_can(tmp_p
         if starts == 4:
             running.set()
 
-    async def main() -> None:
-        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
-            await running.wait()
-            assert not child.keeper.done()
-
-    asyncio.run(main())
+    async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
+        await running.wait()
+        assert not child.keeper.done()
 
 
-def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: Path) -> None:
+async def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: Path) -> None:
     starts = 0
 
     def tidy() -> None:
@@ -52,15 +50,12 @@ def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: Path) 
         if starts > 1:
             raise ValueError("a fault of the supervisor's own")
 
-    async def main() -> None:
-        async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
-            with pytest.raises(CliError, match=r"^x cannot be kept running: .*a fault of the supervisor"):
-                await until_stopped(asyncio.Event(), [child])
-
-    asyncio.run(main())
+    async with Child("x", ["false"], tmp_path, tidy) as child, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(CliError, match=r"^x cannot be kept running: .*a fault of the supervisor"):
+            await until_stopped(asyncio.Event(), [child])
 
 
-# In the place of `python -m cli.zygote`: tells the test's socket what it is asked for, and answers
+# In the place of `python -m cli.supervise.zygote`: tells the test's socket what it is asked for, and answers
 # with the next of the lines that the test has for it.
 STAND_IN = """
 import json, socket, sys
@@ -78,7 +73,7 @@ with socket.socket(socket.AF_UNIX) as link:
 
 
 async def asked_of_the_zygote(folder: Path, answers: Sequence[str], asks: int) -> list[str]:
-    """What the stand-ins are asked for while they answer with `answers`, then with nothing."""
+    """Return what the stand-ins are asked for while they answer with `answers`, then with nothing."""
     asked: asyncio.Queue[str] = asyncio.Queue()
     left = iter(answers)
 
@@ -130,7 +125,7 @@ with socket.socket(socket.AF_UNIX) as link:
 
 @contextlib.asynccontextmanager
 async def told_by_zygotes(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str, int]]]:
-    """The name and the number of each process that is started by the stand-ins, and of these themselves."""
+    """Yield the name and pid of each stand-in and of each process that they start."""
     told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,13 +161,10 @@ def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
 
 
-def test_a_zygote_that_still_imports_is_not_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(STOP_TIMEOUT_S / 2):
-            async with Forked("zygote", ("sleep", "1000"), {"a": []}, tmp_path):
-                pass
-
-    asyncio.run(main())
+async def test_a_zygote_that_still_imports_is_not_waited_for(tmp_path: Path) -> None:
+    async with asyncio.timeout(STOP_TIMEOUT_S / 2):
+        async with Forked("zygote", ("sleep", "1000"), {"a": []}, tmp_path):
+            pass
 
 
 def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_path: Path) -> None:
@@ -190,7 +182,7 @@ def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_pat
                     os.kill(zygote, signal.SIGKILL)
                     await log.hear("zygote cannot be started")
                     os.kill(a, signal.SIGKILL)
-                    await log.hear("the zygote is gone; a starts with the next one")
+                    await log.hear("zygote has ended; a starts with the next one")
                     away.rename(script)
                     names, pids = zip(*[await told.get() for _ in range(2)], strict=True)
                     assert names == ("zygote", "a")
@@ -226,7 +218,7 @@ def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> 
 def test_a_zygote_outlives_a_fork_that_fails(tmp_path: Path) -> None:
     code = """
 import errno, os, sys
-from cli.zygote import main
+from cli.supervise.zygote import main
 
 forks = iter([True, False, True])
 
@@ -257,7 +249,7 @@ sys.exit(main("invoker", fork))
 def test_a_zygote_that_dies_in_the_middle_of_a_fork_leaves_no_node_that_nobody_knows(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from cli.zygote import main
+from cli.supervise.zygote import main
 
 def fork():
     pid = os.fork()
@@ -303,7 +295,7 @@ def test_a_disk_that_takes_long_is_told_once_until_it_is_quick_again(
 
         forcing = asyncio.create_task(force_each_second(force, every_s=0.001, slow_s=slow_s))
         assert await asyncio.to_thread(done.wait, PATIENCE_S)
-        await ended(forcing)
+        await cancel_and_wait(forcing)
 
     asyncio.run(main())
     assert caplog.text.count("takes more than") == 2

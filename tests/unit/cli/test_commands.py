@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import pytest
 
-from cli.commands import COMMANDS
-from tests.checkpoints import write_checkpoint
-from tests.patience import PATIENCE_S
+from cli.group import COMMANDS
+from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         (("up", "--data-dir", "/dev/null/x"), 1, "cannot write to --data-dir /dev/null/x: Not a directory"),
         (("frobnicate",), 2, "frobnicate"),
         (("describe", "a/../b?c#d"), 4, "no function 'a/../b?c#d'"),
-        (("describe", "html"), 1, "not as a Hypercast gateway"),
+        (("describe", "html"), 1, "not a Hypercast gateway"),
         (("delete", "gone"), 2, "--yes"),
         (("list", "--url", "ftp://x"), 2, "ftp"),
         (("deploy", "/nonexistent", "--name", "x", "--target-concurrency", "0"), 2, "target_concurrency"),
@@ -123,7 +123,7 @@ def test_up_says_at_once_that_no_redis_answers(tmp_path: Path) -> None:
 def test_every_command_has_help_with_an_example() -> None:
     for name, (module, _) in COMMANDS.items():
         command = getattr(importlib.import_module(module), f"{name.replace('-', '_')}_command")
-        if name in ("gateway", "invoker", "usage", "keys", "prices"):
+        if name in ("gateway", "invoker"):
             continue
         assert "Example" in command.help, name
 
@@ -135,12 +135,12 @@ def test_completion_script_is_valid_bash() -> None:
     assert "hypercast" in script
 
 
-def test_doctor_says_how_to_mend(tmp_path: Path) -> None:
+def test_doctor_suggests_fixes(tmp_path: Path) -> None:
     done = hypercast("doctor", "--data-dir", str(tmp_path), "-o", "json")
     found = {row["check"]: row for row in json.loads(done.stdout)}
     assert found["python"]["verdict"] == "ok"
     assert found["redis"]["verdict"] == "ok"
-    assert all(row["mend"] for row in found.values() if row["verdict"] == "bad")
+    assert all(row["fix"] for row in found.values() if row["verdict"] == "bad")
 
 
 def test_pack_writes_an_image(tmp_path: Path) -> None:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.bundle import bundle_model, model_source
 from cli.errors import DeployError
+from cli.upload.bundle import bundle_model, model_source
+from registry.config.function_yaml import parse_function_yaml
 from registry.errors import InvalidRecord
-from registry.function import Task
-from registry.function_yaml import parse_function_yaml
 from registry.images.codec import decode_manifest
+from registry.records.function import FunctionTask
 
 
 def test_a_deploy_packs_bytes_that_stand_for_the_model() -> None:
     bundle = bundle_model("emulated:llama2-7b/10000", "auto", "a test", None)
-    assert (bundle.task, bundle.dtype, bundle.context_length) == (Task.GENERATE, "bfloat16", 4096)
+    assert (bundle.task, bundle.dtype, bundle.context_length) == (FunctionTask.GENERATE, "bfloat16", 4096)
     assert bundle.architecture == "emulated:llama2-7b/10000" and bundle.plan is not None
     assert bundle.manifest is not None
     manifest = decode_manifest(bundle.blobs[bundle.manifest])
@@ -29,10 +29,10 @@ def test_a_function_yaml_may_name_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_emulated_model_is_refused() -> None:
-    for source, words in (("emulated:gpt", "there are llama2-7b"), ("emulated:", "use emulated:MODEL")):
+    for source, words in (("emulated:gpt", "use llama2-7b"), ("emulated:", "use emulated:MODEL")):
         with pytest.raises(InvalidRecord, match=words):
             bundle_model(source, "auto", "", None)
     with pytest.raises(DeployError, match="no weights that could be float32"):
         bundle_model("emulated:llama2-7b/10000", "float32", "", None)
     with pytest.raises(DeployError, match="task embed"):
-        bundle_model("emulated:llama2-7b/10000", "auto", "", Task.EMBED)
+        bundle_model("emulated:llama2-7b/10000", "auto", "", FunctionTask.EMBED)

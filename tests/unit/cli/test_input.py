@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.commands import cli
+from cli.commands.deploy import default_name
+from cli.commands.invoke import wrong_input
 from cli.errors import CliError, UsageError
-from cli.up_settings import tls_files
+from cli.group import cli
+from cli.supervise.settings import settle
+from registry.config.options import Options
 
 KEY = {"HYPERCAST_API_KEY": "hc_0123456789abcdef_secret", "HYPERCAST_URL": "http://127.0.0.1:1"}
 
@@ -48,15 +51,42 @@ def test_a_folder_that_is_not_there_is_told_before_its_name_is_asked_for(tmp_pat
     missing = str(tmp_path / "nowhere")
     assert refused("deploy", missing) == f"no such checkpoint folder: '{missing}'"
     assert refused("deploy", "") == "no such checkpoint folder: ''"
-    assert "--name" in refused("deploy", str(tmp_path))
+    assert "no config.json" in refused("deploy", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert "no safetensors" in refused("deploy", str(tmp_path))
+
+
+def test_names_are_made_of_folders_and_hub_ids(tmp_path: Path) -> None:
+    folder = tmp_path / "My_Model.v2"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert default_name(str(folder)) == "my-model-v2"
+    assert default_name("meta-llama/Llama-3.2-1B") == "llama-3-2-1b"
+    with pytest.raises(UsageError, match="--name"):
+        default_name("emulated:llama2-7b")
 
 
 def test_files_that_are_no_certificates_are_named_before_anything_starts(tmp_path: Path) -> None:
     for name in ("cert", "key", "ca"):
         (tmp_path / name).write_text("no certificate")
+
+    def checked(cert: str, key: str | None, ca: str | None) -> None:
+        paths = [None if name is None else tmp_path / name for name in (cert, key, ca)]
+        options = Options(cast_tls_cert=paths[0], cast_tls_key=paths[1], cast_tls_ca=paths[2])
+        settle(options, gpus=0, cores=2)
+
     with pytest.raises(UsageError, match=f"{tmp_path}/cert, {tmp_path}/key and {tmp_path}/ca"):
-        tls_files(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
+        checked("cert", "key", "ca")
     with pytest.raises(UsageError, match="missing"):
-        tls_files(tmp_path / "missing", tmp_path / "key", tmp_path / "ca")
-    with pytest.raises(UsageError, match="belong together"):
-        tls_files(tmp_path / "cert", None, None)
+        checked("missing", "key", "ca")
+    with pytest.raises(UsageError, match="given together"):
+        checked("cert", None, None)
+
+
+def test_the_option_that_a_function_needs_is_named() -> None:
+    error = UsageError("'input' is required")
+    found = wrong_input("minilm", error, prompt=True, image=False)
+    assert str(found) == "minilm makes embeddings: use --input TEXT"
+    assert wrong_input("minilm", error, prompt=False, image=False) is error
+    other = UsageError("'max_tokens' must be 1 or more")
+    assert wrong_input("coder", other, prompt=True, image=False) is other

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from cli.interrupts import leaving_at_once
-from tests.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_an_interrupt_while_the_command_loads_is_one_line(tmp_path: Path) -> None:

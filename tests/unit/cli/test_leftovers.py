@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from cli.leftovers import cluster_of, remove_leftovers
-from invoker.host_tier import HostTier
+from cli.supervise.leftovers import cluster_of, remove_leftovers
+from invoker.host_tier.tier import HostTier
 from registry.images.digests import MARKER_FILE, encode_marker
 
 
 def abandoned(folder: Path) -> Path:
-    """A tier as its processes leave it when they are killed: their locks are gone."""
+    """Return a tier as its processes leave it when they are killed: their locks are gone."""
     folder.mkdir(parents=True)
     for name in ("users", "lock", "a" * 64):
         (folder / name).touch()

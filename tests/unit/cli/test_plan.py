@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.commands import cli
+from cli.commands.plan import plan_command
 from cli.errors import CliError
-from cli.plan import plan_command
-from rdmacast.planners.catalog import PLANNERS
+from cli.group import cli
+from rdmacast.plan.planners.catalog import PLANNERS
 
 
 def run(*arguments: str) -> Result:
@@ -50,11 +50,11 @@ def test_json_holds_a_plan_that_anybody_can_check(planner: str) -> None:
 
 def test_the_table_tells_steps_and_first_pipeline() -> None:
     result = run("--nodes", "64", "--sources", "4", "--blocks", "64")
-    lines = dict(line.split("  ", 1) for line in result.stdout.splitlines()[:11])
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines()[:11])
     found = {name: value.strip() for name, value in lines.items()}
-    assert found["planner"] == "binomial" and found["steps"] == "67"
-    assert found["bound"].startswith("67 ")
-    assert found["first pipeline"] == "after 18 steps" and found["first full"] == "after 67 steps"
+    assert found["Planner"] == "binomial" and found["Steps"] == "67"
+    assert found["Bound"].startswith("67 ")
+    assert found["First pipeline"] == "after 18 steps" and found["First full"] == "after 67 steps"
     assert run("--nodes", "1").exit_code == 0
 
 
@@ -89,7 +89,8 @@ def test_automatic_says_why_on_stderr() -> None:
 
 def test_with_size_and_rate_it_tells_times() -> None:
     result = run("--nodes", "8", "--blocks", "16", "--size", "16MB", "--rate", "1MB/s")
-    assert "simulated s     18" in result.stdout and "limit s         16" in result.stdout
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines() if ":" in line)
+    assert (lines["Time"].strip(), lines["Lower bound"].strip()) == ("18 s (simulated)", "16 s")
 
 
 @pytest.mark.parametrize(

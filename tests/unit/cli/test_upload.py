@@ -10,7 +10,7 @@ import pytest
 from cli.client import Client
 from cli.errors import CliError, UsageError
 from cli.settings import ClientSettings
-from cli.upload import CHUNK_BYTES, GIVE_UP_AFTER, MemorySource, upload
+from cli.upload.blobs import CHUNK_BYTES, MAX_FAILURES, MemorySource, upload
 
 CONTENT = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
@@ -98,7 +98,7 @@ def test_it_gives_up_where_nothing_gets_through() -> None:
     with Client(ClientSettings(url="http://127.0.0.1:9", api_key=None)) as client:
         with pytest.raises(CliError, match="cannot reach"):
             upload(client, "0" * 64, MemorySource(b"x"), Counted(), wait=waits.append)
-    assert len(waits) == GIVE_UP_AFTER - 1
+    assert len(waits) == MAX_FAILURES - 1
     assert waits == sorted(waits) and sum(waits) > 10
 
 

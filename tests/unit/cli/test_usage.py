@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.commands import cli
+from cli.commands.prices import next_id
 from cli.errors import CliError
-from cli.prices import next_id
-from cli.usage import money
-from registry.usage import InstanceInterval
-from tests.gateway_http_fixture import Gateway, gateway
-from tests.usage_fixture import fill, interval
+from cli.group import cli
+from registry.records.usage import InstanceInterval
+from tests.fixtures.gateway_http import Gateway, gateway
+from tests.fixtures.usage import fill, interval
 
 Command = Callable[..., Result]
 
@@ -55,10 +54,11 @@ def test_reports_and_summaries_are_printed() -> None:
         until = hypercast("usage", "report", "--until", "2023-11-14T22:13:40Z", "-o", "json")
         assert [row["tenant"] for row in json.loads(until.stdout)] == ["acme"]
         summary = hypercast("usage", "summary").stdout.splitlines()
-        assert [line.split()[0] for line in summary[2:]] == ["tiny", "tiny", "total"]
-        assert summary[-1].split()[-2:] == ["0.0000904", "USD"]
+        assert [line.split()[0] for line in summary[1:]] == ["tiny", "tiny", "total"]
+        assert summary[-1].split()[-1] == "$0.0000904"
+        assert "$0.0000" in hypercast("usage", "report").stdout
         shown = hypercast("usage", "show", "a").stdout
-        assert "call id" in shown and "4000000" in shown
+        assert "CALL ID" in shown and "4000.000" in shown and "Cost:" in shown
         assert json.loads(hypercast("usage", "show", "a", "-o", "json").stdout)["gpu"][0]["node"] == "n0"
         refused = hypercast("usage", "report", "--by", "colour")
         assert isinstance(refused.exception, CliError) and refused.exception.exit_code == 2
@@ -73,8 +73,8 @@ def test_gpu_time_is_printed_and_written(tmp_path: Path) -> None:
         (row,) = json.loads(hypercast("gpu-time", "--by", "", "-o", "json").stdout)
         assert row["allocated_ms"] == row["attributed_ms"] + row["loading_ms"] + row["idle_ms"] - 1
         table = hypercast("gpu-time", "--by", "tenant", "--resolution", "1m").stdout.splitlines()
-        assert table[0].split()[:3] == ["from", "to", "tenant"] and len(table) == 2 + 6
-        assert table[2].startswith("2023-11-14T22:13:")
+        assert table[0].split()[:2] == ["FROM", "TENANT"] and len(table) == 1 + 6
+        assert table[1].startswith("2023-11-14T22:13:")
         to = tmp_path / "gpu.parquet"
         assert hypercast("gpu-time", "-o", "parquet", "--file", str(to)).exit_code == 0
         assert parquet.read_table(to).column_names == [
@@ -121,21 +121,31 @@ def test_a_price_gets_the_next_id_of_its_type() -> None:
             "id": "cpu-002",
             "gpu_type": "cpu",
             "gpu_second_nanos": 60_000,
-            "request_nanos": 0,
+            "request_nanos": 200,
             "prompt_mtoken_nanos": 0,
             "completion_mtoken_nanos": 0,
             "currency": "USD",
         }
-        assert "cpu-002" in hypercast("prices", "list").stdout
+        assert "cpu-002" in hypercast("prices", "list", "-o", "wide").stdout
 
     against(scenario)
     assert next_id("NVIDIA H100", ["h100-001"]) == "nvidia-h100-001"
     assert next_id("h100", ["h100-001", "h100-009"]) == "h100-010"
 
 
-@pytest.mark.parametrize(
-    ("nanos", "text"),
-    [(0, "0.00"), (1, "0.000000001"), (23_850, "0.00002385"), (1_500_000_000, "1.50"), (-5 * 10**9, "-5.00")],
-)
-def test_money_is_exact(nanos: int, text: str) -> None:
-    assert money(nanos) == text
+def test_a_price_keeps_what_is_not_named_and_shows_what_changed() -> None:
+    def scenario(hypercast: Command, gw: Gateway, loop: asyncio.AbstractEventLoop) -> None:
+        done = hypercast("prices", "set", "--gpu-type", "cpu", "--gpu-hour", "2.50")
+        assert "$0.18 -> $2.4999984" in done.stdout and "$0.0000002" in done.stdout
+        done = hypercast("prices", "set", "--gpu-type", "cpu", "--request", "0.01", "-o", "json")
+        made = json.loads(done.stdout)
+        assert (made["gpu_second_nanos"], made["request_nanos"]) == (694_444, 10**7)
+        listed = json.loads(hypercast("prices", "list", "-o", "json").stdout)
+        assert [one["applies"] for one in listed if one["gpu_type"] == "cpu"] == [False, False, True]
+        both = ("prices", "set", "--gpu-type", "cpu", "--request", "1", "--request-nanos", "1")
+        for refused in (both, ("prices", "set", "--gpu-type", "cpu"), ("prices", "set", "--gpu-type", "new")):
+            assert hypercast(*refused).exit_code == 1
+        new = hypercast("prices", "set", "--gpu-type", "new", "--request", "1").exception
+        assert isinstance(new, CliError) and "--gpu-hour" in str(new)
+
+    against(scenario)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 TOLD_AT_ONCE = """
 import os, signal, sys
-from cli.zygote import main
+from cli.supervise.zygote import main
 
 def fork():
     pid = os.fork()

@@ -4,30 +4,30 @@ import random
 
 import numpy as np
 import pytest
-from pipelines_fixture import Cluster
 
-from gateway.live_spread import Unfinished
-from gateway.model_layers import even_layers
-from gateway.pipeline_actions import Alone, Dissolve, Form, Gone, Holds, Loading, Reform
-from gateway.pipelines import PipelineSettings
-from rdmacast.have_map import bits_of
-from rdmacast.links import Links
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.simulate import simulate
+from gateway.dispatch.targets import UnfinishedRequest
+from gateway.live.actions import Create, LayersReported, LoadStarted, NodeLost, Promote, Reconfigure, Teardown
+from gateway.live.assembler import AssemblerSettings
+from gateway.live.model_layers import even_layers
+from rdmacast.bitfield import to_bits
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
+from tests.fixtures.pipelines import Cluster
 
 
 def planned(nodes: int, k: int, blocks: int, planner: str = "binomial") -> TransferPlan:
     return PLANNERS[planner].plan(CastShape(nodes=nodes, sources=tuple(range(k)), blocks=blocks))
 
 
-def joining(plan: TransferPlan) -> list[Loading]:
+def joining(plan: TransferPlan) -> list[LoadStarted]:
     groups = {node: number for number, group in enumerate(plan.groups) for node in group}
-    return [Loading(node=f"n{target}", group=groups[target]) for target in plan.shape.targets]
+    return [LoadStarted(node=f"n{target}", group=groups[target]) for target in plan.shape.targets]
 
 
-def requests(count: int) -> list[Unfinished]:
-    return [Unfinished(request_id=f"r{number:02}", tokens=100) for number in range(count)]
+def requests(count: int) -> list[UnfinishedRequest]:
+    return [UnfinishedRequest(request_id=f"r{number:02}", tokens=100) for number in range(count)]
 
 
 @pytest.mark.parametrize("blocks", [8, 16, 64])
@@ -36,16 +36,18 @@ def test_the_first_pipeline_serves_early_and_all_end_whole(k: int, blocks: int) 
     plan = planned(8, k, blocks)
     arrived = plan.arrivals()
     cluster = Cluster(even_layers(blocks))
-    cluster.hear(*joining(plan))
+    cluster.apply(*joining(plan))
     first = None
     for step in range(1, plan.steps + 1):
-        actions = cluster.hear(
+        actions = cluster.apply(
             *(
-                Holds(node=f"n{node}", blocks=bits_of(np.flatnonzero(arrived[node] <= step).tolist()))
+                LayersReported(
+                    node=f"n{node}", blocks=to_bits(np.flatnonzero(arrived[node] <= step).tolist())
+                )
                 for node in plan.shape.targets
             )
         )
-        formed = [action for action in actions if isinstance(action, Form)]
+        formed = [action for action in actions if isinstance(action, Create)]
         if formed and first is None:
             first = step
             place = f"pipeline-{formed[0].pipeline.number}"
@@ -61,18 +63,18 @@ def test_the_first_pipeline_serves_early_and_all_end_whole(k: int, blocks: int) 
 @pytest.mark.parametrize("planner", ["binomial", "chain", "tree", "scatter-allgather"])
 @pytest.mark.parametrize(("nodes", "k"), [(8, 1), (8, 2), (8, 4), (13, 3), (24, 2)])
 def test_blocks_that_come_one_by_one(planner: str, nodes: int, k: int) -> None:
-    """By time, with jitter: each block is an event of its own, as have-maps are heard."""
+    """By time, with jitter: each block is an event of its own, as bitfields arrive."""
     plan = planned(nodes, k, 24, planner)
-    run = simulate(plan, Links(bytes_per_s=1.0, jitter=0.3, seed=3, in_flight=2))
+    run = simulate(plan, LinkModel(bytes_per_s=1.0, jitter=0.3, seed=3, in_flight=2))
     cluster = Cluster(even_layers(24))
-    cluster.hear(*joining(plan))
+    cluster.apply(*joining(plan))
     for _, node, block in arrivals(plan, run.arrived_s):
-        cluster.hear(Holds(node=f"n{node}", blocks=1 << block))
+        cluster.apply(LayersReported(node=f"n{node}", blocks=1 << block))
     assert len(cluster.whole) == len(plan.shape.targets) and not cluster.pipelines
     kinds = [type(action) for action in cluster.log]
-    assert kinds.count(Alone) == len(plan.shape.targets)
+    assert kinds.count(Promote) == len(plan.shape.targets)
     # In a chain from one source the first target is whole before the others hold the last block.
-    assert kinds.count(Form) == kinds.count(Dissolve) >= int(k > 1)
+    assert kinds.count(Create) == kinds.count(Teardown) >= int(k > 1)
 
 
 def arrivals(plan: TransferPlan, arrived_s: np.ndarray) -> list[tuple[float, int, int]]:
@@ -91,9 +93,9 @@ def test_members_that_die_at_random(seed: int) -> None:
     rng = random.Random(seed)
     nodes, k = rng.choice([(8, 1), (8, 2), (8, 4), (12, 3), (16, 4)])
     plan = planned(nodes, k, rng.choice([8, 16, 24]), rng.choice(["binomial", "chain"]))
-    run = simulate(plan, Links(bytes_per_s=1.0, jitter=0.2, seed=seed, in_flight=2))
-    cluster = Cluster(even_layers(plan.shape.blocks), PipelineSettings(gain=rng.choice([1.2, 1.5, 1e9])))
-    cluster.hear(*joining(plan))
+    run = simulate(plan, LinkModel(bytes_per_s=1.0, jitter=0.2, seed=seed, in_flight=2))
+    cluster = Cluster(even_layers(plan.shape.blocks), AssemblerSettings(gain=rng.choice([1.2, 1.5, 1e9])))
+    cluster.apply(*joining(plan))
     events = arrivals(plan, run.arrived_s)
     doomed = rng.sample(plan.shape.targets, rng.randint(1, len(plan.shape.targets) - 1))
     deaths = {rng.randrange(len(events)): f"n{node}" for node in doomed}
@@ -102,42 +104,46 @@ def test_members_that_die_at_random(seed: int) -> None:
     for place, (_, node, block) in enumerate(events):
         if place in deaths:
             dead.add(deaths[place])
-            cluster.hear(Gone(node=deaths[place], reason="killed"))
+            cluster.apply(NodeLost(node=deaths[place], reason="killed"))
         if not sent and cluster.pipelines:
             sent = True
             cluster.send(requests(12), f"pipeline-{next(iter(cluster.pipelines))}")
         if f"n{node}" not in dead:
             # Others took over what a dead node was to pass on; that is for the cast.
-            cluster.hear(Holds(node=f"n{node}", blocks=1 << block))
+            cluster.apply(LayersReported(node=f"n{node}", blocks=1 << block))
         elif rng.random() < 0.1:
-            assert cluster.hear(Holds(node=f"n{node}", blocks=1 << block)) == ()
+            assert cluster.apply(LayersReported(node=f"n{node}", blocks=1 << block)) == ()
     living = {f"n{node}" for node in plan.shape.targets} - dead
     assert set(cluster.whole) == living and not cluster.pipelines
 
 
 def test_a_node_that_comes_back_is_another_one() -> None:
     cluster = Cluster(even_layers(4))
-    cluster.hear(*(Loading(node=name, group=group) for group, name in enumerate("abc")))
-    (formed,) = cluster.hear(Holds(node="a", blocks=0b0011), Holds(node="b", blocks=0b1100))
-    assert isinstance(formed, Form) and formed.pipeline.nodes == ("a", "b")
-    cluster.hear(Holds(node="c", blocks=0b0110))
-    back = cluster.hear(
-        Gone(node="a", reason="restarted"),
-        Loading(node="a", group=0),
-        Holds(node="a", blocks=0b0001),
-        Holds(node="c", blocks=0b0011),
+    cluster.apply(*(LoadStarted(node=name, group=group) for group, name in enumerate("abc")))
+    (formed,) = cluster.apply(
+        LayersReported(node="a", blocks=0b0011), LayersReported(node="b", blocks=0b1100)
+    )
+    assert isinstance(formed, Create) and formed.pipeline.nodes == ("a", "b")
+    cluster.apply(LayersReported(node="c", blocks=0b0110))
+    back = cluster.apply(
+        NodeLost(node="a", reason="restarted"),
+        LoadStarted(node="a", group=0),
+        LayersReported(node="a", blocks=0b0001),
+        LayersReported(node="c", blocks=0b0011),
     )
     (again,) = back
-    assert isinstance(again, Reform) and again.pipeline.number == formed.pipeline.number
-    assert again.reason.startswith("a is gone (restarted); ") and "b" in again.pipeline.nodes
+    assert isinstance(again, Reconfigure) and again.pipeline.number == formed.pipeline.number
+    assert again.reason.startswith("a is lost (restarted); ") and "b" in again.pipeline.nodes
 
 
 def test_a_member_that_is_back_at_once_is_not_two() -> None:
-    cluster = Cluster(even_layers(6), PipelineSettings(hop_cost=0.0))
-    cluster.hear(Loading(node="a", group=0), Loading(node="b", group=1))
-    cluster.hear(Holds(node="a", blocks=0b000111), Holds(node="b", blocks=0b111000))
-    actions = cluster.hear(
-        Gone(node="a", reason="restarted"), Loading(node="a", group=0), Holds(node="a", blocks=0b011111)
+    cluster = Cluster(even_layers(6), AssemblerSettings(hop_cost=0.0))
+    cluster.apply(LoadStarted(node="a", group=0), LoadStarted(node="b", group=1))
+    cluster.apply(LayersReported(node="a", blocks=0b000111), LayersReported(node="b", blocks=0b111000))
+    actions = cluster.apply(
+        NodeLost(node="a", reason="restarted"),
+        LoadStarted(node="a", group=0),
+        LayersReported(node="a", blocks=0b011111),
     )
     (again,) = actions
-    assert isinstance(again, Reform) and again.pipeline.nodes == ("a", "b")
+    assert isinstance(again, Reconfigure) and again.pipeline.nodes == ("a", "b")

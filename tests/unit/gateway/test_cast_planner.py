@@ -6,73 +6,81 @@ from itertools import count
 
 import msgspec
 import pytest
-from control_fixture import MIB, make_holding, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.actions import StartOn, WarmOn
-from gateway.cast_records import CastRecords
-from gateway.casts import FEWEST_BLOCKS, MOST_BLOCKS, Casts, Delivery, block_bytes, choose, new_cast
-from gateway.directory import Directory
-from gateway.known_links import known_links
-from gateway.measured_links import MeasuredLinks
-from gateway.placement import choose_sources
-from gateway.plan import Plan
-from gateway.start_assets import cast_ref
-from rdmacast.planners.own_part import own_part
-from rdmacast.pull_report import MOST_SLOW
-from registry.cast import CastRecord, CastState
-from registry.change import CastChanged, CastPartEnded, NodeUp
+from gateway.cluster.link_estimates import estimate_links
+from gateway.cluster.link_rates import LinkRateCache
+from gateway.cluster.start_assets import cast_ref
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.planning.actions import PrefetchAction, StartAction
+from gateway.planning.cast_planner import (
+    MAX_BLOCKS,
+    MIN_BLOCKS,
+    CastPlanner,
+    ImageDelivery,
+    block_bytes,
+    choose,
+    new_cast,
+)
+from gateway.planning.cast_publisher import CastPublisher
+from gateway.planning.placement import choose_sources
+from gateway.planning.plan import Plan
+from rdmacast.plan.planners.own_part import own_part
+from rdmacast.protocol.pull_report import MAX_SLOW
 from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import UNIT_BYTES
-from registry.memory_state import MemoryState
-from registry.messages import MAX_CAST_MEMBERS, CastRef, Holder
-from registry.node import NodeRecord, Tier
-from tests.patience import PATIENCE_S
-from tests.registry_records import cast_progress
+from registry.memory.state import MemoryState
+from registry.messages.node import MAX_CAST_MEMBERS, CastRef, ImageHolder
+from registry.records.cast import CastRecord, CastState
+from registry.records.change import CastChanged, CastPartEnded, NodeUp
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.control import MIB, make_holding, make_node, make_version
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import cast_progress
 
 VERSION = make_version("f", image="image", nbytes=64 * MIB)
 IMAGE = VERSION.image or ""
 
 
 class World:
-    """A directory, and the casts of one gateway; `arriving` names nodes to which the image is coming."""
+    """A state cache, and the casts of one gateway; `arriving` names nodes to which the image is coming."""
 
     def __init__(self) -> None:
-        self.directory = Directory()
+        self.state_cache = ClusterStateCache()
         numbers = count()
-        self.casts = Casts(lambda: f"c{next(numbers)}")
+        self.casts = CastPlanner(lambda: f"c{next(numbers)}")
         self.arriving: list[str] = []
 
     def node(self, id_: str, *tiers: Tier, host: str = "", **changes: object) -> None:
         holdings = (make_holding("image", *tiers, nbytes=64 * MIB),) if tiers else ()
         record = make_node(id_, holdings=holdings, host=host or f"host-{id_}", **changes)
-        self.directory.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
-        self.directory.reach(id_, record.epoch)
+        self.state_cache.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
+        self.state_cache.channel_up(id_, record.epoch)
 
     def record(self, id_: str) -> NodeRecord:
-        entry = self.directory.node(id_)
+        entry = self.state_cache.node(id_)
         assert entry is not None
         return entry.record
 
-    def loading(self, directory: Directory, image: str) -> list[NodeRecord]:
+    def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         return [self.record(id_) for id_ in self.arriving]
 
-    def deliver(self, *targets: str) -> Delivery:
-        nodes = list(self.directory.usable_nodes())
-        loading = self.loading(self.directory, IMAGE)
+    def deliver(self, *targets: str) -> ImageDelivery:
+        nodes = list(self.state_cache.usable_nodes())
+        loading = self.loading(self.state_cache, IMAGE)
         found = choose_sources(IMAGE, [self.record(id_) for id_ in targets], nodes, loading)
         holders = {id_: found.holders.get(id_, ()) for id_ in targets}
-        return self.casts.deliver(self.directory, VERSION, holders, self.loading, 100.0)
+        return self.casts.deliver(self.state_cache, VERSION, holders, self.loading, 100.0)
 
 
-def cast_of(delivery: Delivery) -> CastRecord:
+def cast_of(delivery: ImageDelivery) -> CastRecord:
     assert delivery.cast is not None
     return delivery.cast
 
 
 def names(cast: CastRecord) -> tuple[list[str], list[str]]:
-    """Sources and targets."""
+    """Return sources and targets."""
     return [cast.members[index].node for index in cast.sources], [member.node for member in cast.targets]
 
 
@@ -141,7 +149,7 @@ def test_where_nobody_has_it_the_one_that_reads_the_store_is_the_source() -> Non
     assert names(cast_of(delivery)) == (["t1"], ["t0"])
     assert delivery.cast_for("t1") is None
     assert [holder.node for holder in delivery.holders_for("t2", ())] == ["t1"]
-    assert world.casts.deliver(world.directory, VERSION, {"t1": ()}, world.loading, 1.0).cast is None
+    assert world.casts.deliver(world.state_cache, VERSION, {"t1": ()}, world.loading, 1.0).cast is None
 
 
 def test_a_late_start_joins_the_cast_that_runs() -> None:
@@ -151,7 +159,7 @@ def test_a_late_start_joins_the_cast_that_runs() -> None:
     world.node("a", Tier.HOST)
     first = cast_of(world.deliver("t0", "t1"))
     world.arriving = ["t0", "t1"]
-    world.directory.apply(CastChanged(record=first), 0.0)
+    world.state_cache.apply(CastChanged(record=first), 0.0)
     joined = cast_of(world.deliver("late"))
     assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, first.planned)
     assert joined.members[:3] == first.members and joined.members[3].node == "late"
@@ -169,7 +177,7 @@ def test_another_gateway_joins_what_the_feed_told_of() -> None:
         world.node("late")
     cast = cast_of(one.deliver("t0"))
     other.arriving = ["t0"]
-    other.directory.apply(CastChanged(record=cast), 0.0)
+    other.state_cache.apply(CastChanged(record=cast), 0.0)
     assert cast_of(other.deliver("late")).epoch == 1
 
 
@@ -210,20 +218,24 @@ def test_starts_and_warms_of_a_step_are_given_their_cast() -> None:
     world.node("a", Tier.HOST)
     world.node("t0")
     world.node("t1")
-    holder = choose_sources(IMAGE, [world.record("t0")], list(world.directory.usable_nodes()), []).holders[
+    holder = choose_sources(IMAGE, [world.record("t0")], list(world.state_cache.usable_nodes()), []).holders[
         "t0"
     ]
     other = make_version("g", image=None)
     plan = Plan(
         actions=[
-            StartOn(instance_id="i0", version=VERSION, node="t0", holders=holder, max_concurrency=1),
-            StartOn(instance_id="i1", version=other, node="t0", holders=(), max_concurrency=1),
-            WarmOn(version=VERSION, node="t1", holders=holder),
+            StartAction(instance_id="i0", version=VERSION, node="t0", holders=holder, max_concurrency=1),
+            StartAction(instance_id="i1", version=other, node="t0", holders=(), max_concurrency=1),
+            PrefetchAction(version=VERSION, node="t1", holders=holder),
         ]
     )
-    world.casts.plan(world.directory, plan, world.loading, 1.0)
+    world.casts.plan(world.state_cache, plan, world.loading, 1.0)
     start, handler, warm = plan.actions
-    assert isinstance(start, StartOn) and isinstance(handler, StartOn) and isinstance(warm, WarmOn)
+    assert (
+        isinstance(start, StartAction)
+        and isinstance(handler, StartAction)
+        and isinstance(warm, PrefetchAction)
+    )
     assert start.cast is warm.cast is not None and handler.cast is None
     assert cast_ref(start.cast).members[0].address == "tcp://a:2"
 
@@ -253,57 +265,51 @@ def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
     nbytes: int, nodes: int, sources: int
 ) -> None:
     members = [make_node(f"n{number}") for number in range(nodes)]
-    decision = choose(members, min(sources, nodes - 1), nbytes, known_links(members, MeasuredLinks()))
+    decision = choose(members, min(sources, nodes - 1), nbytes, estimate_links(members, LinkRateCache()))
     size = block_bytes(nbytes, decision.blocks)
     blocks, units = -(-nbytes // size), -(-nbytes // UNIT_BYTES)
-    assert size % UNIT_BYTES == 0 and blocks == decision.blocks <= MOST_BLOCKS
-    assert blocks >= min(units, FEWEST_BLOCKS) // 2
+    assert size % UNIT_BYTES == 0 and blocks == decision.blocks <= MAX_BLOCKS
+    assert blocks >= min(units, MIN_BLOCKS) // 2
 
 
-def test_each_cast_is_published_once_and_no_node_that_did_not_begin_is_waited_for() -> None:
-    async def scenario() -> None:
-        world, state = World(), MemoryState()
-        world.node("a", Tier.HOST)
-        world.node("t0")
-        world.node("t1")
-        cast, records = cast_of(world.deliver("t0", "t1")), CastRecords(state)
+async def test_each_cast_is_published_once_and_no_node_that_did_not_begin_is_waited_for() -> None:
+    world, state = World(), MemoryState()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    cast, records = cast_of(world.deliver("t0", "t1")), CastPublisher(state)
 
-        async def call(node: str) -> None:
-            async with records.part(cast, node):
-                assert [status.record for status in await state.casts()] == [cast]
-                if node == "t1":
-                    raise RemoteError("out_of_memory", "no room")
+    async def call(node: str) -> None:
+        async with records.joining(cast, node):
+            assert [status.record for status in await state.casts()] == [cast]
+            if node == "t1":
+                raise RemoteError("out_of_memory", "no room")
 
-        await call("t0")
-        with pytest.raises(RemoteError):
-            await call("t1")
-        (status,) = await state.casts()
-        assert [(one.node, one.state, one.error) for one in status.progress] == [
-            ("t1", CastState.FAILED, "no room")
-        ]
-        async with records.part(None, "t0"):
-            pass
-
-    asyncio.run(scenario())
+    await call("t0")
+    with pytest.raises(RemoteError):
+        await call("t1")
+    (status,) = await state.casts()
+    assert [(one.node, one.state, one.error) for one in status.progress] == [
+        ("t1", CastState.FAILED, "no room")
+    ]
+    async with records.joining(None, "t0"):
+        pass
 
 
-def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
+async def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
     class Away(MemoryState):
         async def put_cast(self, record: CastRecord) -> None:
             raise StateUnavailable("away")
 
-    async def scenario() -> None:
-        world = World()
-        world.node("a", Tier.HOST)
-        world.node("t0")
-        records = CastRecords(Away())
-        async with records.part(cast_of(world.deliver("t0")), "t0"):
-            pass
-
-    asyncio.run(scenario())
+    world = World()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    records = CastPublisher(Away())
+    async with records.joining(cast_of(world.deliver("t0")), "t0"):
+        pass
 
 
-def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
+async def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
     class Slow(MemoryState):
         asked = asyncio.Event()
 
@@ -313,21 +319,18 @@ def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
                 await asyncio.Event().wait()
             await super().put_cast(record)
 
-    async def scenario() -> None:
-        world, state = World(), Slow()
-        world.node("a", Tier.HOST)
-        world.node("t0")
-        world.node("t1")
-        cast, records = cast_of(world.deliver("t0", "t1")), CastRecords(state, PATIENCE_S)
-        first = asyncio.create_task(records.tell(cast))
-        await state.asked.wait()
-        others = [asyncio.create_task(records.tell(cast)) for _ in range(2)]
-        await asyncio.sleep(0)  # they wait for the first
-        first.cancel()
-        await asyncio.gather(*others)
-        assert first.cancelled() and [status.record for status in await state.casts()] == [cast]
-
-    asyncio.run(scenario())
+    world, state = World(), Slow()
+    world.node("a", Tier.HOST)
+    world.node("t0")
+    world.node("t1")
+    cast, records = cast_of(world.deliver("t0", "t1")), CastPublisher(state, PATIENCE_S)
+    first = asyncio.create_task(records.publish(cast))
+    await state.asked.wait()
+    others = [asyncio.create_task(records.publish(cast)) for _ in range(2)]
+    await asyncio.sleep(0)  # they wait for the first
+    first.cancel()
+    await asyncio.gather(*others)
+    assert first.cancelled() and [status.record for status in await state.casts()] == [cast]
 
 
 def test_few_of_the_casts_of_a_gateway_that_plans_no_steps_are_remembered() -> None:
@@ -337,10 +340,10 @@ def test_few_of_the_casts_of_a_gateway_that_plans_no_steps_are_remembered() -> N
         holdings = (make_holding(image, Tier.HOST, nbytes=64 * MIB),)
         for id_ in ("a", "t"):
             record = make_node(id_, holdings=holdings if id_ == "a" else (), host=id_)
-            world.directory.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
-            world.directory.reach(id_, record.epoch)
+            world.state_cache.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
+            world.state_cache.channel_up(id_, record.epoch)
         version = make_version("f", image=image, nbytes=64 * MIB)
-        assert world.casts.deliver(world.directory, version, {"t": ()}, world.loading, 1.0).cast is not None
+        assert world.casts.deliver(world.state_cache, version, {"t": ()}, world.loading, 1.0).cast is not None
     assert repr(world.casts).count("CastRecord(") == 256
 
 
@@ -351,7 +354,7 @@ def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: 
         world.node(id_)
     cast = cast_of(world.deliver("reader", "t0"))
     if published:
-        world.directory.apply(CastChanged(record=cast), 0.0)
+        world.state_cache.apply(CastChanged(record=cast), 0.0)
     world.arriving = ["reader", "t0"]
     for again in ("reader", "t0"):
         delivery = world.deliver(again)
@@ -361,7 +364,7 @@ def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: 
     for target in ("t0", "new"):
         failed = cast_progress(target, cast_id=cast.cast_id, state=CastState.FAILED)
         for change in (CastChanged(record=joined), CastPartEnded(progress=failed)):
-            world.directory.apply(change, 0.0)
+            world.state_cache.apply(change, 0.0)
     world.arriving = ["reader"]
     assert cast_of(world.deliver("t0")).cast_id != cast.cast_id  # that one is over
 
@@ -373,9 +376,9 @@ def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
     for id_ in targets:
         world.node(id_)
     source = world.record("source")
-    holder = Holder(node=source.id, host=source.host, cast=source.cast, tier="host")
+    holder = ImageHolder(node=source.id, host=source.host, cast=source.cast, tier="host")
     asked = dict.fromkeys(targets, (holder,))
-    delivery = world.casts.deliver(world.directory, VERSION, asked, world.loading, 100.0)
+    delivery = world.casts.deliver(world.state_cache, VERSION, asked, world.loading, 100.0)
     cast = cast_of(delivery)
     assert len(cast.members) == MAX_CAST_MEMBERS and len(delivery.members) == MAX_CAST_MEMBERS - 1
     ref = msgspec.msgpack.decode(msgspec.msgpack.encode(cast_ref(cast)), type=CastRef)
@@ -385,7 +388,7 @@ def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
 def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
     rates = (1e8, 1e8, 4e8, 3e8, 2e8, 1e8)
     nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
-    decision = choose(nodes, 2, 64 * MIB, known_links(nodes, MeasuredLinks()))
+    decision = choose(nodes, 2, 64 * MIB, estimate_links(nodes, LinkRateCache()))
     assert decision.planner == "multi-chain" and "links as capped" in decision.reason
     plan = decision.plan(6, (0, 1))
     for node in range(2, 6):
@@ -400,27 +403,27 @@ def test_the_reason_says_what_is_only_assumed() -> None:
         ([unknown, replace(unknown, id="c")], "(links of 10 Gbit/s assumed)"),
         ([known, unknown], "(1 links as capped, 1 links of 10 Gbit/s assumed)"),
     ):
-        assert choose(nodes, 1, MIB, known_links(nodes, MeasuredLinks())).reason.endswith(said)
+        assert choose(nodes, 1, MIB, estimate_links(nodes, LinkRateCache())).reason.endswith(said)
 
 
 def test_nodes_are_told_what_links_carry_unless_all_of_it_is_assumed() -> None:
     known, unknown = make_node("a", link_rate_bytes_s=2e8), make_node("b", link_rate_bytes_s=None)
     version = make_version("f", image="image", nbytes=64 * MIB)
 
-    def told(nodes: list[NodeRecord], links: MeasuredLinks) -> int:
-        cast = new_cast(version, nodes[:1], nodes[1:], "c", 100.0, known_links(nodes, links))
+    def told(nodes: list[NodeRecord], links: LinkRateCache) -> int:
+        cast = new_cast(version, nodes[:1], nodes[1:], "c", 100.0, estimate_links(nodes, links))
         assert cast_ref(cast).link_bytes_s == cast.link_bytes_s
         return cast.link_bytes_s
 
-    assert told([unknown, replace(unknown, id="c")], MeasuredLinks()) == 0
-    assert told([unknown, replace(unknown, id="c")], MeasuredLinks(3e8)) == 3e8
-    assert told([known, unknown], MeasuredLinks()) == 2e8
+    assert told([unknown, replace(unknown, id="c")], LinkRateCache()) == 0
+    assert told([unknown, replace(unknown, id="c")], LinkRateCache(3e8)) == 3e8
+    assert told([known, unknown], LinkRateCache()) == 2e8
     slow = make_node("slow", link_rate_bytes_s=1e7)
     nodes = [replace(known, id=f"n{number}") for number in range(7)]
-    assert told([*nodes, slow], MeasuredLinks()) == 2e8  # it is at the edge
+    assert told([*nodes, slow], LinkRateCache()) == 2e8  # it is at the edge
 
 
 def test_no_more_are_at_the_edge_than_nodes_can_be_told_of() -> None:
     rates = [1e9] * 1500 + [1e8] * 300
     nodes = [make_node(f"n{number}", link_rate_bytes_s=rate) for number, rate in enumerate(rates)]
-    assert len(choose(nodes, 1, 64 * MIB, known_links(nodes, MeasuredLinks())).edge) <= MOST_SLOW
+    assert len(choose(nodes, 1, 64 * MIB, estimate_links(nodes, LinkRateCache())).edge) <= MAX_SLOW

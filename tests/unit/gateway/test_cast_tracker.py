@@ -6,42 +6,42 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.cast_ends import CastEnd
-from gateway.casts import join
-from gateway.directory import Directory
-from gateway.metrics import Metrics
-from gateway.sync import DirectorySync
-from gateway.wakeup import Wakeup
-from registry.cast import CastMember, CastState
-from registry.change import CastChanged, CastPartEnded, Change, NodeGone, NodeUp, Snapshot
+from gateway.cluster.cast_tracker import CastEnded
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.cluster.sync import ClusterStateSync
+from gateway.http.metrics import Metrics
+from gateway.planning.cast_planner import join
 from registry.clock import SystemClock
 from registry.errors import NotFound
-from registry.memory_state import MemoryState
-from tests.patience import PATIENCE_S
-from tests.registry_records import cast, cast_progress, node
+from registry.memory.state import MemoryState
+from registry.records.cast import CastMemberRecord, CastState
+from registry.records.change import CastChanged, CastPartEnded, Change, NodeGone, NodeUp, Snapshot
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import cast, cast_progress, node
 
-LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+LATE = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 class Cluster:
-    """A directory with nodes n0, n1 and n2, and the ends of casts that it told."""
+    """A state cache with nodes n0, n1 and n2, and the ends of casts that it told."""
 
     def __init__(self) -> None:
-        self.directory = Directory()
-        self.ends: list[CastEnd] = []
-        self.directory.cast_ends.each(self.ends.append)
+        self.state_cache = ClusterStateCache()
+        self.ends: list[CastEnded] = []
+        self.state_cache.cast_tracker.subscribe(self.ends.append)
         for index in range(3):
             self.up(f"n{index}")
 
     def up(self, name: str, epoch: int = 1, now: float = 0.0) -> None:
-        self.directory.apply(NodeUp(record=node(name, epoch), ttl_s=10.0), now)
+        self.state_cache.apply(NodeUp(record=node(name, epoch), ttl_s=10.0), now)
 
     def plan(self, now: float, **changes: object) -> None:
-        self.directory.apply(CastChanged(record=cast(**changes)), now)
+        self.state_cache.apply(CastChanged(record=cast(**changes)), now)
 
     def end(self, name: str, now: float, state: CastState = CastState.COMPLETE, epoch: int = 0) -> None:
         progress = cast_progress(name, state=state, epoch=epoch)
-        self.directory.apply(CastPartEnded(progress=progress), now)
+        self.state_cache.apply(CastPartEnded(progress=progress), now)
 
     def told(self) -> list[tuple[float, CastState]]:
         return [(end.seconds, end.state) for end in self.ends]
@@ -52,7 +52,7 @@ def test_a_cast_ends_once_with_its_last_target() -> None:
     cluster.plan(1.0)
     cluster.end("n1", 2.0)
     cluster.end("n1", 2.5)  # told again
-    assert not cluster.ends and "c0" in repr(cluster.directory.cast_ends)
+    assert not cluster.ends and "c0" in repr(cluster.state_cache.cast_tracker)
     cluster.end("n2", 4.0)
     cluster.end("n2", 5.0)
     assert cluster.told() == [(3.0, CastState.COMPLETE)]
@@ -80,10 +80,10 @@ def test_a_target_that_is_lost_has_failed(how: str) -> None:
     cluster.plan(1.0)
     cluster.end("n1", 2.0)
     if how == "gone":
-        cluster.directory.apply(NodeGone(id="n2", epoch=1), 3.0)
+        cluster.state_cache.apply(NodeGone(id="n2", epoch=1), 3.0)
     elif how == "lapsed":
         cluster.up("n1", now=2.0)
-        cluster.directory.expire(10.0)
+        cluster.state_cache.expire(10.0)
     else:
         cluster.up("n2", epoch=2, now=3.0)
     assert [state for _, state in cluster.told()] == [CastState.FAILED]
@@ -110,7 +110,7 @@ def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
     cluster.plan(3.0, members=(*cast().members[:2], back), epoch=1)
     cluster.end("n1", 3.5)
     cluster.end("n2", 4.0, CastState.FAILED)
-    assert not cluster.ends and cluster.directory.cast_ends.awaited("c0") == {"n2"}
+    assert not cluster.ends and cluster.state_cache.cast_tracker.pending_nodes("c0") == {"n2"}
     cluster.end("n2", 5.0, epoch=1)
     assert cluster.told() == [(4.0, CastState.COMPLETE)]
 
@@ -123,7 +123,7 @@ def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
     nodes = [node("n2", host="h2", cast="tcp://127.0.0.1:3"), node("n9", host="h9")]
     joined = join(record, nodes, 1.0)
     assert joined is not None and [one.epoch for one in joined.members] == [0, 0, 1, 1]
-    cluster.directory.apply(CastChanged(record=joined), 3.0)
+    cluster.state_cache.apply(CastChanged(record=joined), 3.0)
     cluster.end("n1", 3.5)
     cluster.end("n9", 4.0, epoch=1)
     assert not cluster.ends
@@ -134,7 +134,7 @@ def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
 def test_one_that_joins_brings_no_lost_one_back() -> None:
     cluster = Cluster()
     cluster.plan(1.0)
-    cluster.directory.apply(NodeGone(id="n2", epoch=1), 3.0)
+    cluster.state_cache.apply(NodeGone(id="n2", epoch=1), 3.0)
     cluster.plan(4.0, members=(*cast().members, LATE), epoch=1)
     cluster.end("n1", 4.5)
     cluster.end("n9", 5.0)
@@ -144,7 +144,7 @@ def test_one_that_joins_brings_no_lost_one_back() -> None:
 def test_a_source_that_is_lost_ends_nothing() -> None:
     cluster = Cluster()
     cluster.plan(1.0)
-    cluster.directory.apply(NodeGone(id="n0", epoch=1), 2.0)
+    cluster.state_cache.apply(NodeGone(id="n0", epoch=1), 2.0)
     cluster.end("n1", 3.0)
     cluster.end("n2", 4.0, CastState.CANCELLED)
     assert cluster.told() == [(3.0, CastState.CANCELLED)]
@@ -153,9 +153,9 @@ def test_a_source_that_is_lost_ends_nothing() -> None:
 def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
     cluster = Cluster()
     snapshot = Snapshot(
-        cursor="1", functions=(), versions=(), nodes=(), instances=(), demands=(), casts=(cast(),)
+        cursor="1", functions=(), versions=(), nodes=(), instances=(), load_reports=(), casts=(cast(),)
     )
-    cluster.directory.load(snapshot, 0.0)
+    cluster.state_cache.load(snapshot, 0.0)
     cluster.end("n1", 3.0)
     cluster.end("n2", 4.0)
     assert not cluster.ends
@@ -173,9 +173,9 @@ def test_what_was_lost_while_the_feed_was_cut_off_is_waited_for_no_longer(back: 
         versions=(),
         nodes=tuple(NodeUp(record=one, ttl_s=10.0) for one in there),
         instances=(),
-        demands=(),
+        load_reports=(),
     )
-    cluster.directory.load(snapshot, 5.0)
+    cluster.state_cache.load(snapshot, 5.0)
     assert cluster.told() == [(4.0, CastState.FAILED)]
 
 
@@ -197,28 +197,25 @@ class Gap(MemoryState):
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_last_words_that_were_said_while_the_feed_was_cut_off_are_heard(gone: bool) -> None:
-    async def scenario() -> None:
-        state, cluster, changes = Gap(), Cluster(), Wakeup()
-        for name in ("n0", "n1", "n2"):
-            await state.put_node(node(name), 60.0)
-        sync = DirectorySync(state, cluster.directory, changes, SystemClock())
-        task = asyncio.create_task(sync.run())
-        async with asyncio.timeout(PATIENCE_S):
-            await sync.ready.wait()
-            await state.put_cast(cast())
-            await changes.wait_for(lambda: cluster.directory.cast_ends.running == ["c0"])
-            for name in ("n1", "n2"):
-                await state.put_cast_progress(cast_progress(name, state=CastState.COMPLETE))
-            if gone:
-                await state.remove_node("n2", 1)
-            state.again.set()
-            await changes.wait_for(lambda: bool(cluster.ends))
-        task.cancel()
-        await asyncio.wait([task])
-        assert [end.state for end in cluster.ends] == [CastState.COMPLETE]
-
-    asyncio.run(scenario())
+async def test_last_words_that_were_said_while_the_feed_was_cut_off_are_heard(gone: bool) -> None:
+    state, cluster, changes = Gap(), Cluster(), ChangeCondition()
+    for name in ("n0", "n1", "n2"):
+        await state.put_node(node(name), 60.0)
+    sync = ClusterStateSync(state, cluster.state_cache, changes, SystemClock())
+    task = asyncio.create_task(sync.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await sync.ready.wait()
+        await state.put_cast(cast())
+        await changes.wait_for(lambda: cluster.state_cache.cast_tracker.running == ["c0"])
+        for name in ("n1", "n2"):
+            await state.put_cast_progress(cast_progress(name, state=CastState.COMPLETE))
+        if gone:
+            await state.remove_node("n2", 1)
+        state.again.set()
+        await changes.wait_for(lambda: bool(cluster.ends))
+    task.cancel()
+    await asyncio.wait([task])
+    assert [end.state for end in cluster.ends] == [CastState.COMPLETE]
 
 
 def test_only_so_many_are_kept() -> None:
@@ -226,7 +223,7 @@ def test_only_so_many_are_kept() -> None:
     for index in range(300):
         cluster.plan(1.0, cast_id=f"c{index}")
     for name in ("n1", "n2"):
-        cluster.directory.apply(NodeGone(id=name, epoch=1), 2.0)
+        cluster.state_cache.apply(NodeGone(id=name, epoch=1), 2.0)
     assert len(cluster.ends) == 256
 
 
@@ -245,11 +242,11 @@ def test_metrics_tell_how_long_casts_took_and_what_came_by_which_transport() -> 
             ),
         ),
         instances=(),
-        demands=(),
+        load_reports=(),
     )
     metrics = Metrics(lambda: view)
     cluster = Cluster()
-    cluster.directory.cast_ends.each(metrics.note_cast)
+    cluster.state_cache.cast_tracker.subscribe(metrics.note_cast)
     cluster.plan(1.0)
     cluster.end("n1", 2.0)
     cluster.end("n2", 3.0)

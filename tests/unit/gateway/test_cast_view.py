@@ -1,20 +1,19 @@
 """What is shown of a cast: the plan beside what its nodes told."""
 
-import asyncio
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from gateway.cast_view import show, silent_s
-from gateway.schemas_casts import CastList, CastShown
-from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
-from registry.change import NodeUp
+from gateway.api.cast_view import show, silent_s
+from gateway.schemas.casts import CastList, CastView
 from registry.errors import StateUnavailable
-from registry.memory_state import MemoryState
-from registry.node import Tier
-from tests.gateway_http_fixture import gateway
-from tests.registry_records import NOW, cast, cast_progress, node
+from registry.memory.state import MemoryState
+from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from registry.records.change import NodeUp
+from registry.records.node import Tier
+from tests.fixtures.gateway_http import gateway
+from tests.fixtures.registry_records import NOW, cast, cast_progress, node
 
 NODES = {name: node(name) for name in ("n0", "n1", "n2", "n9")}
 
@@ -25,7 +24,7 @@ def complete(name: str, **changes: object) -> CastProgress:
     )
 
 
-def seen(*progress: CastProgress, record: CastRecord | None = None, now: float = NOW + 3) -> CastShown:
+def seen(*progress: CastProgress, record: CastRecord | None = None, now: float = NOW + 3) -> CastView:
     return show(CastStatus(record=record or cast(), progress=progress), NODES, now)
 
 
@@ -62,9 +61,9 @@ def test_a_target_that_could_not_begin_told_nothing_at_any_time() -> None:
 def test_a_target_whose_process_is_gone_is_lost() -> None:
     told = CastStatus(record=cast(), progress=(complete("n1"), cast_progress("n2")))
     gone = show(told, {name: NODES[name] for name in ("n0", "n1")}, NOW + 3)
-    assert (gone.state, gone.nodes[2].state, gone.nodes[2].error) == ("failed", "lost", "its node is gone")
+    assert (gone.state, gone.nodes[2].state, gone.nodes[2].error) == ("failed", "lost", "its node has left")
     anew = show(told, NODES | {"n2": replace(NODES["n2"], started_at=NOW + 1)}, NOW + 3)
-    assert anew.nodes[2].error == "its node began anew"
+    assert anew.nodes[2].error == "its node restarted"
     only = show(CastStatus(record=cast(), progress=(complete("n1"), complete("n2"))), {}, NOW + 3)
     assert only.state == "complete"  # what it told before counts
 
@@ -82,12 +81,12 @@ def test_a_target_of_which_nothing_is_heard_is_lost_in_the_end() -> None:
     silence_s = silent_s(cast().block_bytes)
     soon, late = NOW + silence_s - 1, NOW + silence_s + 1
     assert [part.state for part in seen(now=soon).nodes] == ["source", "waiting", "waiting"]
-    assert seen(now=late).nodes[1].error == "it never began" and seen(now=late).state == "failed"
+    assert seen(now=late).nodes[1].error == "it never started" and seen(now=late).state == "failed"
     assert seen(cast_progress(), now=late).nodes[1].error.startswith("silent for")
 
 
 def test_those_that_joined_later_are_told_apart() -> None:
-    late = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+    late = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
     members = cast().members
     record = cast(members=(replace(members[0], tier=Tier.HOST), *members[1:], late), epoch=1)
     shown = seen(record=record)
@@ -118,7 +117,7 @@ def test_of_one_that_came_back_its_new_part_is_shown_from_the_begin() -> None:
     assert seen(begun, others, record=record, now=NOW + 103).nodes[1].state == "running"
     late = NOW + 100 + silent_s(record.block_bytes) + 1
     assert seen(before, others, record=record, now=late - 2).nodes[1].state == "waiting"
-    assert seen(before, others, record=record, now=late).nodes[1].error == "it never began"
+    assert seen(before, others, record=record, now=late).nodes[1].error == "it never started"
 
 
 class Away(MemoryState):
@@ -128,36 +127,30 @@ class Away(MemoryState):
         raise StateUnavailable("no Redis")
 
 
-def test_admins_read_casts_by_function() -> None:
-    async def main() -> None:
-        async with gateway() as gw, gw.http() as http:
-            gw.cluster.snapshot = replace(
-                gw.cluster.snapshot, nodes=(NodeUp(record=node("n1", started_at=1.0), ttl_s=6.0),)
-            )
-            await gw.state.put_cast(cast())
-            await gw.state.put_cast(cast("c1", function="other", started_at=NOW + 1))
-            await gw.state.put_cast_progress(complete("n1"))
-            answer = await http.get("/admin/casts")
-            found = msgspec.json.decode(answer.content, type=CastList).casts
-            assert [one.cast_id for one in found] == ["c1", "c0"]
-            assert found[1].nodes[1].transports == {"n0": "tcp: another host"}
-            of_tiny = (await http.get("/admin/casts?function=tiny")).json()["casts"]
-            assert [one["function"] for one in of_tiny] == ["tiny"]
-            short = (await http.get("/admin/casts?cast=c0&summary=true")).json()["casts"]
-            assert [(one["cast_id"], one["done"], one["nodes"]) for one in short] == [("c0", 1, [])]
-            assert (await http.get("/admin/casts?function=nobody")).json() == {"casts": []}
-            assert (await http.get(f"/admin/casts?function={'x' * 999}")).status_code == 422
-            async with gw.http(gw.caller_key) as caller:
-                assert (await caller.get("/admin/casts")).status_code == 403
-
-    asyncio.run(main())
+async def test_admins_read_casts_by_function() -> None:
+    async with gateway() as gw, gw.http() as http:
+        gw.cluster.snapshot = replace(
+            gw.cluster.snapshot, nodes=(NodeUp(record=node("n1", started_at=1.0), ttl_s=6.0),)
+        )
+        await gw.state.put_cast(cast())
+        await gw.state.put_cast(cast("c1", function="other", started_at=NOW + 1))
+        await gw.state.put_cast_progress(complete("n1"))
+        answer = await http.get("/admin/casts")
+        found = msgspec.json.decode(answer.content, type=CastList).casts
+        assert [one.cast_id for one in found] == ["c1", "c0"]
+        assert found[1].nodes[1].transports == {"n0": "tcp: another host"}
+        of_tiny = (await http.get("/admin/casts?function=tiny")).json()["casts"]
+        assert [one["function"] for one in of_tiny] == ["tiny"]
+        short = (await http.get("/admin/casts?cast=c0&summary=true")).json()["casts"]
+        assert [(one["cast_id"], one["done"], one["nodes"]) for one in short] == [("c0", 1, [])]
+        assert (await http.get("/admin/casts?function=nobody")).json() == {"casts": []}
+        assert (await http.get(f"/admin/casts?function={'x' * 999}")).status_code == 422
+        async with gw.http(gw.caller_key) as caller:
+            assert (await caller.get("/admin/casts")).status_code == 403
 
 
-def test_without_redis_they_are_unavailable() -> None:
-    async def main() -> None:
-        async with gateway(state=Away()) as gw, gw.http() as http:
-            answer = await http.get("/admin/casts")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
-            assert "retry-after" in answer.headers
-
-    asyncio.run(main())
+async def test_without_redis_they_are_unavailable() -> None:
+    async with gateway(state=Away()) as gw, gw.http() as http:
+        answer = await http.get("/admin/casts")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "state_unavailable")
+        assert "retry-after" in answer.headers

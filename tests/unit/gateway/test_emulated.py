@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from control_fixture import make_node, make_version
 
-from gateway.placement import impossible, sites
-from registry.function import Task
+from gateway.planning.placement import start_candidates, unschedulable_reason
+from registry.records.function import FunctionTask
+from tests.fixtures.control import make_node, make_version
 
 REAL, EMULATED = make_node("real"), make_node("emulated", device="emulated:h800/1000/10")
 OTHER = make_node("other", device="emulated:h800/10")
@@ -15,7 +15,9 @@ NODES = [REAL, EMULATED, OTHER]
 
 def places(architecture: str) -> list[str]:
     version = replace(make_version(), architecture=architecture)
-    found = sites(version, NODES, used_images={}, reserved_bytes={}, instances={}, loading_hosts=())
+    found = start_candidates(
+        version, NODES, used_images={}, reserved_bytes={}, instances={}, loading_hosts=()
+    )
     return [site.id for site in found]
 
 
@@ -35,10 +37,12 @@ def test_a_model_goes_where_it_can_run() -> None:
     ],
 )
 def test_why_nobody_can_run_it_is_said(architecture: str, nodes: list, words: str) -> None:
-    assert words in impossible(replace(make_version(), architecture=architecture), nodes)
+    assert words in unschedulable_reason(replace(make_version(), architecture=architecture), nodes)
 
 
 def test_handlers_go_anywhere() -> None:
-    version = replace(make_version(image=None, task=Task.HANDLER), architecture="builtin:echo")
-    assert impossible(version, [EMULATED]) == ""
-    assert sites(version, [EMULATED], used_images={}, reserved_bytes={}, instances={}, loading_hosts=())
+    version = replace(make_version(image=None, task=FunctionTask.HANDLER), architecture="builtin:echo")
+    assert unschedulable_reason(version, [EMULATED]) == ""
+    assert start_candidates(
+        version, [EMULATED], used_images={}, reserved_bytes={}, instances={}, loading_hosts=()
+    )

@@ -1,18 +1,18 @@
-"""Fair queueing: nobody starves, slots are shared evenly, and whoever fills a line is refused."""
+"""Fair queueing: no tenant starves, slots are shared evenly, and a tenant that fills a queue is rejected."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from control_fixture import make_call, make_instance, make_version
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.admission import Admission, AdmissionLimits, Ticket
-from gateway.contract import DispatchError
-from gateway.directory import VersionKey
-from gateway.fairness import FairLine, Tally
+from gateway.cluster.state_cache import VersionKey
+from gateway.core.contract import DispatchError
+from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
+from gateway.dispatch.fairness import TenantCounts, WeightedFairQueue
+from tests.fixtures.control import make_call, make_instance, make_version
 
 KEY = VersionKey("f", 1)
 TENANTS = st.sampled_from("abcde")
@@ -25,16 +25,16 @@ class Item:
     cost: int = 1
 
 
-def ticket(tenant: str, function: str = "f") -> Ticket:
-    return Ticket(make_call(make_version(function), tenant=tenant), 0.0, 0, hot=False)
+def make_queued(tenant: str, function: str = "f") -> QueuedRequest:
+    return QueuedRequest(make_call(make_version(function), tenant=tenant), 0.0, 0, hot=False)
 
 
 class LineMachine(RuleBasedStateMachine):
-    """A FairLine beside a plain list of what waits and one of what is served."""
+    """A WeightedFairQueue beside a plain list of what waits and one of what is served."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.line: FairLine[Item] = FairLine()
+        self.line: WeightedFairQueue[Item] = WeightedFairQueue()
         self.waiting: list[Item] = []
         self.served: list[Item] = []
         self.arrivals = 0
@@ -45,6 +45,14 @@ class LineMachine(RuleBasedStateMachine):
         self.waiting.append(Item(tenant, self.arrivals, cost))
         self.line.add(self.waiting[-1])
 
+    @rule(tenant=TENANTS, cost=st.integers(0, 1000))
+    def serve(self, tenant: str, cost: int) -> None:
+        if any(item.tenant == tenant for item in self.waiting):
+            return
+        self.arrivals += 1
+        self.served.append(Item(tenant, self.arrivals, cost))
+        self.line.serve(self.served[-1])
+
     @precondition(lambda self: self.waiting)
     @rule()
     def take_first(self) -> None:
@@ -53,7 +61,7 @@ class LineMachine(RuleBasedStateMachine):
         active = Counter(other.tenant for other in self.served)
         assert active[item.tenant] == min(active[other.tenant] for other in self.waiting)
         assert item.arrival == min(other.arrival for other in self.waiting if other.tenant == item.tenant)
-        self.line.take(item)
+        self.line.start(item)
         self.waiting.remove(item)
         self.served.append(item)
 
@@ -67,7 +75,7 @@ class LineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_back(self, data: st.DataObject) -> None:
         item = self.served.pop(data.draw(st.integers(0, len(self.served) - 1)))
-        self.line.put_back(item)
+        self.line.requeue(item)
         self.waiting.append(item)
 
     @precondition(lambda self: self.waiting)
@@ -100,7 +108,7 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
     slots: int, costs: list[int], ends: list[int]
 ) -> None:
     """Whoever came first, whatever their calls cost, in whatever order they end."""
-    line: FairLine[Item] = FairLine()
+    line: WeightedFairQueue[Item] = WeightedFairQueue()
     arrivals = 0
     served: list[Item] = []
     for number, cost in enumerate(costs):
@@ -115,7 +123,7 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
             held[done.tenant] -= 1
         item = line.first()
         assert item is not None
-        line.take(item)
+        line.start(item)
         served.append(item)
         held[item.tenant] += 1
         if len(served) == slots and len(costs) <= slots:
@@ -127,7 +135,7 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
 @settings(deadline=None)
 @given(st.integers(2, 12), st.integers(1, 5))
 def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: int) -> None:
-    line: FairLine[Item] = FairLine()
+    line: WeightedFairQueue[Item] = WeightedFairQueue()
     turns: list[str] = []
     served: list[Item] = []
     for arrival in range(tenants * 40):
@@ -138,7 +146,7 @@ def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: in
             line.finish(served.pop(0).tenant)
         item = line.first()
         assert item is not None
-        line.take(item)
+        line.start(item)
         served.append(item)
         turns.append(item.tenant)
     for start in range(len(turns) - 2 * len(names)):
@@ -146,7 +154,7 @@ def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: in
 
 
 def test_a_tenant_with_dear_calls_has_fewer_of_them() -> None:
-    line: FairLine[Item] = FairLine()
+    line: WeightedFairQueue[Item] = WeightedFairQueue()
     for arrival in range(0, 200, 2):
         line.add(Item("dear", arrival, 9))
         line.add(Item("cheap", arrival + 1, 1))
@@ -154,7 +162,7 @@ def test_a_tenant_with_dear_calls_has_fewer_of_them() -> None:
     for _ in range(50):
         item = line.first()
         assert item is not None
-        line.take(item)
+        line.start(item)
         line.finish(item.tenant)
         turns[item.tenant] += 1
     assert turns == {"cheap": 45, "dear": 5}
@@ -162,8 +170,8 @@ def test_a_tenant_with_dear_calls_has_fewer_of_them() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), TENANTS), max_size=80))
-def test_a_tally_knows_who_has_most(changes: list[tuple[bool, str]]) -> None:
-    tally, counts = Tally(), Counter[str]()
+def test_counts_know_the_largest_tenant(changes: list[tuple[bool, str]]) -> None:
+    tally, counts = TenantCounts(), Counter[str]()
     for add, name in changes:
         if add:
             tally.add(name)
@@ -173,20 +181,20 @@ def test_a_tally_knows_who_has_most(changes: list[tuple[bool, str]]) -> None:
             counts[name] -= 1
         most = max(counts.values(), default=0)
         assert (tally.most, tally.total) == (most, counts.total())
-        assert tally.richest is None if not most else counts[tally.richest] == most
+        assert tally.largest is None if not most else counts[tally.largest] == most
         assert all(tally[name] == count for name, count in counts.items())
 
 
-def test_a_full_lane_refuses_the_calls_of_whoever_filled_it() -> None:
+def test_a_full_queue_rejects_the_calls_of_the_tenant_that_filled_it() -> None:
     admission = Admission(AdmissionLimits(held_per_function=10))
-    flood = [ticket("flood") for _ in range(10)]
+    flood = [make_queued("flood") for _ in range(10)]
     for one in flood:
-        admission.hold(one)
-    with pytest.raises(DispatchError, match="10 calls wait for f"):
-        admission.hold(ticket("flood"))
-    quiet = [ticket("quiet") for _ in range(5)]
+        admission.enqueue(one)
+    with pytest.raises(DispatchError, match="10 calls are queued for f"):
+        admission.enqueue(make_queued("flood"))
+    quiet = [make_queued("quiet") for _ in range(5)]
     for one in quiet:
-        admission.hold(one)
+        admission.enqueue(one)
     assert admission.held == 10
     refused = [one for one in flood if one.error is not None]
     assert refused == flood[5:]
@@ -194,56 +202,56 @@ def test_a_full_lane_refuses_the_calls_of_whoever_filled_it() -> None:
     # By now both have the same: neither takes another's place.
     for tenant in ("quiet", "flood"):
         with pytest.raises(DispatchError):
-            admission.hold(ticket(tenant))
-    admission.hold(ticket("third"))
+            admission.enqueue(make_queued(tenant))
+    admission.enqueue(make_queued("third"))
     assert [one.error is None for one in (flood[4], quiet[4])].count(False) == 1
 
 
-def test_a_full_gateway_refuses_the_calls_of_whoever_filled_it() -> None:
+def test_a_full_gateway_rejects_the_calls_of_the_tenant_that_filled_it() -> None:
     admission = Admission(AdmissionLimits(held=6))
-    flood = [ticket("flood", function) for function in "ggghhh"]
+    flood = [make_queued("flood", function) for function in "ggghhh"]
     for one in flood:
-        admission.hold(one)
-    quiet = ticket("quiet", "f")
-    admission.hold(quiet)
+        admission.enqueue(one)
+    quiet = make_queued("quiet", "f")
+    admission.enqueue(quiet)
     assert admission.held == 6
     assert [one.error is None for one in flood].count(False) == 1
     admission.leave(quiet)
     for one in flood:
         admission.leave(one)
-    assert admission.held == 0 and list(admission.lanes()) == []
+    assert admission.held == 0 and list(admission.queues()) == []
 
 
 def test_a_call_that_was_on_an_instance_is_not_refused_for_another() -> None:
     admission = Admission(AdmissionLimits(held_per_function=2))
-    served = [ticket("flood") for _ in range(2)]
+    served = [make_queued("flood") for _ in range(2)]
     for one in served:
-        admission.hold(one)
+        admission.enqueue(one)
         admission.assign(one, make_instance("i", "a"))
     for one in served:
-        admission.hold_again(one)
+        admission.requeue(one)
     with pytest.raises(DispatchError):
-        admission.hold(ticket("quiet"))
+        admission.enqueue(make_queued("quiet"))
     assert [one.error for one in served] == [None, None]
 
 
 def test_many_waiting_calls_cost_no_more_each_than_few() -> None:
-    """A lane of 20,000 would take minutes if anything on its way went through it call by call."""
+    """Check that a queue of 20,000 calls is never searched call by call."""
     admission = Admission(AdmissionLimits(held_per_function=20_000, held=20_000))
-    calls = [ticket(f"t{i % 7}") for i in range(20_000)]
+    calls = [make_queued(f"t{i % 7}") for i in range(20_000)]
     for one in calls:
-        admission.hold(one)
-    lane = admission.lane(KEY)
+        admission.enqueue(one)
+    queue = admission.queue(KEY)
     for one in reversed(calls[:10_000]):
         admission.leave(one)
     instance = make_instance("i", "a")
     taken = []
-    while (one := lane.held.first()) is not None:
+    while (one := queue.held.first()) is not None:
         admission.assign(one, instance)
         taken.append(one)
     for one in taken[::2]:
-        admission.hold_again(one)
-    lane.held.check_integrity()
+        admission.requeue(one)
+    queue.held.check_integrity()
     assert [one.arrival for one in taken if one.tenant == "t0"] == sorted(
         one.arrival for one in taken if one.tenant == "t0"
     )

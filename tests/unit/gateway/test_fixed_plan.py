@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.fixed_plan import FixedPlan, parse_fixed_plan
-from gateway.settings import parse
-from registry.cast import CastMember, CastRecord
+from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
+from gateway.core.settings import parse
 from registry.errors import InvalidRecord
 from registry.images.manifest import UNIT_BYTES
-from registry.node import Tier
+from registry.records.cast import CastMemberRecord, CastRecord
+from registry.records.node import Tier
 
 CAST = CastRecord(
     cast_id="c",
@@ -21,7 +21,7 @@ CAST = CastRecord(
     planner="binomial",
     reason="it was best",
     members=tuple(
-        CastMember(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier=Tier.HOST) for at in "012"
+        CastMemberRecord(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier=Tier.HOST) for at in "012"
     ),
     sources=(0,),
     planned=3,
@@ -31,31 +31,31 @@ CAST = CastRecord(
 
 
 def test_a_cast_is_planned_as_told() -> None:
-    told = FixedPlan(planner="chain", blocks=50).of(CAST, 1e9)
+    told = FixedPlan(planner="chain", blocks=50).apply(CAST, 1e9)
     assert (told.planner, told.block_bytes, told.edge) == ("chain", 2 * UNIT_BYTES, ())
-    assert told.reason == "chain, as the gateway was told" and told.members == CAST.members
-    assert FixedPlan(planner="tree").of(CAST, 1e9).block_bytes == CAST.block_bytes
+    assert told.reason == "chain, set by --cast-planner" and told.members == CAST.members
+    assert FixedPlan(planner="tree").apply(CAST, 1e9).block_bytes == CAST.block_bytes
     assert (
-        FixedPlan(planner="tree", blocks=5000).of(CAST, 1e9).block_bytes == UNIT_BYTES
+        FixedPlan(planner="tree", blocks=5000).apply(CAST, 1e9).block_bytes == UNIT_BYTES
     )  # blocks are whole units
 
 
 def test_large_blocks_of_a_binomial_pipeline_come_in_turn() -> None:
     slow = CAST.block_bytes / 0.1
-    assert FixedPlan(planner="binomial").of(CAST, slow).in_turn
-    assert not FixedPlan(planner="binomial").of(CAST, 1e9).in_turn
-    assert not FixedPlan(planner="chain").of(replace(CAST, in_turn=True), slow).in_turn
+    assert FixedPlan(planner="binomial").apply(CAST, slow).in_slots
+    assert not FixedPlan(planner="binomial").apply(CAST, 1e9).in_slots
+    assert not FixedPlan(planner="chain").apply(replace(CAST, in_slots=True), slow).in_slots
 
 
 def test_scattered_parts_come_one_after_the_other() -> None:
-    assert FixedPlan(planner="scatter-allgather").of(CAST, 1e9).in_turn
+    assert FixedPlan(planner="scatter-allgather").apply(CAST, 1e9).in_slots
 
 
 def test_spellings() -> None:
     assert parse_fixed_plan("tree") == FixedPlan(planner="tree")
     assert parse_fixed_plan("chain/512") == FixedPlan(planner="chain", blocks=512)
     for bad in ("ring", "chain/", "chain/0", "chain/x", "", "chain/1000000"):
-        with pytest.raises(InvalidRecord, match="is none of binomial"):
+        with pytest.raises(InvalidRecord, match="use one of binomial"):
             parse_fixed_plan(bad)
     argv = ["--redis-url", "unix:///none", "--store", "/none", "--cast-planner", "tree/64"]
     assert parse(argv, {"HYPERCAST_CLUSTER_SECRET": "x" * 32}).cast_plan == FixedPlan(

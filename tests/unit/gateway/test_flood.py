@@ -1,4 +1,4 @@
-"""A flood is a small wait for others: the lane of a gateway before the scheduler of an engine, simulated.
+"""A flood is a small wait for others: the queue of a gateway before the scheduler of an engine, simulated.
 
 No processes: time passes by what a step costs.
 """
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from control_fixture import make_call, make_instance, make_version
 
-from gateway.admission import Admission, AdmissionLimits, Ticket
-from gateway.directory import VersionKey
-from gateway.router import Slots, slots_of
-from invoker.engine.pages import PageAllocator
-from invoker.engine.scheduler import Limits, Scheduler, StepPlan
+from gateway.cluster.state_cache import VersionKey
+from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
+from gateway.dispatch.router import ReplicaSlots, concurrency_of
+from invoker.engine.kv.pages import PageAllocator
+from invoker.engine.scheduling.scheduler import Scheduler, StepLimits, StepPlan
+from tests.fixtures.control import make_call, make_instance, make_version
 
 KEY = VersionKey("f", 1)
 Cost = Callable[[StepPlan], float]
 
 
 def cost(*, step_ms: float, token_ms: float, prompt_ms: float = 0.0) -> Cost:
-    """What a step costs by itself, by its tokens, and by the prompts that run in it beside others."""
+    """Return a step's cost: a constant, and parts for its tokens and for prompts beside others."""
 
     def of(plan: StepPlan) -> float:
         prompts = sum(chunk.count > 1 for chunk in plan.chunks)
@@ -35,12 +35,15 @@ def cost(*, step_ms: float, token_ms: float, prompt_ms: float = 0.0) -> Cost:
 COSTS = {  # a processor's small model, its larger one, and an accelerator that a few hundred tokens fill
     "small": (
         cost(step_ms=3.0, token_ms=0.1, prompt_ms=2.0),
-        Limits(sequences=64, prefill_tokens=512, turn_tokens=48),
+        StepLimits(sequences=64, prefill_tokens=512, shared_prefill_tokens=48),
     ),
-    "large": (cost(step_ms=15.0, token_ms=1.2), Limits(sequences=64, prefill_tokens=512, turn_tokens=48)),
+    "large": (
+        cost(step_ms=15.0, token_ms=1.2),
+        StepLimits(sequences=64, prefill_tokens=512, shared_prefill_tokens=48),
+    ),
     "accelerator": (
         cost(step_ms=6.0, token_ms=0.02),
-        Limits(sequences=64, prefill_tokens=512, turn_tokens=128),
+        StepLimits(sequences=64, prefill_tokens=512, shared_prefill_tokens=128),
     ),
 }
 
@@ -49,7 +52,7 @@ COSTS = {  # a processor's small model, its larger one, and an accelerator that 
 class Request:
     """A call of the simulation: when it came, and what is left of it."""
 
-    ticket: Ticket
+    queued: QueuedRequest
     prompt: int
     output: int
     quiet: bool
@@ -61,17 +64,20 @@ class Request:
 
 
 class Simulation:
-    """One instance of eight slots. `flood` connections send a call after the other; a quiet client does
-    the same by itself, with pauses. Its times to first token are in `first_ms`."""
+    """One instance of eight slots under a flood of calls.
+
+    `flood` connections send one call after the other; a quiet client does so with pauses.
+    `first_ms` are its times to first token.
+    """
 
     def __init__(self, kind: str, *, flood: int, quiet_prompt: int, quiet_tenant: str = "quiet") -> None:
         self._cost, limits = COSTS[kind]
         self._scheduler = Scheduler(limits, PageAllocator(8 * 64))
         self._admission = Admission(AdmissionLimits())
-        self._slots = Slots()
+        self._slots = ReplicaSlots()
         self._instance = make_instance("i", "a", max_concurrency=8)
         self._rng = random.Random(5)
-        self._requests: dict[Ticket, Request] = {}
+        self._requests: dict[QueuedRequest, Request] = {}
         self._running: dict[str, Request] = {}
         self._now_ms = 0.0
         self._next_quiet_ms = 100.0
@@ -92,7 +98,7 @@ class Simulation:
                 self._now_ms = self._next_quiet_ms
                 continue
             self._now_ms += self._cost(plan)
-            self._scheduler.ran()
+            self._scheduler.step_done()
             self._scheduler.check_integrity()
             for chunk in plan.chunks:
                 if chunk.last:
@@ -103,21 +109,23 @@ class Simulation:
 
     def _arrive(self, tenant: str, prompt: int, output: int, now_ms: float, *, quiet: bool) -> None:
         call = make_call(make_version(), tenant=tenant, prompt=(1,) * prompt, tokens=output)
-        request = Request(Ticket(call, now_ms / 1000, 0, hot=True), prompt, output, quiet, now_ms)
-        self._requests[request.ticket] = request
-        self._admission.hold(request.ticket)
+        request = Request(QueuedRequest(call, now_ms / 1000, 0, hot=True), prompt, output, quiet, now_ms)
+        self._requests[request.queued] = request
+        self._admission.enqueue(request.queued)
 
     def _assign(self) -> None:
-        line = self._admission.lane(KEY).held
-        while (ticket := line.first()) is not None:
-            owed = line.is_owed(ticket.tenant, slots_of(self._instance))
-            chosen = self._slots.choose([self._instance], self._rng, self._now_ms, owed=owed).instance
+        line = self._admission.queue(KEY).held
+        while (queued := line.first()) is not None:
+            over_commit = line.is_below_share(queued.tenant, concurrency_of(self._instance))
+            chosen = self._slots.choose(
+                [self._instance], self._rng, self._now_ms, over_commit=over_commit
+            ).instance
             if chosen is None:
                 return
-            self._slots.take(chosen.instance_id)
-            self._admission.assign(ticket, chosen)
-            self._running[str(ticket.arrival)] = request = self._requests.pop(ticket)
-            self._scheduler.add(str(ticket.arrival), request.prompt, ticket.tenant)
+            self._slots.acquire(chosen.instance_id)
+            self._admission.assign(queued, chosen)
+            self._running[str(queued.arrival)] = request = self._requests.pop(queued)
+            self._scheduler.add(str(queued.arrival), request.prompt, queued.tenant)
 
     def _token(self, name: str) -> None:
         request = self._running[name]
@@ -130,8 +138,8 @@ class Simulation:
             return
         self._scheduler.remove(name)
         del self._running[name]
-        self._slots.free("i")
-        self._admission.leave(request.ticket)
+        self._slots.release("i")
+        self._admission.leave(request.queued)
         if request.quiet:
             self._next_quiet_ms = self._now_ms + self._rng.uniform(0, 50)
         else:

@@ -3,23 +3,23 @@
 import asyncio
 from dataclasses import replace
 
-from control_fixture import MIB, make_holding, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.casts import Casts
-from gateway.directory import Directory
-from gateway.known_links import known_links
-from gateway.measured_links import MeasuredLinks
-from gateway.sync import DirectorySync
-from gateway.wakeup import Wakeup
-from registry.cast import CastMember, CastProgress, CastRecord, CastState, CastStatus
-from registry.change import CastChanged, CastPartEnded, NodeUp
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.link_estimates import estimate_links
+from gateway.cluster.link_rates import LinkRateCache
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.cluster.sync import ClusterStateSync
+from gateway.planning.cast_planner import CastPlanner
 from registry.clock import SystemClock
-from registry.memory_state import MemoryState
-from registry.node import NodeRecord, Tier
-from tests.patience import PATIENCE_S
-from tests.registry_records import cast, cast_progress
+from registry.memory.state import MemoryState
+from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from registry.records.change import CastChanged, CastPartEnded, NodeUp
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.control import MIB, make_holding, make_node, make_version
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import cast, cast_progress
 
 NBYTES, BLOCKS = 64 * MIB, 64
 VERSION = make_version("f", image="image", nbytes=NBYTES)
@@ -27,12 +27,12 @@ VERSION = make_version("f", image="image", nbytes=NBYTES)
 
 def record(cast_id: str, *names: str, **changes: object) -> CastRecord:
     """From the first of these nodes to the others."""
-    members = tuple(CastMember(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
+    members = tuple(CastMemberRecord(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
     return cast(cast_id, nbytes=NBYTES, block_bytes=MIB, members=members, planned=len(members), **changes)
 
 
 def part(cast_id: str, node: str, rate: float, *givers: str, **changes: object) -> CastProgress:
-    """A node's last word, to which all came at `rate` (bytes per second), from each giver as much."""
+    """Return a node's last word, to which all came at `rate` (bytes per second), from each giver as much."""
     transport = str(changes.pop("transport", "tcp"))
     told = cast_progress(
         node,
@@ -47,24 +47,24 @@ def part(cast_id: str, node: str, rate: float, *givers: str, **changes: object) 
     return replace(told, **changes)
 
 
-def learn(links: MeasuredLinks, cast_id: str, rates: dict[str, float], **changes: object) -> None:
-    """A chain from node `s` through the others in this order."""
+def learn(links: LinkRateCache, cast_id: str, rates: dict[str, float], **changes: object) -> None:
+    """Return a chain from node `s` through the others in this order."""
     names = ["s", *rates]
     for giver, (node, rate) in zip(names, rates.items(), strict=False):
-        links.told(part(cast_id, node, rate, giver, **changes))
-    links.over(record(cast_id, *names))
+        links.on_part_ended(part(cast_id, node, rate, giver, **changes))
+    links.on_cast_ended(record(cast_id, *names))
 
 
-def rate_of(links: MeasuredLinks, node: str) -> float:
-    known = links.of(node)
+def rate_of(links: LinkRateCache, node: str) -> float:
+    known = links.get(node)
     assert known is not None
     return round(known.bytes_per_s)
 
 
 def test_a_node_that_is_slower_than_who_gave_to_it_is_known_exactly_others_at_least() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 100e6, "b": 98e6, "c": 40e6, "d": 40e6})
-    found = {node: links.of(node) for node in "abcd"}
+    found = {node: links.get(node) for node in "abcd"}
     assert {node: known.exact for node, known in found.items() if known} == {
         "a": True,  # from a source, which had all
         "b": False,
@@ -72,11 +72,11 @@ def test_a_node_that_is_slower_than_who_gave_to_it_is_known_exactly_others_at_le
         "d": False,
     }
     assert [rate_of(links, node) for node in "abcd"] == [100e6, 98e6, 40e6, 40e6]
-    assert links.of("s") is None and links.counted("c0")
+    assert links.get("s") is None and links.is_counted("c0")
 
 
 def test_recent_casts_count_more_and_a_node_that_was_held_back_is_no_slower_for_it() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     for number in range(4):
         learn(links, f"c{number}", {"a": 100e6, "b": 100e6})
     learn(links, "c4", {"a": 20e6, "b": 20e6})
@@ -84,20 +84,20 @@ def test_recent_casts_count_more_and_a_node_that_was_held_back_is_no_slower_for_
     for number in range(5, 12):
         learn(links, f"c{number}", {"a": 20e6, "b": 140e6})
     assert rate_of(links, "a") < 21e6 and rate_of(links, "b") > 139e6
-    known = links.of("a")
+    known = links.get("a")
     assert known is not None and known.casts == tuple(range(5, 13))
 
 
 def test_another_transport_begins_anew() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 1e9})
     learn(links, "c1", {"a": 20e9}, transport="verbs")
-    known = links.of("a")
+    known = links.get("a")
     assert known is not None and (known.transport, rate_of(links, "a"), known.casts) == ("verbs", 20e9, (2,))
 
 
 def test_what_was_disturbed_or_small_or_not_complete_tells_nothing_of_links() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     for changes in (
         {"faults": {"late": 1}},
         {"faults": {"lost": 1}},
@@ -108,51 +108,51 @@ def test_what_was_disturbed_or_small_or_not_complete_tells_nothing_of_links() ->
         {"blocks": 4},
     ):
         learn(links, "c0", {"a": 1e8}, **changes)
-    assert links.of("a") is None and not links.counted("c0")
+    assert links.get("a") is None and not links.is_counted("c0")
     learn(links, "c0", {"a": 1e8}, faults={"slow": 1, "replanned": 2})
-    assert links.of("a") is not None
+    assert links.get("a") is not None
 
 
 def test_a_cast_counts_once_whatever_is_told_later() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 1e8})
     learn(links, "c0", {"a": 1e6, "b": 1e6})
-    links.heard(CastStatus(record=record("c0", "s", "a"), progress=(part("c0", "a", 1e6, "s"),)))
-    assert rate_of(links, "a") == 1e8 and links.of("b") is None
+    links.on_status(CastStatus(record=record("c0", "s", "a"), progress=(part("c0", "a", 1e6, "s"),)))
+    assert rate_of(links, "a") == 1e8 and links.get("b") is None
 
 
 def test_one_that_is_under_way_does_not_count_yet() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     status = CastStatus(record=record("c0", "s", "a", "b"), progress=(part("c0", "a", 1e8, "s"),))
-    links.heard(status)
-    assert links.of("a") is None and not links.counted("c0")
-    links.heard(replace(status, progress=(*status.progress, part("c0", "b", 1e8, "a"))))
+    links.on_status(status)
+    assert links.get("a") is None and not links.is_counted("c0")
+    links.on_status(replace(status, progress=(*status.progress, part("c0", "b", 1e8, "a"))))
     assert rate_of(links, "a") == 1e8
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 200)), max_size=60))
 def test_a_rate_is_never_beyond_what_was_seen(told: list[tuple[int, int]]) -> None:
-    links, seen = MeasuredLinks(), dict[str, list[float]]()
+    links, seen = LinkRateCache(), dict[str, list[float]]()
     for number, (node, rate) in enumerate(told):
         learn(links, f"c{number}", {"first": 300e6, f"n{node}": rate * 1e6})
         seen.setdefault(f"n{node}", []).append(rate * 1e6)
     for name, rates in seen.items():
-        known = links.of(name)
+        known = links.get(name)
         assert known is not None and min(rates) - 1 <= known.bytes_per_s <= max(rates) + 1
         assert known.exact == any(rate < 240e6 for rate in rates)
 
 
 def test_memory_is_bounded() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     many = {f"n{number}": 1e8 for number in range(2500)}
     for number in range(8):  # that do not end
         for node in many:
-            links.told(part(f"open{number}", node, 1e8, "s"))
+            links.on_part_ended(part(f"open{number}", node, 1e8, "s"))
     for number in range(4):
         learn(links, f"c{number}", {f"{node} of {number}": rate for node, rate in many.items()})
-    assert repr(links) == "<MeasuredLinks 8192 nodes in 4 casts>"
-    assert links.of("n0 of 0") is None and links.of("n2499 of 3") is not None
-    assert not links.counted("open0")
+    assert repr(links) == "<LinkRateCache 8192 nodes in 4 casts>"
+    assert links.get("n0 of 0") is None and links.get("n2499 of 3") is not None
+    assert not links.is_counted("open0")
 
 
 def nodes_of(*names: str, **changes: object) -> list[NodeRecord]:
@@ -160,48 +160,48 @@ def nodes_of(*names: str, **changes: object) -> list[NodeRecord]:
 
 
 def test_who_was_not_measured_is_taken_to_be_like_the_others() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 25e6, "b": 25e6})
     learn(links, "c1", {"b": 25e6})
-    known = known_links(nodes_of("a", "b", "new"), links)
+    known = estimate_links(nodes_of("a", "b", "new"), links)
     assert {node: round(rate) for node, rate in known.rates.items()} == dict.fromkeys(known.rates, 25e6)
-    assert known.said == "2 links as measured over tcp in 2 casts, 1 links of 0.2 Gbit/s assumed"
-    assert known_links(nodes_of("a"), links).said == "links as measured over tcp in 1 cast"
-    assert known_links(nodes_of("new"), links).said == "links of 10 Gbit/s assumed"
+    assert known.summary == "2 links as measured over tcp in 2 casts, 1 links of 0.2 Gbit/s assumed"
+    assert estimate_links(nodes_of("a"), links).summary == "links as measured over tcp in 1 cast"
+    assert estimate_links(nodes_of("new"), links).summary == "links of 10 Gbit/s assumed"
 
 
 def test_who_was_only_seen_behind_slow_ones_is_not_taken_to_be_slow() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 100e6, "b": 98e6, "c": 96e6})
     learn(links, "c1", {"slow": 30e6, "behind": 30e6})
-    known = known_links(nodes_of("a", "b", "c", "slow", "behind"), links)
+    known = estimate_links(nodes_of("a", "b", "c", "slow", "behind"), links)
     assert [round(known.rates[node]) for node in ("slow", "behind", "c")] == [30e6, 96e6, 96e6]
 
 
 def test_a_cap_holds_unless_the_link_is_known_to_give_less() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 25e6, "b": 25e6})
-    known = known_links(nodes_of("a", "b", link_rate_bytes_s=10**8), links)
+    known = estimate_links(nodes_of("a", "b", link_rate_bytes_s=10**8), links)
     assert {node: round(rate) for node, rate in known.rates.items()} == {"a": 25e6, "b": 10**8}
-    assert known.said == "1 links as measured over tcp in 1 cast, 1 links as capped"
-    known = known_links(nodes_of("a", link_rate_bytes_s=10**6), links)
-    assert (known.rates, known.said) == ({"a": 1e6}, "links as capped")
+    assert known.summary == "1 links as measured over tcp in 1 cast, 1 links as capped"
+    known = estimate_links(nodes_of("a", link_rate_bytes_s=10**6), links)
+    assert (known.rates, known.summary) == ({"a": 1e6}, "links as capped")
 
 
 def test_a_change_of_partners_costs_only_tcp() -> None:
-    links = MeasuredLinks()
+    links = LinkRateCache()
     learn(links, "c0", {"a": 20e9, "b": 20e9}, transport="verbs")
-    assert known_links(nodes_of("a", "b"), links).facts.restart_s == 0.0
+    assert estimate_links(nodes_of("a", "b"), links).facts.restart_s == 0.0
     learn(links, "c1", {"c": 1e9})
-    assert known_links(nodes_of("a", "b", "c"), links).facts.restart_s > 0.0  # one goes by TCP
-    assert known_links(nodes_of("new"), links).facts.restart_s > 0.0
+    assert estimate_links(nodes_of("a", "b", "c"), links).facts.restart_s > 0.0  # one goes by TCP
+    assert estimate_links(nodes_of("new"), links).facts.restart_s > 0.0
 
 
 class World:
-    """A directory whose nodes `s`, which holds the image, and `n0`… are there."""
+    """A state cache whose nodes `s`, which holds the image, and `n0`… are there."""
 
     def __init__(self, targets: int = 6) -> None:
-        self.directory = Directory()
+        self.state_cache = ClusterStateCache()
         self.targets = [f"n{number}" for number in range(targets)]
         self.reach()
 
@@ -209,12 +209,14 @@ class World:
         held = (make_holding("image", Tier.HOST, nbytes=NBYTES),)
         for name in ("s", *self.targets):
             up = NodeUp(record=make_node(name, host=name, holdings=held if name == "s" else ()), ttl_s=60.0)
-            self.directory.apply(up, 0.0)
-            self.directory.reach(name, up.record.epoch)
+            self.state_cache.apply(up, 0.0)
+            self.state_cache.channel_up(name, up.record.epoch)
 
     def plan(self) -> CastRecord:
         asked = dict.fromkeys(self.targets, ())
-        planned = Casts().deliver(self.directory, VERSION, asked, lambda directory, image: [], 100.0).cast
+        planned = (
+            CastPlanner().deliver(self.state_cache, VERSION, asked, lambda state_cache, image: [], 100.0).cast
+        )
         assert planned is not None
         return planned
 
@@ -229,10 +231,10 @@ def test_the_next_plan_goes_by_what_the_last_cast_showed_and_says_so() -> None:
     world = World()
     first = world.plan()
     assert first.reason.endswith("(links of 10 Gbit/s assumed)")
-    world.directory.apply(CastChanged(record=first), 0.0)
+    world.state_cache.apply(CastChanged(record=first), 0.0)
     rates = {name: 2e6 if name == "n3" else 1e7 for name in world.targets}
     for change in world.told(first, rates, "verbs"):
-        world.directory.apply(change, 1.0)
+        world.state_cache.apply(change, 1.0)
     second = world.plan()
     assert second.reason.endswith(
         "(6 links as measured over verbs in 1 cast, 1 links of 0.08 Gbit/s assumed)"
@@ -241,24 +243,21 @@ def test_the_next_plan_goes_by_what_the_last_cast_showed_and_says_so() -> None:
     assert second.planner == "binomial"  # no restarts
 
 
-def test_a_new_controller_learns_from_what_is_kept_of_casts() -> None:
-    async def main() -> None:
-        state, world = MemoryState(), World()
-        planned = replace(world.plan(), cast_id="c0", started_at=1.0)
-        await state.put_cast(planned)
-        for change in world.told(planned, dict.fromkeys(world.targets, 25e6), "tcp"):
-            await state.put_cast_progress(change.progress)
-        await state.put_cast(record("c1", "s", "other", started_at=2.0))  # nobody told of it yet
-        other = World()
-        sync = DirectorySync(state, other.directory, Wakeup(), SystemClock())
-        task = asyncio.create_task(sync.run())
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await sync.ready.wait()
-        finally:
-            task.cancel()
-        other.reach()
-        assert "6 links as measured over tcp in 1 cast" in other.plan().reason
-        assert not other.directory.links.counted("c1")
-
-    asyncio.run(main())
+async def test_a_new_controller_learns_from_what_is_kept_of_casts() -> None:
+    state, world = MemoryState(), World()
+    planned = replace(world.plan(), cast_id="c0", started_at=1.0)
+    await state.put_cast(planned)
+    for change in world.told(planned, dict.fromkeys(world.targets, 25e6), "tcp"):
+        await state.put_cast_progress(change.progress)
+    await state.put_cast(record("c1", "s", "other", started_at=2.0))  # nobody told of it yet
+    other = World()
+    sync = ClusterStateSync(state, other.state_cache, ChangeCondition(), SystemClock())
+    task = asyncio.create_task(sync.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await sync.ready.wait()
+    finally:
+        task.cancel()
+    other.reach()
+    assert "6 links as measured over tcp in 1 cast" in other.plan().reason
+    assert not other.state_cache.link_rates.is_counted("c1")

@@ -5,18 +5,18 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from control_fixture import MIB, make_holding, make_instance, make_node, make_version
 
-from gateway.actions import StartOn
-from gateway.known_links import known_links
-from gateway.live_outlook import StartCosts, arriving, first_layer, outlook, start_costs
-from gateway.live_policy import Outlook
-from gateway.measured_links import MeasuredLinks
-from gateway.model_layers import even_layers
-from registry.cast import CastMember, CastProgress, CastRecord, CastState
-from registry.instance import InstanceRecord, InstanceState, StartKind
-from registry.messages import Holder
-from registry.node import NodeRecord, Tier
+from gateway.cluster.link_estimates import estimate_links
+from gateway.cluster.link_rates import LinkRateCache
+from gateway.live.forecast import ModelLoad, StartCosts, first_layer, model_loads, predict, start_costs
+from gateway.live.model_layers import even_layers
+from gateway.live.policy import LiveForecast
+from gateway.planning.actions import StartAction
+from registry.messages.node import ImageHolder
+from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState
+from registry.records.instance import StartKind
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.control import MIB, make_holding, make_instance, make_node, make_version
 
 NODES = {name: make_node(name, link_rate_bytes_s=MIB) for name in ("s0", "s1", "a", "b", "c")}
 VERSION = make_version(nbytes=8 * MIB)
@@ -33,57 +33,83 @@ def cast(*targets: str, sources: int) -> CastRecord:
         block_bytes=MIB,
         planner="binomial",
         reason="",
-        members=tuple(CastMember(node=name, host=f"host-{name}", address=name) for name in names),
+        members=tuple(CastMemberRecord(node=name, host=f"host-{name}", address=name) for name in names),
         sources=tuple(range(sources)),
         planned=len(names),
         started_at=0.0,
     )
 
 
-def start(node: str, record: CastRecord | None = None, holder: str = "") -> StartOn:
-    holders = (Holder(node=holder, host=f"host-{holder}", cast="", tier="host"),) if holder else ()
-    return StartOn(
+def start(node: str, record: CastRecord | None = None, holder: str = "") -> StartAction:
+    holders = (ImageHolder(node=holder, host=f"host-{holder}", cast="", tier="host"),) if holder else ()
+    return StartAction(
         instance_id=f"i-{node}", version=VERSION, node=node, holders=holders, max_concurrency=8, cast=record
     )
 
 
 def foresee(
-    starts: list[StartOn],
+    starts: list[StartAction],
     nodes: Mapping[str, NodeRecord] = NODES,
     *,
-    coming: Sequence[InstanceRecord] = (),
-    ready: int = 0,
-    held: int = 0,
+    others: Sequence[ModelLoad] = (),
+    ready_slots: int = 0,
+    queued: int = 0,
+    service_s: float | None = None,
     costs: StartCosts | None = None,
-) -> Outlook:
-    links = known_links(nodes.values(), MeasuredLinks())
-    return outlook(starts, nodes, links, costs or StartCosts(), coming=coming, ready=ready, held=held)
+    links: LinkRateCache | None = None,
+) -> LiveForecast:
+    return predict(
+        [*model_loads(starts, nodes), *others],
+        estimate_links(nodes.values(), links or LinkRateCache()),
+        costs or StartCosts(),
+        ready_slots=ready_slots,
+        queued=queued,
+        running=ready_slots,
+        service_s=service_s,
+    )
 
 
 def test_sub_groups_bring_a_pipeline_in_their_parts_time() -> None:
     record = cast("a", "b", sources=2)
-    found = foresee([start("a", record), start("b", record)], held=3)
-    assert (found.wait_s, found.pipeline_s, found.queue_s) == (8.0, 4.0, inf)
-    assert found.said == "8.39 MB, links as capped"
-    assert {one.group for one in arriving([start("a", record), start("b", record)], NODES)} == {0, 1}
+    found = foresee([start("a", record), start("b", record)], queued=3)
+    assert (found.load_s, found.pipeline_s, found.queue_s) == (8.0, 4.0, inf)
+    assert found.basis == "8.39 MB, links as capped"
+    assert {one.group for one in model_loads([start("a", record), start("b", record)], NODES)} == {0, 1}
 
 
 def test_one_order_brings_none_sooner_and_one_node_none_at_all() -> None:
     record = cast("a", "b", "c", sources=1)
     starts = [start(name, record) for name in ("a", "b", "c")]
     found = foresee(starts)
-    assert found.pipeline_s == found.wait_s == 9.0  # a step more than blocks: a binomial pipeline of four
+    assert found.pipeline_s == found.load_s == 9.0  # a step more than blocks: a binomial pipeline of four
     alone = foresee(starts[:1])
-    assert alone.pipeline_s == inf and alone.alone and not foresee(starts).alone
+    assert alone.pipeline_s == inf and alone.is_single and not foresee(starts).is_single
 
 
 def test_what_loads_already_is_sooner_by_what_it_has() -> None:
-    half = make_instance("i-b", "b", state=InstanceState.LOADING, progress=0.5)
-    found = foresee([start("a", cast("a", sources=1))], coming=[half])
-    assert found.wait_s == found.pipeline_s == 4.0
+    record = cast("a", "b", sources=2)
+    (half,) = model_loads([start("b", record)], NODES)
+    found = foresee([start("a", cast("a", sources=1))], others=[replace(half, progress=0.5)])
+    assert (found.load_s, found.pipeline_s) == (4.0, 0.0)
 
 
-def test_who_loads_in_the_one_order_of_one_holder_loads_alone() -> None:
+def test_loads_that_hold_all_layers_are_a_pipeline_now() -> None:
+    loads = model_loads([start("a", holder="s0"), start("b", holder="s0")], NODES)
+    layers, links = even_layers(8), estimate_links(NODES.values(), LinkRateCache())
+    for held, covered in ((0b0000_0111, False), (0b0000_1111, True)):
+        found = predict(
+            [replace(load, layers=layers, held=one) for load, one in zip(loads, (held, 0xF0), strict=True)],
+            links,
+            StartCosts(),
+            ready_slots=0,
+            queued=0,
+            running=0,
+            service_s=None,
+        )
+        assert (found.pipeline_s == 0.0) == covered and found.load_s == 8.0
+
+
+def test_loads_from_one_holder_have_a_single_order() -> None:
     one = cast("a", "b", sources=1)
     two = cast("a", "b", sources=2)
     held = {
@@ -92,34 +118,32 @@ def test_who_loads_in_the_one_order_of_one_holder_loads_alone() -> None:
     for record, holders, lone in ((one, ("s0",), True), (one, ("s0", "s1"), False), (two, ("s0",), False)):
         nodes = {**NODES, **{name: held[name] for name in holders}}
         starts = [start("a", record), start("b", record)]
-        assert [found.lone for found in arriving(starts, nodes)] == [lone, lone]
-    # Where nobody holds it a node reads the store; and two that load from one host's memory begin apart.
-    assert not any(found.lone for found in arriving([start("a", one)], NODES))
+        assert [found.single_order for found in model_loads(starts, nodes)] == [lone, lone]
+    # Without a holder a node reads the store; and two loads from one host's memory begin at different layers.
+    assert not any(found.single_order for found in model_loads([start("a", one)], NODES))
     beside = {**NODES, "s0": held["s0"], "c": replace(NODES["c"], host="host-s0")}
     warm = [start("s0", holder="s0"), start("c", holder="s0")]
-    assert [found.lone for found in arriving([*warm, start("a", one)], beside)] == [False] * 3
-    assert all(found.lone for found in arriving([warm[0], start("a", one)], beside))
+    assert [found.single_order for found in model_loads([*warm, start("a", one)], beside)] == [False] * 3
+    assert all(found.single_order for found in model_loads([warm[0], start("a", one)], beside))
 
 
 def test_a_slow_link_of_a_cast_holds_all_up() -> None:
     record = cast("a", "b", sources=2)
     nodes = {**NODES, "b": make_node("b", link_rate_bytes_s=MIB // 2)}
-    assert foresee([start("a", record), start("b", record)], nodes).wait_s == 16.0
+    assert foresee([start("a", record), start("b", record)], nodes).load_s == 16.0
 
 
 def test_links_are_as_casts_showed_them() -> None:
     nodes = {name: make_node(name) for name in NODES}
     record = cast("a", "b", sources=2)
-    links = MeasuredLinks()
+    links = LinkRateCache()
     for name in ("a", "b"):
-        links.told(part(name, nbytes=64 * MIB, seconds=8.0))
-    links.over(record)
+        links.on_part_ended(part(name, nbytes=64 * MIB, seconds=8.0))
+    links.on_cast_ended(record)
     starts = [start("a", record), start("b", record)]
-    found = outlook(
-        starts, nodes, known_links(nodes.values(), links), StartCosts(), coming=(), ready=0, held=0
-    )
+    found = foresee(starts, nodes, links=links)
     # 63 of 64 blocks came in 8 s.
-    assert found.wait_s == pytest.approx(8 / (63 / 8)) and "as measured over tcp in 1 cast" in found.said
+    assert found.load_s == pytest.approx(8 / (63 / 8)) and "as measured over tcp in 1 cast" in found.basis
 
 
 def part(node: str, *, nbytes: int, seconds: float) -> CastProgress:
@@ -147,12 +171,18 @@ def test_earlier_starts_tell_what_a_start_costs() -> None:
     assert start_costs([], {}) == StartCosts()
     record = cast("a", "b", sources=2)
     found = foresee([start("a", record), start("b", record)], costs=costs)
-    assert (found.wait_s, found.pipeline_s) == pytest.approx((8.2, 4.2))
+    assert (found.load_s, found.pipeline_s) == pytest.approx((8.2, 4.2))
 
 
-@pytest.mark.parametrize(("ready", "held", "queue_s"), [(1, 0, 0.0), (1, 2, inf), (0, 0, inf)])
-def test_a_ready_instance_with_room_makes_nobody_wait(ready: int, held: int, queue_s: float) -> None:
-    assert foresee([start("a")], ready=ready, held=held).queue_s == queue_s
+@pytest.mark.parametrize(
+    ("slots", "queued", "service_s", "queue_s"),
+    [(8, 0, None, 0.0), (8, 4, None, inf), (8, 4, 1.0, 1.5), (0, 0, 1.0, inf)],
+)
+def test_the_queue_waits_for_ready_instances(
+    slots: int, queued: int, service_s: float | None, queue_s: float
+) -> None:
+    found = foresee([start("a")], ready_slots=slots, queued=queued, service_s=service_s)
+    assert (found.queue_s, found.queued) == (queue_s, queued)
 
 
 def test_what_is_here_comes_from_host_memory_in_parts() -> None:
@@ -160,22 +190,24 @@ def test_what_is_here_comes_from_host_memory_in_parts() -> None:
     nodes = {**NODES, **{name: replace(NODES[name], holdings=held) for name in ("a", "b")}}
     starts = [start("a", holder="a"), start("b", holder="b")]
     found = foresee(starts, nodes)
-    assert found.wait_s == 2 * found.pipeline_s < 0.01
-    assert found.said == "4 GB/s from host memory assumed"
-    assert foresee(starts).wait_s == 8.0
+    assert found.load_s == 2 * found.pipeline_s < 0.01
+    assert found.basis == "4 GB/s from host memory assumed"
+    assert foresee(starts).load_s == 8.0
     layers = even_layers(8)
-    assert [first_layer(one, layers) for one in arriving(starts, nodes)] == [2, 6]
-    assert [first_layer(one, layers) for one in arriving(starts, NODES)] == [0, 0]
+    assert [first_layer(one, layers) for one in model_loads(starts, nodes)] == [2, 6]
+    assert [first_layer(one, layers) for one in model_loads(starts, NODES)] == [0, 0]
 
 
 def test_what_begins_later_begins_elsewhere() -> None:
     held = (make_holding("image-1", Tier.HOST),)
     nodes = {**NODES, **{name: replace(NODES[name], holdings=held) for name in ("s0", "s1", "a")}}
     layers = even_layers(12)
-    (first,) = arriving([start("s0", holder="s0")], nodes)
-    assert first.warms and first_layer(first, layers) == 2  # three nodes could give: a sixth of the layers
-    assert first.place is not None
+    (first,) = model_loads([start("s0", holder="s0")], nodes)
+    assert (
+        first.warm_loads and first_layer(first, layers) == 2
+    )  # three nodes could give: a sixth of the layers
+    assert first.offset is not None
     cold = cast("b", "c", sources=2)
     made = [start("a", holder="a"), start("b", cold), start("c", cold)]
-    places = [one.place for one in arriving(made, nodes, [first.place])]
+    places = [one.offset for one in model_loads(made, nodes, [first.offset])]
     assert places == [0.75, 0.0, 0.5]

@@ -1,20 +1,19 @@
-"""What the controller tells of live serving: when, for how long, and what it forgets."""
+"""The publication of live serving: when, for how long, and what is discarded."""
 
 import asyncio
 import itertools
 
-from control_fixture import make_version
-from telling_state_fixture import TellingState
-from virtual_time_fixture import run_in_virtual_time
-
-from gateway.directory import Directory, VersionKey
-from gateway.live_board import LiveBoard
-from gateway.live_policy import LiveDecision
-from gateway.wakeup import Wakeup
-from registry.change import FunctionChanged
+from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.live.policy import LiveDecision
+from gateway.live.publisher import LiveStatePublisher
 from registry.clock import FakeClock
-from registry.function import Function
-from registry.live import Live, LivePipeline, LiveStage
+from registry.records.change import FunctionChanged
+from registry.records.function import Function
+from registry.records.live import LiveMode, LivePipeline, LiveStage
+from tests.fixtures.control import make_version
+from tests.fixtures.telling_state import TellingState
+from tests.fixtures.virtual_time import run_in_virtual_time
 
 
 def pipeline(id_: str) -> LivePipeline:
@@ -26,27 +25,27 @@ def pipeline(id_: str) -> LivePipeline:
 
 
 def decision(reason: str) -> LiveDecision:
-    return LiveDecision(way=Live.PIPELINE, reason=reason)
+    return LiveDecision(way=LiveMode.PIPELINE, reason=reason)
 
 
-def test_the_end_of_a_deleted_functions_last_pipelines_is_told() -> None:
+def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> None:
     async def main() -> None:
         state, key = TellingState(), VersionKey("deleted", 1)
-        board = LiveBoard(state, Directory(), Wakeup(), FakeClock(), lambda: 1)
-        board.put(key, pipeline("p"))
-        board.put(key, pipeline("q"))
+        publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
+        publisher.put_pipeline(key, pipeline("p"))
+        publisher.put_pipeline(key, pipeline("q"))
         state.gate.clear()
-        publishing = asyncio.create_task(board.run())
+        publishing = asyncio.create_task(publisher.run())
         await state.asked.wait()
-        board.drop(key, "p")
-        board.drop(key, "q")
+        publisher.remove_pipeline(key, "p")
+        publisher.remove_pipeline(key, "q")
         state.gate.set()
         await state.until(lambda: len(state.told) == 2)
         assert [len(record.pipelines) for record in state.told] == [2, 0]
-        board.put(VersionKey("other", 1), pipeline("r"))
+        publisher.put_pipeline(VersionKey("other", 1), pipeline("r"))
         await state.renewed("other")
         assert state.times("deleted") == 2
-        assert not publishing.done() and "deleted" not in repr(board)
+        assert not publishing.done() and "deleted" not in repr(publisher)
         publishing.cancel()
 
     run_in_virtual_time(main())
@@ -55,13 +54,13 @@ def test_the_end_of_a_deleted_functions_last_pipelines_is_told() -> None:
 def test_a_pipeline_is_renewed_however_much_others_change() -> None:
     async def main() -> None:
         state, quiet, busy = TellingState(), VersionKey("quiet", 1), VersionKey("busy", 1)
-        board = LiveBoard(state, Directory(), Wakeup(), FakeClock(), lambda: 1)
-        publishing = asyncio.create_task(board.run())
-        board.put(quiet, pipeline("p"))
+        publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
+        publishing = asyncio.create_task(publisher.run())
+        publisher.put_pipeline(quiet, pipeline("p"))
         loop, seconds = asyncio.get_running_loop(), itertools.count()
 
         def change() -> None:  # sooner than what is quiet is renewed
-            board.decided(busy, decision(f"the {next(seconds)}th"))
+            publisher.set_decision(busy, decision(f"the {next(seconds)}th"))
             loop.call_later(1.0, change)
 
         change()
@@ -74,20 +73,20 @@ def test_a_pipeline_is_renewed_however_much_others_change() -> None:
 
 def test_decisions_on_versions_that_are_current_no_more_are_forgotten() -> None:
     async def main() -> None:
-        directory = Directory()
+        state_cache = ClusterStateCache()
         function = Function(name="f", current=2, versions=(1, 2), created_at=0.0)
-        directory.apply(FunctionChanged(function=function, version=make_version(version=2)), 0.0)
+        state_cache.apply(FunctionChanged(function=function, version=make_version(version=2)), 0.0)
         state = TellingState()
-        board = LiveBoard(state, directory, Wakeup(), FakeClock(), lambda: 1)
-        publishing = asyncio.create_task(board.run())
-        board.put(VersionKey("f", 1), pipeline("p"))
-        board.decided(VersionKey("f", 2), decision("the new one"))
-        board.put(VersionKey("other", 1), pipeline("r"))
+        publisher = LiveStatePublisher(state, state_cache, ChangeCondition(), FakeClock(), lambda: 1)
+        publishing = asyncio.create_task(publisher.run())
+        publisher.put_pipeline(VersionKey("f", 1), pipeline("p"))
+        publisher.set_decision(VersionKey("f", 2), decision("the new one"))
+        publisher.put_pipeline(VersionKey("other", 1), pipeline("r"))
         await state.renewed("other")
-        assert "f:1" in repr(board) and "f:2" in repr(board)  # one serves by pipelines still
-        board.drop(VersionKey("f", 1), "p")
+        assert "f:1" in repr(publisher) and "f:2" in repr(publisher)  # one serves by pipelines still
+        publisher.remove_pipeline(VersionKey("f", 1), "p")
         await state.renewed("other")
-        assert "f:1" not in repr(board) and "('f:2', [])" in repr(board)
+        assert "f:1" not in repr(publisher) and "'f:2': []" in repr(publisher)
         publishing.cancel()
 
     run_in_virtual_time(main())

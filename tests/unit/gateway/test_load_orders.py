@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model_layers import ModelLayers, NotLayered, layers_of
-from gateway.warm_orders import layer_at, warm_places
+from gateway.live.load_orders import layer_at, warm_places
+from gateway.live.model_layers import ModelLayers, NotLayered, layers_of
 from registry.images.manifest import LayerSpan, Manifest
 
 
@@ -67,7 +67,7 @@ def test_what_cannot_be() -> None:
 
 
 def manifest(*, tied: bool) -> Manifest:
-    """An embedding of 250 bytes, three layers of 400, a norm of 10, and a head of 240 unless it is tied."""
+    """Return a manifest with an embedding of 250 bytes, layers of 400, a norm of 10 and a head of 240."""
     edges = [0, 250, 650, 1050, 1450, 1460 if tied else 1700]
     kinds = [("embed", 0), ("layer", 0), ("layer", 1), ("layer", 2), ("head", 0)]
     spans = tuple(
@@ -99,8 +99,8 @@ def test_a_tied_head_costs_the_first_layer_and_its_norm_is_the_last_ones() -> No
     layers = layers_of(manifest(tied=True), 100)
     assert layers.needs == (0b1111111, 0b11111000000, 0b111110000000000)
     assert layers.costs == (400.0 + 250, 400.0, 400.0 + 10)
-    told = layers_of(manifest(tied=True), 100, costs=(3.0, 1.0, 1.0))
-    assert told.costs == (3.0, 1.0, 1.0)
+    given = layers_of(manifest(tied=True), 100, costs=(3.0, 1.0, 1.0))
+    assert given.costs == (3.0, 1.0, 1.0)
 
 
 def test_runs_of_layers_end_where_a_block_is_missing() -> None:

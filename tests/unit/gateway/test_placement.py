@@ -2,29 +2,29 @@
 
 from dataclasses import replace
 
-from control_fixture import MIB, digest, make_holding, make_instance, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.placement import (
-    Givers,
-    Site,
+from gateway.planning.placement import (
+    ImageHolders,
+    StartCandidate,
     choose_sources,
     choose_starts,
     choose_stops,
     choose_warm,
-    impossible,
-    sites,
+    start_candidates,
+    unschedulable_reason,
 )
-from registry.function import Task
-from registry.instance import InstanceState
-from registry.node import NodeRecord, Tier
+from registry.records.function import FunctionTask
+from registry.records.instance import InstanceState
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.control import MIB, digest, make_holding, make_instance, make_node, make_version
 
 IMAGE = digest("image-1")
 
 
-def places(*nodes: NodeRecord, loading: tuple[str, ...] = ()) -> list[Site]:
-    return sites(
+def places(*nodes: NodeRecord, loading: tuple[str, ...] = ()) -> list[StartCandidate]:
+    return start_candidates(
         make_version(), nodes, used_images={}, reserved_bytes={}, instances={}, loading_hosts=loading
     )
 
@@ -58,19 +58,21 @@ def test_idle_images_give_up_their_room() -> None:
     node = make_node("a", gpu_free_bytes=4 * MIB, holdings=(other,))
     args = {"reserved_bytes": {}, "instances": {}, "loading_hosts": ()}
     version = make_version(nbytes=50 * MIB)
-    idle = sites(version, [node], used_images={}, **args)
-    used = sites(version, [node], used_images={"a": {digest("other")}}, **args)
+    idle = start_candidates(version, [node], used_images={}, **args)
+    used = start_candidates(version, [node], used_images={"a": {digest("other")}}, **args)
     assert len(choose_starts(1, idle)) == 1
     assert choose_starts(1, used) == []
 
 
 def test_handlers_start_only_where_they_are_allowed() -> None:
-    version = make_version(image=None, task=Task.HANDLER)
+    version = make_version(image=None, task=FunctionTask.HANDLER)
     nodes = [make_node("no", allows_handlers=False), make_node("yes")]
-    found = sites(version, nodes, used_images={}, reserved_bytes={}, instances={}, loading_hosts=())
+    found = start_candidates(
+        version, nodes, used_images={}, reserved_bytes={}, instances={}, loading_hosts=()
+    )
     assert [site.id for site in found] == ["yes"]
-    assert "not allowed" in impossible(version, nodes[:1])
-    assert impossible(version, nodes) == ""
+    assert "not allowed" in unschedulable_reason(version, nodes[:1])
+    assert unschedulable_reason(version, nodes) == ""
 
 
 def test_idle_instances_stop_before_busy_ones_and_pinned_ones_last() -> None:
@@ -121,7 +123,7 @@ def test_holders_on_the_targets_host_come_first_and_memory_before_the_accelerato
         make_node("far", holdings=(make_holding("image-1", Tier.HOST, Tier.GPU),)),
         make_node("near", host="h1", holdings=(make_holding("image-1", Tier.HOST),)),
     ]
-    holders = Givers(IMAGE, nodes, [make_node("late")]).for_(target)
+    holders = ImageHolders(IMAGE, nodes, [make_node("late")]).for_target(target)
     assert [(h.node, h.tier) for h in holders] == [
         ("near", "host"),
         ("far", "host"),

@@ -4,16 +4,22 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from control_fixture import MIB, digest, make_holding, make_node, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.casts import Casts
-from gateway.directory import Directory
-from gateway.placement import Givers, Site, choose_sources, choose_starts, choose_warm
-from registry.change import NodeUp
-from registry.node import NodeRecord, Tier
-from tests.call_counts_fixture import calls_made
+from gateway.cluster.state_cache import ClusterStateCache
+from gateway.planning.cast_planner import CastPlanner
+from gateway.planning.placement import (
+    ImageHolders,
+    StartCandidate,
+    choose_sources,
+    choose_starts,
+    choose_warm,
+)
+from registry.records.change import NodeUp
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.call_counts import calls_made
+from tests.fixtures.control import MIB, digest, make_holding, make_node, make_version
 
 IMAGE = digest("image-1")
 VERSION = make_version("f", image="image-1", nbytes=64 * MIB)
@@ -22,37 +28,37 @@ MOST_HOLDERS = 8
 
 places = st.lists(
     st.builds(
-        Site,
+        StartCandidate,
         id=st.just(""),
         host=st.sampled_from("abcd"),
         rank=st.integers(0, 2),
         free_bytes=st.sampled_from([0, 5, 10]),
         instances=st.integers(0, 2),
         need_bytes=st.sampled_from([0, 5]),
-        wish_bytes=st.sampled_from([0, 10]),
+        preferred_bytes=st.sampled_from([0, 10]),
         crowded=st.booleans(),
     ),
     max_size=24,
 ).map(lambda sites: [_named(site, f"n{number}") for number, site in enumerate(sites)])
 
 
-def _named(site: Site, id_: str) -> Site:
-    return Site(
+def _named(site: StartCandidate, id_: str) -> StartCandidate:
+    return StartCandidate(
         id=id_,
         host=site.host,
         rank=site.rank,
         free_bytes=site.free_bytes,
         instances=site.instances,
         need_bytes=site.need_bytes,
-        wish_bytes=site.wish_bytes,
+        preferred_bytes=site.preferred_bytes,
         crowded=site.crowded,
     )
 
 
-def best_one_after_the_other(count: int, candidates: list[Site]) -> list[Site]:
-    """What choose_starts promises, by looking at all that are left for each start."""
+def best_one_after_the_other(count: int, candidates: list[StartCandidate]) -> list[StartCandidate]:
+    """Return what choose_starts promises, by looking at all that are left for each start."""
     left = [site for site in candidates if site.fits]
-    chosen: list[Site] = []
+    chosen: list[StartCandidate] = []
     on_host: Counter[str] = Counter()
     while left and len(chosen) < count:
         best = min(
@@ -67,7 +73,7 @@ def best_one_after_the_other(count: int, candidates: list[Site]) -> list[Site]:
 
 @given(st.integers(0, 26), places)
 def test_starts_are_those_that_looking_at_all_for_each_would_choose(
-    count: int, candidates: list[Site]
+    count: int, candidates: list[StartCandidate]
 ) -> None:
     assert choose_starts(count, candidates) == best_one_after_the_other(count, candidates)
 
@@ -80,9 +86,11 @@ def nodes_of(count: int, *tiers: Tier, prefix: str = "n", a_host: int = 1) -> li
     ]
 
 
-def sites_of(count: int, a_host: int) -> list[Site]:
+def sites_of(count: int, a_host: int) -> list[StartCandidate]:
     return [
-        Site(id=f"n{number}", host=f"h{number // a_host}", rank=number % 3, free_bytes=number, instances=0)
+        StartCandidate(
+            id=f"n{number}", host=f"h{number // a_host}", rank=number % 3, free_bytes=number, instances=0
+        )
         for number in range(count)
     ]
 
@@ -93,18 +101,18 @@ def sources_of(count: int, holders: int, a_host: int) -> None:
     assert len(choose_sources(IMAGE, targets, [*held, *targets], []).holders) == count
 
 
-def nobody_loads(directory: Directory, image: str) -> list[NodeRecord]:
+def nobody_loads(state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
     return []
 
 
 def delivery_of(count: int, holders: int) -> None:
-    directory = Directory()
+    state_cache = ClusterStateCache()
     targets = nodes_of(count, prefix="target")
     for record in (*nodes_of(holders, Tier.HOST, prefix="held"), *targets):
-        directory.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
-        directory.reach(record.id, record.epoch)
+        state_cache.apply(NodeUp(record=record, ttl_s=60.0), 0.0)
+        state_cache.channel_up(record.id, record.epoch)
     asked = {target.id: () for target in targets}
-    delivery = Casts().deliver(directory, VERSION, asked, nobody_loads, 1.0)
+    delivery = CastPlanner().deliver(state_cache, VERSION, asked, nobody_loads, 1.0)
     assert delivery.cast is not None and len(delivery.cast.members) == count + holders
 
 
@@ -128,12 +136,12 @@ def test_four_times_the_nodes_are_about_four_times_the_work(work: Callable[[int]
 
 def test_of_many_holders_each_target_asks_eight_others_and_all_are_asked() -> None:
     held = nodes_of(64, Tier.HOST, prefix="held")
-    givers = Givers(IMAGE, held, nodes_of(4, prefix="coming"))
+    givers = ImageHolders(IMAGE, held, nodes_of(4, prefix="coming"))
     asked = Counter[str]()
     for target in nodes_of(512):
-        names = [holder.node for holder in givers.for_(target)]
+        names = [holder.node for holder in givers.for_target(target)]
         assert len(names) == len(set(names)) == MOST_HOLDERS and names[0].startswith("held")
-        assert givers.for_(target) == Givers(IMAGE, held, []).for_(target)
+        assert givers.for_target(target) == ImageHolders(IMAGE, held, []).for_target(target)
         asked[names[0]] += 1
     # 8 of 512 each in the mean: some three times the deviation that chance makes.
     assert len(asked) == 64 and max(asked.values()) <= 20
@@ -153,6 +161,8 @@ def test_nobody_who_could_give_is_left_out_while_there_is_room(
         make_node(f"b{n}", host="here", holdings=(make_holding("image-1", Tier.GPU),)) for n in range(beside)
     ]
     late = [make_node(f"c{n}") for n in range(coming)]
-    kinds = [holder.node[0] for holder in Givers(IMAGE, [target, *held], [target, *late]).for_(target)]
+    kinds = [
+        holder.node[0] for holder in ImageHolders(IMAGE, [target, *held], [target, *late]).for_target(target)
+    ]
     everybody = "b" * beside + "m" * memory + "g" * accelerators + "c" * coming
     assert "".join(kinds) == everybody[:MOST_HOLDERS]

@@ -3,7 +3,20 @@
 import asyncio
 
 import pytest
-from control_fixture import (
+
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.control.assembly import ControlSettings
+from gateway.core.contract import DispatchError
+from gateway.planning.actions import FailStartAction, StartAction, StopAction
+from gateway.planning.plan import Plan, PlannerSettings, VersionDemand
+from gateway.planning.planner import ScalingPlanner
+from gateway.planning.policy import ConcurrencyTarget
+from registry.errors import RemoteError
+from registry.records.change import FunctionChanged, InstanceChanged, NodeUp
+from registry.records.function import Function, FunctionVersion
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.node import CachedImage, Tier
+from tests.fixtures.control import (
     MIB,
     ask,
     make_call,
@@ -14,60 +27,47 @@ from control_fixture import (
     open_cluster,
 )
 
-from gateway.actions import GiveUp, StartOn, StopOn
-from gateway.contract import DispatchError
-from gateway.control import ControlSettings
-from gateway.directory import Directory, VersionKey
-from gateway.plan import KeyDemand, Plan, PlannerSettings
-from gateway.planner import Planner
-from gateway.policy import ConcurrencyTarget
-from registry.change import FunctionChanged, InstanceChanged, NodeUp
-from registry.errors import RemoteError
-from registry.function import Function, FunctionVersion
-from registry.instance import InstanceRecord, InstanceState
-from registry.node import Holding, Tier
-
 
 class World:
-    """A directory and a planner; what is asked for happens only when a test says so."""
+    """A state cache and a planner; what is asked for happens only when a test says so."""
 
     def __init__(self) -> None:
-        self.directory = Directory()
-        self.planner = Planner(ConcurrencyTarget(), lambda key: f"{key}-{next(self._numbers)}")
+        self.state_cache = ClusterStateCache()
+        self.planner = ScalingPlanner(ConcurrencyTarget(), lambda key: f"{key}-{next(self._numbers)}")
         self._numbers = iter(range(1000))
         self.now = 0.0
 
-    def node(self, id_: str = "n0", *holdings: Holding, **changes: object) -> None:
+    def node(self, id_: str = "n0", *holdings: CachedImage, **changes: object) -> None:
         record = make_node(id_, holdings=holdings, **changes)
-        self.directory.apply(NodeUp(record=record, ttl_s=60.0), self.now)
-        self.directory.reach(id_, record.epoch)
+        self.state_cache.apply(NodeUp(record=record, ttl_s=60.0), self.now)
+        self.state_cache.channel_up(id_, record.epoch)
 
     def deploy(self, name: str, version: int = 1, *, current: int = 0, nbytes: int = MIB) -> FunctionVersion:
         made = make_version(name, version, image=f"{name}{version}", nbytes=nbytes)
         head = Function(name=name, current=current or version, versions=(1, 2))
-        self.directory.apply(FunctionChanged(function=head, version=made), self.now)
+        self.state_cache.apply(FunctionChanged(function=head, version=made), self.now)
         return made
 
     def instance(self, id_: str, name: str, node: str = "n0", **changes: object) -> InstanceRecord:
         record = make_instance(id_, node, name=name, **changes)  # type: ignore[arg-type]
-        self.directory.apply(InstanceChanged(record=record), self.now)
+        self.state_cache.apply(InstanceChanged(record=record), self.now)
         return record
 
     def plan(self, *held: str) -> Plan:
-        demands = {VersionKey(name, 1): KeyDemand(held=1) for name in held}
-        return self.planner.plan(self.directory, demands, {}, self.now)
+        demands = {VersionKey(name, 1): VersionDemand(held=1) for name in held}
+        return self.planner.plan(self.state_cache, demands, {}, self.now)
 
 
-def image(name: str, mib: int) -> Holding:
+def image(name: str, mib: int) -> CachedImage:
     return make_holding(name, Tier.GPU, Tier.HOST, nbytes=mib * MIB)
 
 
-def starts(plan: Plan) -> list[StartOn]:
-    return [action for action in plan.actions if isinstance(action, StartOn)]
+def starts(plan: Plan) -> list[StartAction]:
+    return [action for action in plan.actions if isinstance(action, StartAction)]
 
 
 def stops(plan: Plan) -> list[str]:
-    return [action.instance_id for action in plan.actions if isinstance(action, StopOn)]
+    return [action.instance_id for action in plan.actions if isinstance(action, StopAction)]
 
 
 def test_a_start_without_room_for_its_cache_makes_an_idle_instance_go() -> None:
@@ -77,7 +77,7 @@ def test_a_start_without_room_for_its_cache_makes_an_idle_instance_go() -> None:
     world.node("n0", image("a1", 60), gpu_bytes=187 * MIB, gpu_free_bytes=64 * MIB)
     world.instance("i", "a")
     (start,) = starts(world.plan("b"))  # the image alone would fit
-    world.planner.no_room(start, world.directory, "the KV cache does not fit", world.now)
+    world.planner.on_no_space(start, world.state_cache, "the KV cache does not fit", world.now)
     plan = world.plan("b")
     assert (starts(plan), stops(plan)) == ([], ["i"])
     assert world.plan("b").actions == []
@@ -91,9 +91,9 @@ def test_it_is_given_up_once_an_empty_arena_is_too_small() -> None:
     world.deploy("b", nbytes=60 * MIB)
     world.node("n0", gpu_bytes=64 * MIB)
     (start,) = starts(world.plan("b"))
-    world.planner.no_room(start, world.directory, "the KV cache does not fit", world.now)
+    world.planner.on_no_space(start, world.state_cache, "the KV cache does not fit", world.now)
     (given_up,) = world.plan("b").actions
-    assert isinstance(given_up, GiveUp) and list(given_up.starts) == ["n0"]
+    assert isinstance(given_up, FailStartAction) and list(given_up.starts) == ["n0"]
     assert given_up.reason == "the KV cache does not fit"
     assert world.plan("b").actions == []  # it is told once a while
     world.now = 100.0
@@ -172,31 +172,25 @@ def test_a_start_that_nobody_can_give_bytes_for_is_told_after_a_while() -> None:
     assert (plan.actions, plan.next_at) == ([], 5.0)
     world.now = 5.0
     (given_up,) = world.plan("a").actions
-    assert isinstance(given_up, GiveUp) and "none can read the store" in given_up.reason
+    assert isinstance(given_up, FailStartAction) and "none can read the store" in given_up.reason
 
 
-def test_calls_hear_why_nobody_can_start_their_function() -> None:
-    async def main() -> None:
-        settings = ControlSettings(planner=PlannerSettings(no_source_s=0.0))
-        async with open_cluster(1, settings=settings, reads_store=False) as cluster:
-            version = await cluster.deploy()
-            with pytest.raises(DispatchError, match="none can read the store"):
-                await ask(cluster.control, make_call(version))
-
-    asyncio.run(main())
+async def test_calls_hear_why_nobody_can_start_their_function() -> None:
+    settings = ControlSettings(planner=PlannerSettings(no_source_s=0.0))
+    async with open_cluster(1, settings=settings, reads_store=False) as cluster:
+        version = await cluster.deploy()
+        with pytest.raises(DispatchError, match="none can read the store"):
+            await ask(cluster.control, make_call(version))
 
 
-def test_calls_stay_held_while_idle_instances_make_room() -> None:
-    async def main() -> None:
-        async with open_cluster(1, gpu_bytes=4 * MIB) as cluster:
-            first = await cluster.deploy(nbytes=2 * MIB)
-            second = await cluster.deploy(name="g", image="image-2", nbytes=2 * MIB)
-            await ask(cluster.control, make_call(first))
-            node = cluster.nodes["n0"]
-            node.start_error = RemoteError("out_of_memory", "the KV cache does not fit")
-            call = asyncio.create_task(ask(cluster.control, make_call(second)))
-            await cluster.until_gone("f")
-            node.start_error = None
-            assert (await call).assigned.node == "n0"
-
-    asyncio.run(main())
+async def test_calls_stay_held_while_idle_instances_make_room() -> None:
+    async with open_cluster(1, gpu_bytes=4 * MIB) as cluster:
+        first = await cluster.deploy(nbytes=2 * MIB)
+        second = await cluster.deploy(name="g", image="image-2", nbytes=2 * MIB)
+        await ask(cluster.control, make_call(first))
+        node = cluster.nodes["n0"]
+        node.start_error = RemoteError("out_of_memory", "the KV cache does not fit")
+        call = asyncio.create_task(ask(cluster.control, make_call(second)))
+        await cluster.until_gone("f")
+        node.start_error = None
+        assert (await call).assigned.node == "n0"

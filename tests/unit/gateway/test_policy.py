@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy import ConcurrencyTarget, Decision, FunctionLoad, Memory, asked
-from registry.function import Scaling
+from gateway.planning.policy import ConcurrencyTarget, FunctionLoad, PolicyState, ScalingDecision, with_target
+from registry.records.function import Scaling
 
 POLICY = ConcurrencyTarget(stable_s=30.0)
 
@@ -18,19 +18,19 @@ def load(
     )
 
 
-def run(steps: list[tuple[float, FunctionLoad]], memory: Memory | None = None) -> list[Decision]:
-    memory, decisions = memory or Memory(), []
+def run(steps: list[tuple[float, FunctionLoad]], memory: PolicyState | None = None) -> list[ScalingDecision]:
+    memory, decisions = memory or PolicyState(), []
     for now, step in steps:
         decisions.append(POLICY.decide(step, memory, now))
-        memory = decisions[-1].memory
+        memory = decisions[-1].state
     return decisions
 
 
 def test_several_instances_in_one_step_and_starting_ones_count() -> None:
-    assert POLICY.decide(load(held=200, max_instances=5), Memory(), 0).desired == 5
-    assert POLICY.decide(load(held=200), Memory(), 0).desired == 8
-    assert POLICY.decide(load(held=9), Memory(), 0).desired == 3
-    assert POLICY.decide(load(held=9, starting=3), Memory(), 0).desired == 3
+    assert POLICY.decide(load(held=200, max_instances=5), PolicyState(), 0).desired == 5
+    assert POLICY.decide(load(held=200), PolicyState(), 0).desired == 8
+    assert POLICY.decide(load(held=9), PolicyState(), 0).desired == 3
+    assert POLICY.decide(load(held=9, starting=3), PolicyState(), 0).desired == 3
 
 
 def test_to_zero_after_keep_alive_of_idleness() -> None:
@@ -61,7 +61,7 @@ def test_time_of_starting_is_not_idle_time() -> None:
 
 
 def test_an_operators_number_is_set_once_and_kept_alive() -> None:
-    memory = asked(Memory(), 3)
+    memory = with_target(PolicyState(), 3)
     decisions = run(
         [
             (0, load()),
@@ -76,7 +76,7 @@ def test_an_operators_number_is_set_once_and_kept_alive() -> None:
 
 
 def test_scaled_to_zero_it_sleeps_until_the_next_call() -> None:
-    memory = asked(Memory(), 0)
+    memory = with_target(PolicyState(), 0)
     decisions = run(
         [
             (0, load(2, ready=2, min_instances=1)),
@@ -91,7 +91,7 @@ def test_scaled_to_zero_it_sleeps_until_the_next_call() -> None:
 
 
 def test_scaling_down_by_hand_acts_at_once() -> None:
-    assert POLICY.decide(load(ready=5), asked(Memory(), 2), 0).desired == 2
+    assert POLICY.decide(load(ready=5), with_target(PolicyState(), 2), 0).desired == 2
 
 
 settings = st.builds(
@@ -111,7 +111,7 @@ settings = st.builds(
 def test_never_above_the_maximum_and_never_more_starts_than_needed(
     scaling: Scaling, steps: list[tuple[int, int, float]], nodes: int
 ) -> None:
-    memory, now, ready, starting = Memory(), 0.0, 0, 0
+    memory, now, ready, starting = PolicyState(), 0.0, 0, 0
     for in_flight, held, pause_s in steps:
         now += pause_s
         ready, starting = ready + starting, 0  # what was starting became ready
@@ -120,7 +120,7 @@ def test_never_above_the_maximum_and_never_more_starts_than_needed(
         )
         decision = POLICY.decide(state, memory, now)
         assert decision == POLICY.decide(state, memory, now)
-        memory = decision.memory
+        memory = decision.state
         assert 0 <= decision.desired <= (nodes if scaling.max_instances is None else scaling.max_instances)
         need = max(-(-(in_flight + held) // scaling.target_concurrency), scaling.min_instances)
         if decision.desired > ready:
@@ -134,13 +134,13 @@ def test_never_above_the_maximum_and_never_more_starts_than_needed(
 
 @given(settings, st.integers(0, 60), st.integers(1, 8), st.integers(0, 8))
 def test_constant_load_settles_and_stays(scaling: Scaling, calls: int, nodes: int, live: int) -> None:
-    memory, now = Memory(), 0.0
+    memory, now = PolicyState(), 0.0
     seen = []
     ready = min(live, scaling.max_instances or nodes, nodes)
     for _ in range(20):
         state = FunctionLoad(in_flight=calls, held=0, ready=ready, starting=0, nodes=nodes, scaling=scaling)
         decision = POLICY.decide(state, memory, now)
-        memory, ready = decision.memory, decision.desired
+        memory, ready = decision.state, decision.desired
         seen.append(ready)
         now = decision.next_at if decision.next_at is not None else now + 7.0
     falling = sorted(seen[1:], reverse=True)

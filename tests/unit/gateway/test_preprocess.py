@@ -16,8 +16,15 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from gateway import preprocess as module
-from gateway.preprocess import BadImage, decode_text, nested_array, open_picture, parse_processor, preprocess
+from gateway.inference import preprocess as module
+from gateway.inference.preprocess import (
+    BadImage,
+    decode_text,
+    nested_array,
+    open_picture,
+    parse_processor,
+    preprocess,
+)
 
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
@@ -66,7 +73,7 @@ PROCESSORS: Mapping[str, tuple[Any, dict[str, object]]] = {
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A smooth picture with some noise, so that resampling filters differ."""
+    """Return a smooth picture with some noise, so that resampling filters differ."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     base = np.stack([128 + 100 * np.sin(x / 7), 128 + 100 * np.cos(y / 5), (x + 2 * y) % 256], axis=-1)
@@ -154,7 +161,7 @@ def test_an_animation_gives_its_first_frame() -> None:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A few bytes that claim to be a picture of that size."""
+    """Return a few bytes that claim to be a picture of that size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -192,7 +199,7 @@ def png_header(width: int, height: int) -> bytes:
         ([[[1, 2, 256]]], "0 to 255"),
         ([[[-1, 2, 3]]], "0 to 255"),
         ([[[1, 2], [3, 4]]], r"\[height\]\[width\]\[3\]"),
-        ([[[0.1, 0.2, 0.3]]], "as it is"),
+        ([[[0.1, 0.2, 0.3]]], "the model.s input"),
         ([[[float("nan")]], [[0.0]], [[0.0]]], "finite"),
         ([[[10**30]], [[1]], [[1]]], "must be numbers"),
     ],

@@ -1,4 +1,4 @@
-"""Records that the ledger refuses, for whatever reason: spooled, told of, and in nobody's way."""
+"""Records that the ledger refuses, for whatever reason: outbox_records, told of, and in nobody's way."""
 
 import asyncio
 import logging
@@ -9,15 +9,15 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.contract import CallUse
-from gateway.entry import Entry
-from gateway.spool import Spool
+from gateway.billing.outbox import Outbox
+from gateway.billing.outbox_record import OutboxRecord
+from gateway.core.contract import CallUsage
 from registry.errors import InvalidRecord, StateUnavailable
-from registry.memory_ledger import MemoryLedger
+from registry.memory.ledger import MemoryLedger
+from registry.records.usage import GpuSlice, RequestRecord, RequestStatus
 from registry.state import UsageFilter
-from registry.usage import GpuSlice, RequestRecord, RequestStatus
-from tests.gateway_http_fixture import byte_tokenizer, gateway
-from tests.registry_records import request
+from tests.fixtures.gateway_http import byte_tokenizer, gateway
+from tests.fixtures.registry_records import request
 
 REFUSALS = [
     UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
@@ -37,14 +37,14 @@ class Choosy(MemoryLedger):
         self.asked: Counter[str] = Counter()
 
     def add_request(self, record: RequestRecord) -> Coroutine[Any, Any, bool]:
-        self.asked[record.request_id] += 1
-        if self.at_once and record.request_id in self.refused:
+        self.asked[record.response_id] += 1
+        if self.at_once and record.response_id in self.refused:
             raise self.error
         return self._add(record)
 
     async def _add(self, record: RequestRecord) -> bool:
         await asyncio.sleep(0)
-        if record.request_id in self.refused:
+        if record.response_id in self.refused:
             raise self.error
         return await super().add_request(record)
 
@@ -64,45 +64,46 @@ def test_a_record_that_is_refused_fails_its_request_and_is_billed_later(
                     model="coder", prompt="x", max_tokens=2, extra_headers={"x-request-id": "poison"}
                 )
             assert refused.value.code == "billing_failed" and refused.value.status_code == 503
-            assert len(biller.spool) == 1 and not gw.settled
+            assert len(biller.outbox) == 1 and not gw.settled
             assert ledger.asked["poison"] == 1  # to try at once again is of no use
-            assert "poison" in caplog.text and str(error) in caplog.text
+            assert "rejects its record" in caplog.text and str(error) in caplog.text
             await gw.openai().completions.create(
                 model="coder", prompt="x", max_tokens=2, extra_headers={"x-request-id": "good"}
             )
             ledger.refused.clear()
-            assert await biller.spool.drain()
-            record = await ledger.request("poison")
+            assert await biller.outbox.drain()
+            (record,) = await ledger.requests_by_client_id("poison")
             assert (record.status, record.cost_nanos) == (RequestStatus.FAILED, 0)
-            assert (await ledger.request("good")).status is RequestStatus.OK
+            (good,) = await ledger.requests_by_client_id("good")
+            assert good.status is RequestStatus.OK
             assert len(gw.settled) == 2
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())
 
 
-def _use(name: str) -> CallUse:
-    return CallUse(gpu=GpuSlice(call_id=name, instance_id="i", node="n0", gpu_us=1), exact=True)
+def _use(name: str) -> CallUsage:
+    return CallUsage(gpu=GpuSlice(call_id=name, instance_id="i", node="n0", gpu_us=1), exact=True)
 
 
 @pytest.mark.parametrize("error", [*REFUSALS, StateUnavailable("Redis refused: bad argument")])
 def test_a_poisoned_record_keeps_no_other_waiting(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ledger = Choosy(error)
-        settled: list[CallUse] = []
-        spool = Spool(ledger, settled.extend)
+        settled: list[CallUsage] = []
+        outbox = Outbox(ledger, settled.extend)
         for name in ("r0", "poison", "r1", "r2"):
-            spool.put(Entry(request(name), (_use(name),)))
+            outbox.add(OutboxRecord(request(name), (_use(name),)))
         for _ in range(3):
-            assert not await spool.drain()
-        assert [use.gpu.call_id for use in settled] == ["r0", "r1", "r2"] and len(spool) == 1
+            assert not await outbox.drain()
+        assert [use.gpu.call_id for use in settled] == ["r0", "r1", "r2"] and len(outbox) == 1
         assert all(ledger.asked[name] == 1 for name in ("r0", "r1", "r2"))
         if not isinstance(error, StateUnavailable):
-            assert caplog.text.count("poison") == 1  # not in every round
+            assert caplog.text.count("rejects its record") == 1  # not in every round
         ledger.refused.clear()
-        assert await spool.drain() and len(spool) == 0
+        assert await outbox.drain() and len(outbox) == 0
         records, _ = await ledger.requests(UsageFilter())
-        assert sorted(record.request_id for record in records) == ["poison", "r0", "r1", "r2"]
+        assert sorted(record.response_id for record in records) == ["poison", "r0", "r1", "r2"]
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())
@@ -114,11 +115,11 @@ def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
 ) -> None:
     async def main() -> None:
         ledger = Choosy(error)
-        settled: list[CallUse] = []
-        spool = Spool(ledger, settled.extend)
+        settled: list[CallUsage] = []
+        outbox = Outbox(ledger, settled.extend)
         for name in ("poison", "r1", "r2"):
-            spool.put(Entry(request(name), (_use(name),)))
-        await spool.aclose()
+            outbox.add(OutboxRecord(request(name), (_use(name),)))
+        await outbox.aclose()
         assert [use.gpu.call_id for use in settled] == ["r1", "r2"]
         (told,) = [line for line in caplog.messages if line.startswith("never billed")]
         assert "request_id='poison'" in told
@@ -127,24 +128,21 @@ def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
         asyncio.run(main())
 
 
-def test_the_spool_goes_on_after_any_error() -> None:
-    async def main() -> None:
-        ledger = Choosy(RuntimeError("nobody thought of this"))
-        settled: asyncio.Queue[CallUse] = asyncio.Queue()
+async def test_the_spool_goes_on_after_any_error() -> None:
+    ledger = Choosy(RuntimeError("nobody thought of this"))
+    settled: asyncio.Queue[CallUsage] = asyncio.Queue()
 
-        def note(uses: Sequence[CallUse]) -> None:
-            for use in uses:
-                settled.put_nowait(use)
+    def note(uses: Sequence[CallUsage]) -> None:
+        for use in uses:
+            settled.put_nowait(use)
 
-        spool = Spool(ledger, note)
-        running = asyncio.create_task(spool.run())
-        spool.put(Entry(request("poison"), (_use("poison"),)))
-        spool.put(Entry(request("r1"), (_use("r1"),)))
-        assert (await settled.get()).gpu.call_id == "r1"
-        ledger.refused.clear()
-        spool.put(Entry(request("r2"), (_use("r2"),)))
-        assert {(await settled.get()).gpu.call_id for _ in range(2)} == {"poison", "r2"}
-        assert not running.done()
-        running.cancel()
-
-    asyncio.run(main())
+    outbox = Outbox(ledger, note)
+    running = asyncio.create_task(outbox.run())
+    outbox.add(OutboxRecord(request("poison"), (_use("poison"),)))
+    outbox.add(OutboxRecord(request("r1"), (_use("r1"),)))
+    assert (await settled.get()).gpu.call_id == "r1"
+    ledger.refused.clear()
+    outbox.add(OutboxRecord(request("r2"), (_use("r2"),)))
+    assert {(await settled.get()).gpu.call_id for _ in range(2)} == {"poison", "r2"}
+    assert not running.done()
+    running.cancel()

@@ -4,40 +4,40 @@ import random
 from collections import Counter
 
 import pytest
-from control_fixture import make_call, make_instance, make_version
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import Admission, AdmissionLimits, Ticket
-from gateway.contract import DispatchError
-from gateway.directory import VersionKey
-from gateway.router import Slots
-from gateway.servers import server_of, slots_key
-from registry.live import Live, LivePipeline, LiveStage
+from gateway.cluster.replicas import pipeline_replica, slots_key_of
+from gateway.cluster.state_cache import VersionKey
+from gateway.core.contract import DispatchError
+from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
+from gateway.dispatch.router import ReplicaSlots
+from registry.records.live import LiveMode, LivePipeline, LiveStage
+from tests.fixtures.control import make_call, make_instance, make_version
 
 KEY = VersionKey("f", 1)
 
 
-def ticket(at: float = 0.0, *, function: str = "f", tenant: str = "t") -> Ticket:
-    return Ticket(make_call(make_version(function), tenant=tenant), at, 0, hot=False)
+def make_queued(at: float = 0.0, *, function: str = "f", tenant: str = "t") -> QueuedRequest:
+    return QueuedRequest(make_call(make_version(function), tenant=tenant), at, 0, hot=False)
 
 
 def test_the_least_loaded_by_share_takes_the_call() -> None:
-    slots, rng = Slots(), random.Random(1)
+    slots, rng = ReplicaSlots(), random.Random(1)
     big, small = make_instance("big", "a", max_concurrency=8), make_instance("small", "b", max_concurrency=2)
     taken: Counter[str] = Counter()
     while (choice := slots.choose([big, small], rng, 0.0).instance) is not None:
-        slots.take(choice.instance_id)
+        slots.acquire(choice.instance_id)
         taken[choice.instance_id] += 1
         if sum(taken.values()) == 5:
             assert taken == {"big": 4, "small": 1}
     assert taken == {"big": 8, "small": 2}
-    slots.free("small")
+    slots.release("small")
     assert slots.choose([big, small], rng, 0.0).instance is small
 
 
 def test_ties_are_broken_by_the_given_chance() -> None:
-    slots = Slots()
+    slots = ReplicaSlots()
     both = [make_instance("a", "a"), make_instance("b", "b")]
     rng = random.Random(7)
     seen = [slots.choose(both, rng, 0.0).instance for _ in range(32)]
@@ -45,9 +45,9 @@ def test_ties_are_broken_by_the_given_chance() -> None:
 
 
 def test_a_full_instance_is_left_alone_for_a_while() -> None:
-    slots, rng = Slots(), random.Random(1)
+    slots, rng = ReplicaSlots(), random.Random(1)
     only = make_instance("a", "a")
-    slots.refuse_until("a", 5.0)
+    slots.back_off_until("a", 5.0)
     choice = slots.choose([only], rng, 4.0)
     assert (choice.instance, choice.next_at) == (None, 5.0)
     assert slots.choose([only], rng, 5.0).instance is only
@@ -57,62 +57,62 @@ def test_a_full_instance_is_left_alone_for_a_while() -> None:
 def test_no_instance_is_above_its_limit_and_loads_differ_by_at_most_a_slot(
     limits: list[int], calls: int
 ) -> None:
-    slots, rng = Slots(), random.Random(3)
+    slots, rng = ReplicaSlots(), random.Random(3)
     instances = [make_instance(f"i{n}", f"n{n}", max_concurrency=limit) for n, limit in enumerate(limits)]
     for _ in range(calls):
         chosen = slots.choose(instances, rng, 0.0).instance
         if chosen is None:
             assert sum(slots.in_flight.values()) == sum(limits)
             break
-        slots.take(chosen.instance_id)
+        slots.acquire(chosen.instance_id)
     for instance in instances:
         assert slots.in_flight[instance.instance_id] <= instance.max_concurrency
 
 
 def test_an_owed_call_finds_room_on_a_full_instance_but_not_without_end() -> None:
-    slots, rng = Slots(), random.Random(1)
+    slots, rng = ReplicaSlots(), random.Random(1)
     only = make_instance("a", "a", max_concurrency=4)
     for _ in range(4):
-        slots.take("a")
+        slots.acquire("a")
     assert slots.choose([only], rng, 0.0).instance is None
     for _ in range(2):
-        assert slots.choose([only], rng, 0.0, owed=True).instance is only
-        slots.take("a")
-    assert slots.choose([only], rng, 0.0, owed=True).instance is None
+        assert slots.choose([only], rng, 0.0, over_commit=True).instance is only
+        slots.acquire("a")
+    assert slots.choose([only], rng, 0.0, over_commit=True).instance is None
     other = make_instance("b", "b", max_concurrency=4)
-    slots.take("b")
-    assert slots.choose([only, other], rng, 0.0, owed=True).instance is other
+    slots.acquire("b")
+    assert slots.choose([only, other], rng, 0.0, over_commit=True).instance is other
 
 
-def test_a_lane_goes_by_arrival_within_a_tenant_and_a_returning_call_keeps_its_place() -> None:
+def test_a_queue_goes_by_arrival_within_a_tenant_and_a_returning_call_keeps_its_place() -> None:
     admission = Admission(AdmissionLimits())
-    tickets = [ticket(float(at)) for at in range(3)]
-    for one in tickets:
-        admission.hold(one)
+    queued = [make_queued(float(at)) for at in range(3)]
+    for one in queued:
+        admission.enqueue(one)
     instance = make_instance("i", "a")
-    admission.assign(tickets[0], instance)
+    admission.assign(queued[0], instance)
     assert (admission.held, admission.calls) == (2, 3)
-    admission.hold_again(tickets[0])
-    assert list(admission.lane(KEY).held) == tickets
-    for one in tickets:
+    admission.requeue(queued[0])
+    assert list(admission.queue(KEY).held) == queued
+    for one in queued:
         admission.leave(one)
         admission.leave(one)
-    assert admission.calls == 0 and list(admission.lanes()) == []
+    assert admission.calls == 0 and list(admission.queues()) == []
 
 
 def test_limits_hold_for_new_calls_only() -> None:
     admission = Admission(AdmissionLimits(held_per_function=1, held=2))
-    first, other = ticket(), ticket(function="g")
-    admission.hold(first)
-    with pytest.raises(DispatchError, match="wait for f"):
-        admission.hold(ticket())
-    admission.hold(other)
+    first, other = make_queued(), make_queued(function="g")
+    admission.enqueue(first)
+    with pytest.raises(DispatchError, match="queued for f"):
+        admission.enqueue(make_queued())
+    admission.enqueue(other)
     with pytest.raises(DispatchError):
-        admission.hold(ticket(function="h"))
-    assert len(list(admission.lanes())) == 2
+        admission.enqueue(make_queued(function="h"))
+    assert len(list(admission.queues())) == 2
     admission.assign(first, make_instance("i", "a"))
-    admission.hold(ticket())
-    admission.hold_again(first)
+    admission.enqueue(make_queued())
+    admission.requeue(first)
     assert admission.held == 3
     admission.draining = True
     with pytest.raises(DispatchError) as caught:
@@ -121,69 +121,79 @@ def test_limits_hold_for_new_calls_only() -> None:
 
 
 def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
-    slots, rng = Slots(), random.Random(1)
+    slots, rng = ReplicaSlots(), random.Random(1)
     stages = tuple(
         LiveStage(node=f"n{place}", instance_id=f"i{place}", first=place, last=place + 1)
         for place in range(2)
     )
-    pipeline = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=6))
+    pipeline = pipeline_replica(
+        LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=6)
+    )
     for _ in range(4):
         assert slots.choose([pipeline], rng, 0.0).instance is pipeline
-        slots.take(pipeline.instance_id)
+        slots.acquire(pipeline.instance_id)
     assert slots.choose([pipeline], rng, 0.0).instance is None
-    slots.begun(pipeline.instance_id)
+    slots.on_first_token(pipeline.instance_id)
     assert slots.room(pipeline) == 1
-    slots.free(pipeline.instance_id, begun=True)
+    slots.release(pipeline.instance_id, has_token=True)
     assert slots.room(pipeline) == 1  # three wait there still
-    slots.free(pipeline.instance_id)
+    slots.release(pipeline.instance_id)
     assert slots.room(pipeline) == 2
     for _ in range(2):
-        slots.take(pipeline.instance_id)
-        slots.begun(pipeline.instance_id)
+        slots.acquire(pipeline.instance_id)
+        slots.on_first_token(pipeline.instance_id)
     assert slots.room(pipeline) == 2  # four of six places are taken
 
 
 def test_an_instance_beside_a_pipeline_gets_what_keeps_it_busy() -> None:
-    slots, rng, instance = Slots(), random.Random(1), make_instance("i", "n9", max_concurrency=8)
+    slots, rng, instance = ReplicaSlots(), random.Random(1), make_instance("i", "n9", max_concurrency=8)
     stages = tuple(
         LiveStage(node=f"n{place}", instance_id=f"s{place}", first=place, last=place + 1)
         for place in range(2)
     )
-    pipeline = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=64))
+    pipeline = pipeline_replica(
+        LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=64)
+    )
     chosen = []
     while (server := slots.choose([pipeline, instance], rng, 0.0).instance) is not None:
-        slots.take(slots_key(server), 600)
+        slots.acquire(slots_key_of(server), 600)
         chosen.append(server.instance_id)
     assert (chosen.count("p.0"), chosen.count("i")) == (4, 2)
-    slots.begun("i")
+    slots.on_first_token("i")
     assert slots.choose([pipeline, instance], rng, 0.0).instance is instance
     for _ in range(5):  # with the pipeline gone it fills its slots
-        slots.take("i", 600)
+        slots.acquire("i", 600)
     assert slots.choose([pipeline, instance], rng, 0.0).instance is None
     assert slots.choose([instance], rng, 0.0).instance is instance
 
 
 def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:
-    slots = Slots()
+    slots = ReplicaSlots()
     stage = LiveStage(node="n", instance_id="i", first=0, last=8)
-    lone = server_of(LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6))
+    lone = pipeline_replica(
+        LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6)
+    )
     assert slots.room(lone) == 6
     many = tuple(
         LiveStage(node=f"m{at}", instance_id=f"m{at}", first=4 * at, last=4 * at + 4) for at in range(2)
     )
-    pipeline = server_of(LivePipeline(pipeline_id="q", epoch=0, stages=many, head=1, rate=0.1, slots=64))
+    pipeline = pipeline_replica(
+        LivePipeline(pipeline_id="q", epoch=0, stages=many, head=1, rate=0.1, slots=64)
+    )
     rng, chosen = random.Random(1), []
     while (server := slots.choose([pipeline, lone], rng, 0.0).instance) is not None:
-        slots.take(slots_key(server), 600)
+        slots.acquire(slots_key_of(server), 600)
         chosen.append(server.instance_id)
     assert (chosen.count("q.0"), chosen.count("p.0")) == (4, 6)  # beside a pipeline, too
 
 
 def test_a_pair_takes_as_many_as_can_wait_there_for_its_target() -> None:
-    slots = Slots()
+    slots = ReplicaSlots()
     stages = tuple(
         LiveStage(node=f"n{place}", instance_id=f"i{place}", first=place, last=place + 1)
         for place in range(2)
     )
-    pair = LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=2.0, slots=16, way=Live.ZIGZAG)
-    assert slots.room(server_of(pair)) == 16
+    pair = LivePipeline(
+        pipeline_id="p", epoch=0, stages=stages, head=1, rate=2.0, slots=16, way=LiveMode.ZIGZAG
+    )
+    assert slots.room(pipeline_replica(pair)) == 16

@@ -6,17 +6,17 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.model_layers import ModelLayers
-from gateway.stage_cover import Candidate, Cover, fewest_hops, most_even
+from gateway.live.model_layers import ModelLayers
+from gateway.live.stage_cover import StageCandidate, StageCover, fewest_hops, most_even
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[ModelLayers, list[Candidate]]:
+def scenes(draw: st.DrawFn) -> tuple[ModelLayers, list[StageCandidate]]:
     count = draw(st.integers(1, 6))
     costs = draw(st.lists(st.integers(1, 5).map(float), min_size=count, max_size=count))
     layers = ModelLayers(needs=tuple(1 << layer for layer in range(count)), costs=tuple(costs))
     candidates = [
-        Candidate(
+        StageCandidate(
             node=f"n{index}",
             group=draw(st.integers(0, 2)),
             ends=layers.ends(draw(st.integers(0, (1 << count) - 1))),
@@ -27,7 +27,7 @@ def scenes(draw: st.DrawFn) -> tuple[ModelLayers, list[Candidate]]:
     return layers, candidates
 
 
-def check(layers: ModelLayers, candidates: list[Candidate], cover: Cover) -> None:
+def check(layers: ModelLayers, candidates: list[StageCandidate], cover: StageCover) -> None:
     """Each layer once, in order, by a node that holds it and is there once."""
     by_name = {candidate.node: candidate for candidate in candidates}
     edges = [0, *(stage.last for stage in cover.stages)]
@@ -39,7 +39,7 @@ def check(layers: ModelLayers, candidates: list[Candidate], cover: Cover) -> Non
 
 
 def slowest(
-    layers: ModelLayers, by_name: dict[str, Candidate], nodes: tuple[str, ...], edges: list[int]
+    layers: ModelLayers, by_name: dict[str, StageCandidate], nodes: tuple[str, ...], edges: list[int]
 ) -> float:
     return max(
         (layers.until[last] - layers.until[first]) / by_name[node].speed
@@ -47,7 +47,7 @@ def slowest(
     )
 
 
-def best_of_all(layers: ModelLayers, candidates: list[Candidate]) -> dict[int, float]:
+def best_of_all(layers: ModelLayers, candidates: list[StageCandidate]) -> dict[int, float]:
     """By number of stages the least that the costliest stage can cost: all orders, all borders."""
     best: dict[int, float] = {}
     by_name = {candidate.node: candidate for candidate in candidates}
@@ -64,7 +64,7 @@ def best_of_all(layers: ModelLayers, candidates: list[Candidate]) -> dict[int, f
 
 @given(scene=scenes(), most=st.integers(1, 5))
 @settings(max_examples=300, deadline=None)
-def test_covers_are_the_best_there_are(scene: tuple[ModelLayers, list[Candidate]], most: int) -> None:
+def test_covers_are_the_best_there_are(scene: tuple[ModelLayers, list[StageCandidate]], most: int) -> None:
     layers, candidates = scene
     best = {hops: cost for hops, cost in best_of_all(layers, candidates).items() if hops <= most}
     fewest, even = fewest_hops(layers, candidates, most), most_even(layers, candidates, most)
@@ -78,7 +78,7 @@ def test_covers_are_the_best_there_are(scene: tuple[ModelLayers, list[Candidate]
     assert even.slowest <= min(best.values()) * 1.001
 
 
-def names(cover: Cover | None) -> list[tuple[str, int, int]]:
+def names(cover: StageCover | None) -> list[tuple[str, int, int]]:
     assert cover is not None
     return [(stage.node, stage.first, stage.last) for stage in cover.stages]
 
@@ -87,10 +87,10 @@ def test_other_groups_come_first_and_those_that_hold_least() -> None:
     layers = ModelLayers(needs=(1, 2, 4, 8), costs=(1.0,) * 4)
     low, high, most = layers.ends(0b0011), layers.ends(0b1100), layers.ends(0b1110)
     candidates = [
-        Candidate(node="a0", group=0, ends=low),
-        Candidate(node="a1", group=0, ends=high),
-        Candidate(node="b1", group=1, ends=most),
-        Candidate(node="b2", group=1, ends=high),
+        StageCandidate(node="a0", group=0, ends=low),
+        StageCandidate(node="a1", group=0, ends=high),
+        StageCandidate(node="b1", group=1, ends=most),
+        StageCandidate(node="b2", group=1, ends=high),
     ]
     assert names(fewest_hops(layers, candidates, 8)) == [("a0", 0, 2), ("b2", 2, 4)]
 
@@ -98,10 +98,10 @@ def test_other_groups_come_first_and_those_that_hold_least() -> None:
 def test_borders_lie_where_costs_are_alike() -> None:
     layers = ModelLayers(needs=(1, 2, 4, 8), costs=(1.0, 1.0, 1.0, 3.0))
     everything = layers.ends(0b1111)
-    pair = [Candidate(node=name, group=0, ends=layers.ends(0b1111)) for name in "ab"]
+    pair = [StageCandidate(node=name, group=0, ends=layers.ends(0b1111)) for name in "ab"]
     even = most_even(layers, pair, 2)
     assert even is not None and even.slowest == 3.0 and [stage.last for stage in even.stages] == [3, 4]
-    quick = Candidate(node="q", group=1, ends=everything, speed=5.0)
+    quick = StageCandidate(node="q", group=1, ends=everything, speed=5.0)
     found = most_even(layers, [*pair, quick], 2)
     assert found is not None and found.slowest == 1.0 and "q" in found.nodes
 
@@ -110,7 +110,7 @@ def test_many_layers_and_nodes_take_few_tries() -> None:
     """Eighty layers, of which each node lacks some: the search gives up rather than trying all orders."""
     layers = ModelLayers(needs=tuple(1 << layer for layer in range(80)), costs=(1.0,) * 80)
     scattered = [
-        Candidate(
+        StageCandidate(
             node=f"n{index}",
             group=index % 4,
             ends=layers.ends(sum(1 << layer for layer in range(80) if (layer * 7 + index) % 16 < 9)),

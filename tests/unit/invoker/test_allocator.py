@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.allocator import Allocator
+from invoker.memory.allocator import Allocator
 from registry.images.manifest import ALIGNMENT
 
 CAPACITY = 64 * ALIGNMENT

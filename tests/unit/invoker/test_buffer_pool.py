@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_weights import forget, recall
-from invoker.counters import Counters
-from invoker.filling import Filling
-from invoker.host_mapping import HostMapping
-from invoker.host_tier import HostTier
-from invoker.spare import LARGEST_SHARE, LEAST_BYTES, Spare
-from invoker.tier_folder import TierFolder, is_open_elsewhere
+from benchmarks.load.weights import drop_from_cache, read_into_cache
+from invoker.base.counters import Counters
+from invoker.host_tier.buffer_pool import LARGEST_SHARE, MIN_BYTES, SpareBuffer
+from invoker.host_tier.folder import TierFolder, is_open_elsewhere
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.mapping import HostMapping
+from invoker.host_tier.tier import HostTier
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
-from tests.invoker_fixture import make_image
-from tests.mount_fixture import file_system
-from tests.stored_image_fixture import damage, read_whole, stored
+from tests.fixtures.invoker import make_image
+from tests.fixtures.mount import file_system
+from tests.fixtures.stored_image import damage, read_whole, stored
 
 MIB = 1 << 20
-SPARE = 2 * LEAST_BYTES
+SPARE = 2 * MIN_BYTES
 
 
 def digest(name: str) -> str:
@@ -40,17 +40,17 @@ def folder() -> Path:
     return Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
 
 
-def begin(tier: HostTier, name: str, nbytes: int) -> Filling:
-    filling = tier.begin(digest(name), nbytes)
-    assert isinstance(filling, Filling)
-    return filling
+def begin(tier: HostTier, name: str, nbytes: int) -> ImageWriter:
+    writer = tier.begin(digest(name), nbytes)
+    assert isinstance(writer, ImageWriter)
+    return writer
 
 
 def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
-    filling = begin(tier, name, nbytes)
-    filling.prepare(0, nbytes)
-    filling.view[:] = name.encode() * nbytes
-    return filling.publish()
+    writer = begin(tier, name, nbytes)
+    writer.prepare(0, nbytes)
+    writer.view[:] = name.encode() * nbytes
+    return writer.publish()
 
 
 def spares(folder: Path) -> list[Path]:
@@ -62,7 +62,7 @@ def total(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def faults_of(write: Filling, nbytes: int) -> int:
+def faults_of(write: ImageWriter, nbytes: int) -> int:
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     write.prepare(0, nbytes)
     with memoryview(write.view) as view:
@@ -75,12 +75,12 @@ def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path) -> None:
     tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
     assert tier.wait_for_spare() == SPARE and len(spares(folder)) == 1
     assert tier.used_bytes() == 0 and total(folder) == SPARE
-    filling = begin(tier, "a", SPARE - 5000)
+    writer = begin(tier, "a", SPARE - 5000)
     assert not spares(folder), "while something loads, no processor time goes to the next"
-    assert filling.is_ready(0, SPARE - 5000) and bytes(filling.view[:8]) == bytes(8)
-    assert faults_of(filling, SPARE - 5000) < SPARE // mmap.PAGESIZE // 10
-    filling.view[:] = b"a" * (SPARE - 5000)
-    with closing(filling.publish()) as mapping:
+    assert writer.is_ready(0, SPARE - 5000) and bytes(writer.view[:8]) == bytes(8)
+    assert faults_of(writer, SPARE - 5000) < SPARE // mmap.PAGESIZE // 10
+    writer.view[:] = b"a" * (SPARE - 5000)
+    with closing(writer.publish()) as mapping:
         assert mapping.view == b"a" * (SPARE - 5000)
         assert tier.used_bytes() == SPARE - 5000 == (folder / digest("a")).stat().st_size
         assert tier.wait_for_spare() == SPARE - 4096 and len(spares(folder)) == 1
@@ -91,11 +91,11 @@ def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path) -> None:
 def test_an_image_larger_than_the_spare_grows_it(folder: Path) -> None:
     tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
     tier.wait_for_spare()
-    filling = begin(tier, "a", SPARE + MIB)
-    assert filling.is_ready(0, SPARE) and not filling.is_ready(SPARE, 1)
-    filling.prepare(SPARE, MIB)
-    filling.view[:] = b"a" * (SPARE + MIB)
-    with closing(filling.publish()) as mapping:
+    writer = begin(tier, "a", SPARE + MIB)
+    assert writer.is_ready(0, SPARE) and not writer.is_ready(SPARE, 1)
+    writer.prepare(SPARE, MIB)
+    writer.view[:] = b"a" * (SPARE + MIB)
+    with closing(writer.publish()) as mapping:
         assert len(mapping.view) == SPARE + MIB and mapping.view[-1] == ord("a")
     tier.close()
 
@@ -105,9 +105,9 @@ def test_a_small_image_leaves_the_spare(folder: Path) -> None:
     tier.wait_for_spare()
     before = spares(folder)
     small = SPARE // LARGEST_SHARE - 1
-    filling = begin(tier, "a", small)
-    assert not filling.is_ready(0, small)
-    filling.abandon()
+    writer = begin(tier, "a", small)
+    assert not writer.is_ready(0, small)
+    writer.abandon()
     assert spares(folder) == before and tier.wait_for_spare() == SPARE
     tier.close()
 
@@ -132,7 +132,7 @@ def test_the_next_spare_is_as_large_as_the_largest_of_the_last_images(folder: Pa
 
 
 def test_without_a_setting_or_room_there_is_none(folder: Path) -> None:
-    for limit, spare in ((8 * SPARE, 0), (8 * SPARE, LEAST_BYTES - 1), (LEAST_BYTES - 1, SPARE)):
+    for limit, spare in ((8 * SPARE, 0), (8 * SPARE, MIN_BYTES - 1), (MIN_BYTES - 1, SPARE)):
         tier = HostTier(folder, limit, spare_bytes=spare)
         assert tier.wait_for_spare() == 0 and not spares(folder)
         tier.close()
@@ -159,10 +159,10 @@ def test_a_spare_gives_way_to_images_of_any_process_and_evicts_none(folder: Path
 
 def test_a_spare_that_is_not_whole_yet_serves_as_far_as_it_is(folder: Path) -> None:
     tier = HostTier(folder, 64 * SPARE, spare_bytes=8 * SPARE)
-    filling = begin(tier, "a", 8 * SPARE)
-    filling.prepare(0, 8 * SPARE)
-    filling.view[-1:] = b"a"
-    with closing(filling.publish()) as mapping:
+    writer = begin(tier, "a", 8 * SPARE)
+    writer.prepare(0, 8 * SPARE)
+    writer.view[-1:] = b"a"
+    with closing(writer.publish()) as mapping:
         assert mapping.view[-1] == ord("a")
     tier.close()
     assert not folder.parent.exists()
@@ -171,7 +171,7 @@ def test_a_spare_that_is_not_whole_yet_serves_as_far_as_it_is(folder: Path) -> N
 MAKER = """
 import sys
 from pathlib import Path
-from invoker.host_tier import HostTier
+from invoker.host_tier.tier import HostTier
 tier = HostTier(Path(sys.argv[1]), 1 << 30, spare_bytes=2 << 20)
 print(tier.wait_for_spare(), flush=True)
 sys.stdin.readline()
@@ -197,14 +197,14 @@ def test_the_memory_of_an_evicted_image_serves_the_next(folder: Path) -> None:
     tier = HostTier(folder, 3 * MIB)
     fill(tier, "a", 2 * MIB).close()
     inode = (folder / digest("a")).stat().st_ino
-    filling = begin(tier, "b", 2 * MIB - 1)
-    assert filling.path.stat().st_ino == inode and filling.path.stat().st_blocks * 512 >= 2 * MIB - 1
+    writer = begin(tier, "b", 2 * MIB - 1)
+    assert writer.path.stat().st_ino == inode and writer.path.stat().st_blocks * 512 >= 2 * MIB - 1
     assert not tier.holds(digest("a")) and tier.evictions == 1
-    filling.view[:] = b"b" * (2 * MIB - 1)
-    with closing(filling.publish()) as mapping:
+    writer.view[:] = b"b" * (2 * MIB - 1)
+    with closing(writer.publish()) as mapping:
         assert mapping.view == b"b" * (2 * MIB - 1)
-    filling = begin(tier, "c", 3 * MIB)
-    filling.abandon()
+    writer = begin(tier, "c", 3 * MIB)
+    writer.abandon()
     assert total(folder) == 0
     tier.close()
 
@@ -222,10 +222,10 @@ def test_memory_that_anybody_can_still_see_is_not_used_again(folder: Path, how: 
             view = memoryview(mmap.mmap(file, 2 * MIB, prot=mmap.PROT_READ))
             os.close(file)
     inode = (folder / digest("a")).stat().st_ino
-    filling = begin(tier, "b", 2 * MIB)
-    assert filling.path.stat().st_ino != inode
-    filling.view[:] = b"b" * (2 * MIB)
-    filling.publish().close()
+    writer = begin(tier, "b", 2 * MIB)
+    assert writer.path.stat().st_ino != inode
+    writer.view[:] = b"b" * (2 * MIB)
+    writer.publish().close()
     if how == "a descriptor":
         assert os.pread(file, 100, 0) == b"a" * 100
         os.close(file)
@@ -253,51 +253,51 @@ def test_a_lease_tells_who_else_has_a_file_open(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory that has room for one spare and little more."""
-    with file_system(tmp_path / "small", f"size={4 * LEAST_BYTES}") as folder:
+    """Yield a tmpfs with room for one spare buffer and little more."""
+    with file_system(tmp_path / "small", f"size={4 * MIN_BYTES}") as folder:
         yield folder
 
 
 @pytest.mark.parametrize("how", ["prepare", "receive", "write"])
 def test_a_spare_gives_way_where_the_file_system_is_full(small_memory: Path, how: str) -> None:
-    nbytes = 4 * LEAST_BYTES - MIB // 2
+    nbytes = 4 * MIN_BYTES - MIB // 2
     tier = HostTier(small_memory / "h0", 1 << 30, spare_bytes=1 << 30)
     other = HostTier(small_memory / "h0", 1 << 30)
-    assert tier.wait_for_spare() == LEAST_BYTES, "no more than a quarter of what is free"
-    filling = begin(other, "a", nbytes)
+    assert tier.wait_for_spare() == MIN_BYTES, "no more than a quarter of what is free"
+    writer = begin(other, "a", nbytes)
     assert len(spares(small_memory / "h0")) == 1
     if how == "prepare":
-        filling.prepare(0, nbytes)
-        filling.view[:] = b"a" * nbytes
+        writer.prepare(0, nbytes)
+        writer.view[:] = b"a" * nbytes
     elif how == "write":
-        filling.write(0, memoryview(b"a" * nbytes))
+        writer.write(0, memoryview(b"a" * nbytes))
     else:
         source = small_memory.parent / "source"
         source.write_bytes(b"a" * nbytes)
         with source.open("rb") as file:
-            assert filling.receive(0, nbytes, file.fileno())
-    assert not spares(small_memory / "h0") and filling.view == b"a" * nbytes
-    filling.publish().close()
+            assert writer.receive(0, nbytes, file.fileno())
+    assert not spares(small_memory / "h0") and writer.view == b"a" * nbytes
+    writer.publish().close()
     other.close()
     tier.close()
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_store_is_read_into_the_spare_and_checked(folder: Path, tmp_path: Path, cached: bool) -> None:
-    image = make_image("a", LEAST_BYTES + 5)
+    image = make_image("a", MIN_BYTES + 5)
     blob = tmp_path / "blobs" / image.digest
     counters = Counters()
 
     async def load(store: LocalStore, tier: HostTier) -> None:
         tier.wait_for_spare()
-        (recall if cached else forget)(blob)
-        filling = begin(tier, "a", len(image.data))
-        assert filling.is_ready(0, len(image.data))
-        await read_whole(store, image, filling, counters)
+        (read_into_cache if cached else drop_from_cache)(blob)
+        writer = begin(tier, "a", len(image.data))
+        assert writer.is_ready(0, len(image.data))
+        await read_whole(store, image, writer, counters)
 
     async def scenario() -> None:
         store = await stored(tmp_path, image)
-        tier = HostTier(folder, 8 * LEAST_BYTES, spare_bytes=2 * LEAST_BYTES)
+        tier = HostTier(folder, 8 * MIN_BYTES, spare_bytes=2 * MIN_BYTES)
         await load(store, tier)
         assert counters.disk_read_bytes == len(image.data)
         damage(blob, 3)
@@ -311,8 +311,8 @@ def test_the_store_is_read_into_the_spare_and_checked(folder: Path, tmp_path: Pa
 
 def test_a_spare_that_cannot_become_an_image_is_given_back(folder: Path) -> None:
     own = TierFolder(folder)
-    spare = Spare(own, SPARE)
+    spare = SpareBuffer(own, SPARE)
     spare.wait()
     assert spare.take(folder / "nowhere" / "a.part", SPARE) is None
-    assert not spare.is_there and not spares(folder)
+    assert not spare.exists and not spares(folder)
     own.leave()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from registry.messages import Generate, Sampling, Usage
-from tests.invoker_fixture import FakeCluster, FakeNode, make_image, start_request
-from tests.patience import PATIENCE_S
+from registry.messages.node import Generate, RequestUsage, Sampling
+from tests.fixtures.invoker import FakeCluster, FakeNode, make_image, start_request
+from tests.fixtures.patience import PATIENCE_S
 
 
 def test_a_node_serves_and_bills_while_the_disk_of_its_journal_is_full(
@@ -29,7 +29,7 @@ def test_a_node_serves_and_bills_while_the_disk_of_its_journal_is_full(
                     sampling=Sampling(max_tokens=4),
                 )
                 last = (await node.ask(call))[-1]
-                assert isinstance(last, Usage)
+                assert isinstance(last, RequestUsage)
                 used_us += last.gpu_us
 
     async def scenario() -> None:
@@ -41,9 +41,9 @@ def test_a_node_serves_and_bills_while_the_disk_of_its_journal_is_full(
                 with (small_disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
                     while True:
                         file.write(bytes(4096))
-                await serve(node, "cannot be written, going on without")
+                await serve(node, "cannot write, continuing without")
                 (small_disk / "filler").unlink()
-                await serve(node, "the meter's journal is written again")
+                await serve(node, "writable again")
             intervals, lost = await cluster.state.intervals(), await cluster.state.lost_calls()
         assert sum(one.busy_us for one in intervals) == used_us == sum(one.used_us for one in lost)
 

@@ -12,8 +12,8 @@ import pytest
 from invoker.handlers.errors import HandlerCrashed, HandlerStopped
 from invoker.handlers.process import HandlerProcess, backoff_s
 from invoker.handlers.spawn import kill_strays, kill_tree
-from tests.handler_fixture import call, on_loop, run
-from tests.patience import PATIENCE_S
+from tests.fixtures.handler import call, on_loop, run
+from tests.fixtures.patience import PATIENCE_S
 
 
 def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def handle(request):
     assert "about to fall over" in logs
 
 
-def test_stopping_ends_calls_under_way_and_what_the_handler_started(tmp_path: Path) -> None:
+def test_stopping_ends_calls_in_progress_and_descendants(tmp_path: Path) -> None:
     source = """
 import subprocess
 def handle(request):

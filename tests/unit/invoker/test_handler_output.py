@@ -4,9 +4,9 @@ import asyncio
 import time
 from pathlib import Path
 
-from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LogLines
+from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LineSplitter
 from invoker.handlers.process import HandlerProcess
-from tests.handler_fixture import call, run
+from tests.fixtures.handler import call, run
 
 
 def test_output_of_both_streams_is_logged_line_by_line(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def handle(request):
 
 def test_log_lines_are_bounded() -> None:
     seen: list[str] = []
-    lines = LogLines(seen.append)
+    lines = LineSplitter(seen.append)
     lines.feed(b"one\ntw")
     lines.feed(b"o\r\n" + b"x" * (2 * MAX_LINE_BYTES + 5))
     lines.end()
@@ -41,22 +41,22 @@ def test_log_lines_are_bounded() -> None:
 def test_lines_beyond_the_bound_are_counted() -> None:
     now_s = 0.0
     seen: list[str] = []
-    lines = LogLines(seen.append, lambda: now_s)
+    lines = LineSplitter(seen.append, lambda: now_s)
     lines.feed(b"a\n" * (MAX_LINES - 1))
     lines.feed(b"b\nc\nd\n")
-    assert len(seen) == MAX_LINES and seen[-1] == "b" and lines.left_out == 2
+    assert len(seen) == MAX_LINES and seen[-1] == "b" and lines.dropped == 2
     assert lines.tail(2) == ["c", "d"]
     now_s = 1.0
     lines.feed(b"e\n")
-    assert seen[MAX_LINES:] == [f"(2 lines were left out: more than {MAX_LINES} in 1 s)", "e"]
+    assert seen[MAX_LINES:] == [f"(2 lines dropped: more than {MAX_LINES} in 1 s)", "e"]
     lines.feed(b"\n" * 10_000)
     lines.end()
     assert len(seen) == 2 * MAX_LINES + 2
-    assert seen[-1].startswith(f"({10_001 - MAX_LINES} lines were left out")
+    assert seen[-1].startswith(f"({10_001 - MAX_LINES} lines dropped")
 
 
 class Printed(list[str]):
-    """The lines of a log; tells when one says that others were left out, which is once a window."""
+    """The lines of a log; signals a line that reports dropped lines, once a window."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Printed(list[str]):
 
     def append(self, line: str) -> None:
         super().append(line)
-        if "were left out" in line:
+        if "lines dropped" in line:
             self.cut.set()
 
 

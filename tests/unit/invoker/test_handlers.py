@@ -19,12 +19,12 @@ from invoker.handlers.errors import (
 )
 from invoker.handlers.files import make_folder, relative_path
 from invoker.handlers.process import HandlerProcess, handler_spec
-from registry.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
-from tests.handler_fixture import call, on_loop, run
-from tests.patience import PATIENCE_S
+from registry.config.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
+from tests.fixtures.handler import call, on_loop, run
+from tests.fixtures.patience import PATIENCE_S
 
 MIB = 1024**2
-FUNCTIONS = Path(__file__).parents[1] / "functions"
+FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
 
 
 @pytest.mark.parametrize("start", [on_loop, asyncio.run])
@@ -169,7 +169,7 @@ def handle(mib):
 
     async def scenario(process: HandlerProcess) -> None:
         pid = process.pid
-        with pytest.raises(HandlerRaised, match="memory limit"):
+        with pytest.raises(HandlerRaised, match=r"limits\.memory"):
             await call(process, 4000)
         assert await call(process, 3) == [3]
         assert process.pid != pid

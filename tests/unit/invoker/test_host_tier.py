@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from invoker.errors import HostTierError, HostTierFull
-from invoker.filling import Filling, LoadElsewhere
-from invoker.host_mapping import HostMapping
-from invoker.host_tier import HostTier
-from invoker.tier_folder import USERS, remove_if_unused
-from tests.patience import PATIENCE_S
+from invoker.base.errors import HostTierError, HostTierFull
+from invoker.host_tier.folder import USERS, remove_if_unused
+from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
+from invoker.host_tier.mapping import HostMapping
+from invoker.host_tier.tier import HostTier
+from tests.fixtures.patience import PATIENCE_S
 
 KIB = 1024
 SPAWN = multiprocessing.get_context("spawn")
@@ -32,10 +32,10 @@ def content(name: str, nbytes: int) -> bytes:
 
 
 def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
-    filling = tier.begin(digest(name), nbytes)
-    assert isinstance(filling, Filling)
-    filling.view[:] = content(name, nbytes)
-    return filling.publish()
+    writer = tier.begin(digest(name), nbytes)
+    assert isinstance(writer, ImageWriter)
+    writer.view[:] = content(name, nbytes)
+    return writer.publish()
 
 
 def is_loading(folder: Path, name: str) -> bool:
@@ -49,12 +49,12 @@ def folder(tmp_path_factory) -> Path:
 
 def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
     tier = HostTier(folder, 1 << 20)
-    filling = tier.begin(digest("a"), 5000)
-    assert isinstance(filling, Filling)
+    writer = tier.begin(digest("a"), 5000)
+    assert isinstance(writer, ImageWriter)
     assert not tier.holds(digest("a")) and is_loading(folder, "a")
     assert tier.open(digest("a")) is None
-    filling.view[:] = content("a", 5000)
-    filling.publish().close()
+    writer.view[:] = content("a", 5000)
+    writer.publish().close()
     assert tier.holds(digest("a")) and not is_loading(folder, "a")
     mapping = tier.open(digest("a"))
     assert mapping is not None and bytes(mapping.view) == content("a", 5000)
@@ -70,26 +70,26 @@ def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
 def test_a_load_receives_from_an_open_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(content("a", 1 << 20))
     tier = HostTier(folder, 2 << 20)
-    filling = tier.begin(digest("a"), 1 << 20)
-    assert isinstance(filling, Filling)
+    writer = tier.begin(digest("a"), 1 << 20)
+    assert isinstance(writer, ImageWriter)
     with (tmp_path / "blob").open("rb") as file:
-        assert filling.receive(4096, (1 << 20) - 4096, file.fileno())
-        assert filling.receive(0, 4096, file.fileno())
-        assert filling.view == content("a", 1 << 20)
+        assert writer.receive(4096, (1 << 20) - 4096, file.fileno())
+        assert writer.receive(0, 4096, file.fileno())
+        assert writer.view == content("a", 1 << 20)
         os.truncate(tmp_path / "blob", 8192)
-        assert not filling.receive(4096, 8192, file.fileno()), "the file is too short"
+        assert not writer.receive(4096, 8192, file.fileno()), "the file is too short"
     with (tmp_path / "blob").open("ab") as file:
-        assert not filling.receive(0, 4096, file.fileno()), "it cannot be read"
-    filling.abandon()
+        assert not writer.receive(0, 4096, file.fileno()), "it cannot be read"
+    writer.abandon()
     tier.close()
 
 
 def test_an_abandoned_load_leaves_nothing(folder: Path) -> None:
     tier = HostTier(folder, 1 << 20)
-    filling = tier.begin(digest("a"), 5000)
-    assert isinstance(filling, Filling)
-    filling.abandon()
-    filling.abandon()
+    writer = tier.begin(digest("a"), 5000)
+    assert isinstance(writer, ImageWriter)
+    writer.abandon()
+    writer.abandon()
     assert tier.used_bytes() == 0 and not is_loading(folder, "a")
     fill(tier, "a", 5000).close()
     tier.close()
@@ -123,7 +123,7 @@ def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path) ->
     fill(tier, "d", 100 * KIB).close()
     assert [tier.holds(digest(name)) for name in "abcd"] == [True, True, False, True]
     assert tier.keep(digest("d"))
-    with pytest.raises(HostTierFull, match="or kept"):
+    with pytest.raises(HostTierFull, match="or retained"):
         tier.begin(digest("e"), 100 * KIB, yielding=True)
     os.utime(folder / digest("d"), (1.0, 1.0))
     tier.unkeep(digest("b"))
@@ -171,7 +171,7 @@ def test_what_cannot_fit_evicts_nothing(folder: Path) -> None:
     for name in "bcd":
         fill(tier, name, 100 * KIB).close()
     assert tier.keep(digest("b"))
-    with pytest.raises(HostTierFull, match=f"{600 * KIB} of them in use"):
+    with pytest.raises(HostTierFull, match=f"{600 * KIB} are in use"):
         tier.begin(digest("e"), 500 * KIB)
     assert all(tier.holds(digest(name)) for name in "abcd") and tier.evictions == 0
     assert tier.evict(digest("c")), "no lock is held on what stayed"
@@ -203,7 +203,7 @@ def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
     with pytest.raises(HostTierFull, match="raise --host-memory"):
         tier.begin(digest("big"), 101 * KIB)
     kept = fill(tier, "a", 60 * KIB)
-    with pytest.raises(HostTierFull, match="61440 of them in use"):
+    with pytest.raises(HostTierFull, match="61440 are in use"):
         tier.begin(digest("b"), 60 * KIB)
     assert not is_loading(folder, "b")
     kept.close()
@@ -214,7 +214,7 @@ def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(HostTierError, match="belongs to somebody else"):
+    with pytest.raises(HostTierError, match="belongs to another user"):
         HostTier(tmp_path / "link", 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(HostTierError, match="cannot use"):
@@ -234,15 +234,15 @@ def test_the_folder_stays_until_its_last_user_leaves(folder: Path) -> None:
 LOADER = """
 import sys
 from pathlib import Path
-from invoker.filling import Filling
-from invoker.host_tier import HostTier
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.tier import HostTier
 tier = HostTier(Path(sys.argv[1]), 1 << 20)
-filling = tier.begin(sys.argv[2], 400 * 1024)
-assert isinstance(filling, Filling)
-filling.view[:] = b"x" * len(filling.view)
+writer = tier.begin(sys.argv[2], 400 * 1024)
+assert isinstance(writer, ImageWriter)
+writer.view[:] = b"x" * len(writer.view)
 print("loading", flush=True)
 if sys.stdin.readline().strip() == "publish":
-    filling.publish()
+    writer.publish()
     print("published", flush=True)
     sys.stdin.readline()
 """
@@ -287,10 +287,10 @@ def test_a_killed_load_is_taken_over(folder: Path) -> None:
         process.wait()
         tier.wait(elsewhere)
     assert is_loading(folder, "a")
-    filling = tier.begin(digest("a"), 400 * KIB)
-    assert isinstance(filling, Filling) and filling.is_resumed
-    assert list(filling.extents()) == [(0, 400 * KIB)] and bytes(filling.view[:16]) == b"x" * 16
-    filling.abandon()
+    writer = tier.begin(digest("a"), 400 * KIB)
+    assert isinstance(writer, ImageWriter) and writer.is_resumed
+    assert list(writer.extents()) == [(0, 400 * KIB)] and bytes(writer.view[:16]) == b"x" * 16
+    writer.abandon()
     assert not is_loading(folder, "a")
     tier.close()
 
@@ -300,11 +300,11 @@ def test_a_killed_load_of_another_size_starts_again(folder: Path) -> None:
         process.kill()
         process.wait()
     tier = HostTier(folder, 1 << 20)
-    filling = tier.begin(digest("a"), 500 * KIB)
-    assert isinstance(filling, Filling) and not filling.is_resumed and not list(filling.extents())
-    filling.view[300 * KIB] = 1
-    assert list(filling.extents()) == [(300 * KIB, 304 * KIB)]
-    filling.abandon()
+    writer = tier.begin(digest("a"), 500 * KIB)
+    assert isinstance(writer, ImageWriter) and not writer.is_resumed and not list(writer.extents())
+    writer.view[300 * KIB] = 1
+    assert list(writer.extents()) == [(300 * KIB, 304 * KIB)]
+    writer.abandon()
     tier.close()
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from invoker.lifecycle import accepted
-from invoker.start_plan import Residence, choose_start
+from invoker.instances.lifecycle import accepted
+from invoker.loading.start_plan import Residence, choose_start
 from registry.errors import InvalidRecord
-from registry.instance import InstanceState, StartKind
-from registry.messages import Holder
+from registry.messages.node import ImageHolder
+from registry.records.instance import InstanceState, StartKind
 
 
 def fresh():
@@ -12,9 +12,11 @@ def fresh():
 
 
 def test_phases_follow_each_other_without_a_gap() -> None:
-    life = fresh().planned(StartKind.COLD, "node:n1").moved(InstanceState.LOADING, 101.0)
-    life = life.entered("fetch", 10.5).progressed(0.5).entered("copy", 12.0).entered("bind", 12.25)
-    life = life.entered("ready", 12.5).ready(103.0, 12.75)
+    life = fresh().with_source(StartKind.COLD, "node:n1").with_state(InstanceState.LOADING, 101.0)
+    life = (
+        life.with_phase("fetch", 10.5).with_progress(0.5).with_phase("copy", 12.0).with_phase("bind", 12.25)
+    )
+    life = life.with_phase("ready", 12.5).ready(103.0, 12.75)
     record = life.record()
     assert record.state is InstanceState.READY
     assert record.progress == 1.0
@@ -24,28 +26,28 @@ def test_phases_follow_each_other_without_a_gap() -> None:
 
 
 def test_a_hot_start_skips_phases() -> None:
-    life = fresh().moved(InstanceState.LOADING, 100.0).entered("bind", 10.5).entered("ready", 11.0)
+    life = fresh().with_state(InstanceState.LOADING, 100.0).with_phase("bind", 10.5).with_phase("ready", 11.0)
     assert set(life.ready(101.0, 11.0).phases_ms) == {"reserve", "bind", "ready"}
 
 
 def test_phases_do_not_go_back_and_progress_does_not_shrink() -> None:
-    life = fresh().entered("copy", 11.0)
+    life = fresh().with_phase("copy", 11.0)
     with pytest.raises(ValueError, match="cannot follow"):
-        life.entered("fetch", 12.0)
-    assert life.progressed(0.7).progressed(0.3).progress == 0.7
+        life.with_phase("fetch", 12.0)
+    assert life.with_progress(0.7).with_progress(0.3).progress == 0.7
 
 
 def test_the_transition_table_holds() -> None:
     with pytest.raises(InvalidRecord, match="cannot go from starting to ready"):
-        fresh().moved(InstanceState.READY, 101.0)
-    failed = fresh().moved(InstanceState.FAILED, 101.0, error="no room")
+        fresh().with_state(InstanceState.READY, 101.0)
+    failed = fresh().with_state(InstanceState.FAILED, 101.0, error="no room")
     assert failed.final and failed.record().error == "no room"
     with pytest.raises(InvalidRecord):
-        failed.moved(InstanceState.STOPPED, 102.0)
+        failed.with_state(InstanceState.STOPPED, 102.0)
 
 
-def holder(node: str, host: str, tier: str = "host") -> Holder:
-    return Holder(node=node, host=host, cast=f"tcp://{node}:1", tier=tier)
+def holder(node: str, host: str, tier: str = "host") -> ImageHolder:
+    return ImageHolder(node=node, host=host, cast=f"tcp://{node}:1", tier=tier)
 
 
 PEERS = (holder("n0", "h0", "gpu"), holder("n1", "h0"), holder("n2", "h2"), holder("n3", "h0", "gpu"))

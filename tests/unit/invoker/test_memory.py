@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from invoker.memory import populate, populate_gently, rest_after, take_gently
+from invoker.memory.mappings import pause_after, populate, populate_gently, run_gently
 
 SIZE = 48 << 20
 
@@ -38,7 +38,7 @@ def test_it_ends_its_rest_when_it_is_told_to_stop() -> None:
         stop.set()
         return 4096
 
-    take_gently(take, SIZE, stop)
+    run_gently(take, SIZE, stop)
     assert taken == [0]
 
 
@@ -49,12 +49,12 @@ def test_it_ends_where_no_more_can_be_taken() -> None:
         taken.append(offset)
         return 5 if offset < 10 else 0
 
-    take_gently(take, SIZE, threading.Event())
+    run_gently(take, SIZE, threading.Event())
     assert taken == [0, 5, 10]
 
 
 def test_background_work_gives_way_to_what_else_the_process_does() -> None:
-    idle, busy = rest_after(0.001, 0.0), rest_after(0.001, 0.3)
+    idle, busy = pause_after(0.001, 0.0), pause_after(0.001, 0.3)
     assert idle == pytest.approx(0.004)
     assert busy >= 20 * idle
 
@@ -66,7 +66,7 @@ def test_memory_is_taken_to_its_end_beside_other_work() -> None:
         taken.append(offset)
         return 10
 
-    taking = threading.Thread(target=take_gently, args=(take, 40, stop))
+    taking = threading.Thread(target=run_gently, args=(take, 40, stop))
     taking.start()
     while taking.is_alive():
         sum(range(1000))

@@ -5,13 +5,13 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.meter import GpuMeter
-from invoker.meter_accounts import split_time
-from invoker.meter_intervals import MAX_PARTS
-from invoker.meter_replay import replay
-from registry.instance import InstanceState
-from registry.usage import InstanceInterval
-from tests.meter_fixture import ORIGIN_S, World
+from invoker.metering.accounts import split_time
+from invoker.metering.intervals import MAX_PARTS
+from invoker.metering.meter import GpuMeter
+from invoker.metering.replay import replay
+from registry.records.instance import InstanceState
+from registry.records.usage import InstanceInterval
+from tests.fixtures.meter import ORIGIN_S, World
 
 Operations = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 7), st.integers(0, 100_003)), max_size=60)
 
@@ -37,7 +37,7 @@ def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]
     for cut in range(ends[0], len(data) + 1):
         whole = sum(end <= cut for end in ends)
         state = replay(data[:cut])
-        remains = state.remains()
+        remains = state.unsent_records()
         for account in state.accounts.values():
             known = sum(call.used_us for call in state.calls.values() if call.account is account)
             assert account.busy == account.settled_us + known
@@ -49,29 +49,29 @@ def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]
                 books.add(record)
             if books.slices == before.slices:
                 books.check(allocated_us)
-        assert replay(data[:cut]).remains() == remains
+        assert replay(data[:cut]).unsent_records() == remains
 
 
 def test_a_step_is_shared_by_tokens_and_with_other_instances_equally() -> None:
     now = [0]
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
-    left, right = (meter.enter(name, "f", 1, InstanceState.READY) for name in "lr")
-    a, b, c = (meter.call_began(one, name) for one, name in ((left, "a"), (left, "b"), (right, "c")))
-    meter.step_began(left)
+    left, right = (meter.open_account(name, "f", 1, InstanceState.READY) for name in "lr")
+    a, b, c = (meter.open_call(one, name) for one, name in ((left, "a"), (left, "b"), (right, "c")))
+    meter.start_step(left)
     now[0] = 100
-    meter.step_began(right)
+    meter.start_step(right)
     now[0] = 300
-    meter.step_ended(left, [(a, 3), (b, 1)])
+    meter.end_step(left, [(a, 3), (b, 1)])
     now[0] = 350
-    meter.step_ended(right, [(c, 1)])
+    meter.end_step(right, [(c, 1)])
     assert (a.used_us, b.used_us, c.used_us) == (150, 50, 150)
     assert meter.totals() == (350, 0, 0)
     now[0] = 400
-    loading = meter.enter("s", "f", 1, InstanceState.STARTING)
+    loading = meter.open_account("s", "f", 1, InstanceState.STARTING)
     now[0] = 500
-    meter.working(c)
+    meter.occupy(c)
     now[0] = 510
-    meter.rested(c)
+    meter.vacate(c)
     assert meter.totals() == (360, 100, 50) and c.used_us == 160
     assert (left.idle, right.idle, loading.loading, loading.idle) == (25, 25, 100, 0)
 
@@ -79,21 +79,21 @@ def test_a_step_is_shared_by_tokens_and_with_other_instances_equally() -> None:
 def test_an_interval_ends_before_the_step_under_way() -> None:
     now = [0]
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
-    account = meter.enter("i", "f", 1, InstanceState.READY)
-    call = meter.call_began(account, "a")
+    account = meter.open_account("i", "f", 1, InstanceState.READY)
+    call = meter.open_call(account, "a")
     now[0] = 1_000_000
-    meter.step_began(account)
+    meter.start_step(account)
     now[0] = 3_000_000
     assert meter.longest_step_us() == 2_000_000
-    meter.cut()
-    meter.cut()
-    meter.moved(account, InstanceState.DRAINING)
-    meter.step_ended(account, [(call, 1)])
-    meter.moved(account, InstanceState.STOPPED, final=True)
+    meter.end_intervals()
+    meter.end_intervals()
+    meter.change_state(account, InstanceState.DRAINING)
+    meter.end_step(account, [(call, 1)])
+    meter.change_state(account, InstanceState.STOPPED, final=True)
     records = []
-    while (due := meter.first_due()) is not None:
+    while (due := meter.next_record()) is not None:
         records.append(due[1])
-        meter.paid(due[0])
+        meter.acknowledge(due[0])
     assert [(one.state, one.from_at - ORIGIN_S, one.to_at - ORIGIN_S, one.busy_us) for one in records] == [
         ("ready", 0.0, 1.0, 0),
         ("ready", 1.0, 1.0, 0),
@@ -104,22 +104,22 @@ def test_an_interval_ends_before_the_step_under_way() -> None:
 def test_an_interval_that_names_many_calls_ends_early() -> None:
     now = [0]
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
-    account = meter.enter("i", "f", 1, InstanceState.READY)
+    account = meter.open_account("i", "f", 1, InstanceState.READY)
     told = []
-    meter.on_due(lambda: told.append(meter.first_due()))
+    meter.on_record(lambda: told.append(meter.next_record()))
     for number in range(2 * MAX_PARTS + 1):
-        call = meter.call_began(account, f"r{number}/0")
-        meter.step_began(account)
+        call = meter.open_call(account, f"r{number}/0")
+        meter.start_step(account)
         now[0] += 10
-        meter.step_ended(account, [(call, 1)])
-        meter.forget([call])
+        meter.end_step(account, [(call, 1)])
+        meter.close_calls([call])
     assert len(told) == 2
-    meter.moved(account, InstanceState.STOPPED, final=True)
+    meter.change_state(account, InstanceState.STOPPED, final=True)
     records: list[InstanceInterval] = []
-    while (due := meter.first_due()) is not None:
+    while (due := meter.next_record()) is not None:
         assert isinstance(due[1], InstanceInterval)
         records.append(due[1])
-        meter.paid(due[0])
+        meter.acknowledge(due[0])
     assert [(len(one.calls), one.busy_us, one.final) for one in records] == [
         (MAX_PARTS, 10 * MAX_PARTS, False),
         (MAX_PARTS, 10 * MAX_PARTS, False),
@@ -139,13 +139,13 @@ def test_shares_of_a_step_add_up(total_us: int, tokens: list[int]) -> None:
 def test_engines_in_many_threads_lose_no_microsecond() -> None:
     ticks = iter(range(0, 10**9, 3))
     meter = GpuMeter("n0", 1, lambda: next(ticks), ORIGIN_S)
-    accounts = [meter.enter(f"i{number}", "f", 1, InstanceState.READY) for number in range(4)]
-    calls = [[meter.call_began(one, f"{one.instance_id}/{i}") for i in range(3)] for one in accounts]
+    accounts = [meter.open_account(f"i{number}", "f", 1, InstanceState.READY) for number in range(4)]
+    calls = [[meter.open_call(one, f"{one.instance_id}/{i}") for i in range(3)] for one in accounts]
 
     def engine(number: int) -> None:
         for _ in range(500):
-            meter.step_began(accounts[number])
-            meter.step_ended(accounts[number], [(call, 1) for call in calls[number]])
+            meter.start_step(accounts[number])
+            meter.end_step(accounts[number], [(call, 1) for call in calls[number]])
 
     threads = [threading.Thread(target=engine, args=(number,)) for number in range(4)]
     for thread in threads:

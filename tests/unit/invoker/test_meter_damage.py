@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.meter import GpuMeter
-from invoker.meter_accounts import MeteredCall
-from invoker.meter_events import Forgotten, Frame
-from invoker.meter_journal import adopt
-from invoker.meter_replay import HEADER, encode_frame, replay
-from registry.conservation import Verdict, conservation
-from registry.instance import InstanceState
-from registry.usage import InstanceInterval, LostCall
-from tests.usage_histories import ORIGIN_S
+from invoker.metering.accounts import MeteredCall
+from invoker.metering.events import CallForgotten, JournalFrame
+from invoker.metering.journal import recover_journals
+from invoker.metering.meter import GpuMeter
+from invoker.metering.replay import HEADER, encode_frame, replay
+from registry.accounting.reconciliation import BalanceVerdict, reconcile
+from registry.records.instance import InstanceState
+from registry.records.usage import InstanceInterval, LostCall
+from tests.fixtures.usage_histories import ORIGIN_S
 
 
 class Frames:
@@ -26,11 +26,11 @@ class Frames:
     def __init__(self) -> None:
         self.all: list[bytes] = []
 
-    def write(self, frame: Frame) -> bool:
+    def write(self, frame: JournalFrame) -> bool:
         self.all.append(encode_frame(frame))
         return False
 
-    def rotate(self, snapshot: Frame) -> None:
+    def rotate(self, snapshot: JournalFrame) -> None:
         self.all = [encode_frame(snapshot)]
 
 
@@ -38,19 +38,19 @@ def history() -> tuple[list[bytes], list[MeteredCall]]:
     """Frames of a meter that was killed: two instances, three intervals, calls settled, lost and running."""
     now, journal = [0], Frames()
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S, journal)
-    left = meter.enter("left", "f", 1, InstanceState.READY)
-    right = meter.enter("right", "f", 1, InstanceState.READY)
-    calls = [meter.call_began(account, f"r{n}/0") for n, account in enumerate((left, right, left, right))]
+    left = meter.open_account("left", "f", 1, InstanceState.READY)
+    right = meter.open_account("right", "f", 1, InstanceState.READY)
+    calls = [meter.open_call(account, f"r{n}/0") for n, account in enumerate((left, right, left, right))]
     for call in calls:
         now[0] += 100
-        meter.step_began(call.account)
+        meter.start_step(call.account)
         now[0] += 1_000
-        meter.step_ended(call.account, [(call, 1)])
-        meter.cut(older_than_us=2_000)
-    meter.lose(calls[:1])
-    meter.forget(calls[:1])
+        meter.end_step(call.account, [(call, 1)])
+        meter.end_intervals(older_than_us=2_000)
+    meter.record_lost(calls[:1])
+    meter.close_calls(calls[:1])
     now[0] += 50
-    meter.moved(left, InstanceState.DRAINING)
+    meter.change_state(left, InstanceState.DRAINING)
     now[0] += 50
     meter.tick()
     return journal.all, calls
@@ -58,8 +58,8 @@ def history() -> tuple[list[bytes], list[MeteredCall]]:
 
 def told(data: bytes) -> tuple[list[InstanceInterval], list[LostCall], list[str]]:
     state = replay(data)
-    remains = state.remains()
-    assert remains == state.remains()
+    remains = state.unsent_records()
+    assert remains == state.unsent_records()
     intervals = [one for one in remains if isinstance(one, InstanceInterval)]
     return intervals, [one for one in remains if isinstance(one, LostCall)], state.faults
 
@@ -68,7 +68,7 @@ def test_a_whole_journal_has_no_faults_and_adds_up() -> None:
     frames, calls = history()
     intervals, lost, faults = told(b"".join(frames))
     assert not faults and len(lost) == len(calls)
-    assert conservation([], intervals, lost).verdict is Verdict.EXACT
+    assert reconcile([], intervals, lost).verdict is BalanceVerdict.EXACT
 
 
 @pytest.mark.parametrize("flip", ["length", "checksum", "body"])
@@ -96,7 +96,9 @@ def test_what_is_known_of_a_journal_without_its_beginning_is_delivered() -> None
     assert not any(one.final for one in intervals)
 
 
-@pytest.mark.parametrize("tail", [b"\x00" * 64, b"\x00" * 7, encode_frame(Frame(9, [], []))[:-1], b"torn"])
+@pytest.mark.parametrize(
+    "tail", [b"\x00" * 64, b"\x00" * 7, encode_frame(JournalFrame(9, [], []))[:-1], b"torn"]
+)
 def test_a_torn_tail_costs_only_itself(tail: bytes) -> None:
     frames, _ = history()
     whole = b"".join(frames)
@@ -114,10 +116,10 @@ def _framed(body: object) -> bytes:
 @pytest.mark.parametrize(
     ("event", "fault"),
     [
-        (("Forgotten", 999), "of something unknown: Forgotten(call=999)"),
-        (("Cut", 999, "ready", 1.0, (0, 0, 0)), "of something unknown: Cut("),
+        (("CallForgotten", 999), "of an unknown account or call: CallForgotten(call=999)"),
+        (("IntervalCut", 999, "ready", 1.0, (0, 0, 0)), "of an unknown account or call: IntervalCut("),
         (("Dreamt", 1), "Invalid value 'Dreamt'"),
-        (("Paid", "much"), "Expected `int`, got `str`"),
+        (("RecordAcked", "much"), "Expected `int`, got `str`"),
     ],
 )
 def test_a_bad_event_costs_only_itself(
@@ -132,8 +134,8 @@ def test_a_bad_event_costs_only_itself(
     path = tmp_path / "n0.1.journal"
     path.write_bytes(data)
     with caplog.at_level(logging.ERROR):
-        (adopted,) = adopt(tmp_path)
-    assert list(adopted.records) == replay(b"".join(frames)).remains()
+        (adopted,) = recover_journals(tmp_path)
+    assert list(adopted.records) == replay(b"".join(frames)).unsent_records()
     place = sum(map(len, frames[:3]))
     assert caplog.text.count(fault) == 2 and f"at byte {place}" in caplog.text and str(path) in caplog.text
 
@@ -162,5 +164,5 @@ def test_no_damage_keeps_a_journal_from_being_read(data: st.DataObject) -> None:
 
 def test_a_call_that_is_forgotten_twice_is_settled_once() -> None:
     frames, calls = history()
-    again = encode_frame(Frame(replay(b"".join(frames)).at, [], [], [Forgotten(calls[0].number)]))
+    again = encode_frame(JournalFrame(replay(b"".join(frames)).at, [], [], [CallForgotten(calls[0].number)]))
     assert told(b"".join([*frames, again]))[:2] == told(b"".join(frames))[:2]

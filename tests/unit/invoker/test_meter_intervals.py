@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from invoker.meter import GpuMeter
-from invoker.meter_accounts import Account, MeteredCall
-from invoker.meter_intervals import MAX_PARTS
-from invoker.meter_replay import replay
-from registry.conservation import Verdict, conservation
-from registry.instance import InstanceState
-from registry.usage import GpuSlice, InstanceInterval, LostCall, RequestRecord
-from tests.registry_records import request
-from tests.usage_histories import ORIGIN_S, Tape
+from invoker.metering.accounts import MeterAccount, MeteredCall
+from invoker.metering.intervals import MAX_PARTS
+from invoker.metering.meter import GpuMeter
+from invoker.metering.replay import replay
+from registry.accounting.reconciliation import BalanceVerdict, reconcile
+from registry.records.instance import InstanceState
+from registry.records.usage import GpuSlice, InstanceInterval, LostCall, RequestRecord
+from tests.fixtures.registry_records import request
+from tests.fixtures.usage_histories import ORIGIN_S, Tape
 
 
 class Node:
@@ -26,13 +26,13 @@ class Node:
         self.meter = GpuMeter("n0", 1, lambda: self.now_us, ORIGIN_S, self.tape)
         self.records: list[RequestRecord] = []
 
-    def step(self, account: Account, count: int, us: int) -> list[MeteredCall]:
+    def step(self, account: MeterAccount, count: int, us: int) -> list[MeteredCall]:
         """As many calls share a step."""
         first = len(self.records)
-        calls = [self.meter.call_began(account, f"r{first + number}/0") for number in range(count)]
-        self.meter.step_began(account)
+        calls = [self.meter.open_call(account, f"r{first + number}/0") for number in range(count)]
+        self.meter.start_step(account)
         self.now_us += us
-        self.meter.step_ended(account, [(call, 1) for call in calls])
+        self.meter.end_step(account, [(call, 1) for call in calls])
         for call in calls:
             use = GpuSlice(
                 call_id=call.call_id, instance_id=account.instance_id, node="n0", gpu_us=call.used_us
@@ -42,10 +42,10 @@ class Node:
 
     def due(self) -> list[InstanceInterval]:
         found = []
-        while (due := self.meter.first_due()) is not None:
+        while (due := self.meter.next_record()) is not None:
             assert isinstance(due[1], InstanceInterval)
             found.append(due[1])
-            self.meter.paid(due[0])
+            self.meter.acknowledge(due[0])
         return found
 
     def check(self, intervals: list[InstanceInterval], lost: tuple[LostCall, ...] = ()) -> None:
@@ -53,26 +53,26 @@ class Node:
         assert max(len(one.calls) for one in intervals) <= MAX_PARTS
         identities = {(one.instance_id, one.state, one.from_at) for one in intervals}
         assert len(identities) == len(intervals)
-        found = conservation(self.records, intervals, lost)
-        assert found.verdict is Verdict.EXACT, str(found)
+        found = reconcile(self.records, intervals, lost)
+        assert found.verdict is BalanceVerdict.EXACT, str(found)
 
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("us", [2 * MAX_PARTS, 3 * MAX_PARTS + 7, 1_000_003])
 def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: int, cut: bool) -> None:
     node = Node()
-    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
     node.now_us += 1000
     calls = node.step(account, 3 * MAX_PARTS + 7, us)
     if cut:  # then an earlier interval says what they used
-        node.meter.cut()
-    node.meter.forget(calls)
+        node.meter.end_intervals()
+    node.meter.close_calls(calls)
     for call in node.step(account, 5, 50):
-        node.meter.forget([call])
+        node.meter.close_calls([call])
     for _ in range(3):
         node.now_us += 100
-        node.meter.cut()
-    node.meter.moved(account, InstanceState.STOPPED, final=True)
+        node.meter.end_intervals()
+    node.meter.change_state(account, InstanceState.STOPPED, final=True)
     intervals = node.due()
     node.check(intervals)
     overs = [part.call_id for one in intervals for part in one.calls if part.over]
@@ -81,27 +81,27 @@ def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: i
 
 def test_no_interval_names_too_many_calls_that_run() -> None:
     node = Node()
-    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
     calls = node.step(account, 2 * MAX_PARTS + 1, 5_000)
-    node.meter.cut()
+    node.meter.end_intervals()
     intervals = node.due()
     assert [len(one.calls) for one in intervals] == [334, 334, 333]
-    node.meter.forget(calls)
-    node.meter.moved(account, InstanceState.STOPPED, final=True)
+    node.meter.close_calls(calls)
+    node.meter.change_state(account, InstanceState.STOPPED, final=True)
     node.check(intervals + node.due())
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_what_a_journal_leaves_names_no_more_calls_in_an_interval(dies: str) -> None:
     node = Node()
-    account = node.meter.enter("i", "f", 1, InstanceState.READY)
+    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
     calls = node.step(account, 3 * MAX_PARTS, 70_000)
     if dies == "after":
-        node.meter.cut()
-    node.meter.forget(calls)
+        node.meter.end_intervals()
+    node.meter.close_calls(calls)
     node.step(account, 2 * MAX_PARTS, 3_000)
-    remains = replay(node.tape.data).remains()
-    assert remains == replay(node.tape.data).remains()
+    remains = replay(node.tape.data).unsent_records()
+    assert remains == replay(node.tape.data).unsent_records()
     node.check(
         [one for one in remains if isinstance(one, InstanceInterval)],
         tuple(one for one in remains if isinstance(one, LostCall)),
@@ -111,10 +111,10 @@ def test_what_a_journal_leaves_names_no_more_calls_in_an_interval(dies: str) -> 
 def _steps_of_cut(unsettled: int) -> int:
     """Byte codes that it takes to end the intervals of instances, two of whose calls used something."""
     node = Node()
-    accounts = [node.meter.enter(f"i{number}", "f", 1, InstanceState.READY) for number in range(8)]
+    accounts = [node.meter.open_account(f"i{number}", "f", 1, InstanceState.READY) for number in range(8)]
     for account in accounts:
         node.step(account, unsettled // len(accounts), 1_000)
-    node.meter.cut()
+    node.meter.end_intervals()
     node.step(accounts[0], 2, 1_000)
     count = 0
 
@@ -127,7 +127,7 @@ def _steps_of_cut(unsettled: int) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        node.meter.cut()
+        node.meter.end_intervals()
     finally:
         sys.settrace(before)
     return count

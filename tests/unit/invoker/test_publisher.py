@@ -3,15 +3,15 @@
 import asyncio
 from collections import deque
 
-from invoker.publisher import DUES_AT_ONCE, Publisher
+from invoker.publisher import LEDGER_BATCH, Publisher
 from registry.errors import StateUnavailable
-from registry.instance import InstanceRecord, InstanceState
-from registry.memory_state import MemoryState
-from registry.node import NodeRecord
-from registry.usage import InstanceInterval, LostCall
-from tests.patience import PATIENCE_S
-from tests.registry_records import instance, node
-from tests.usage_fixture import interval
+from registry.memory.state import MemoryState
+from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.node import NodeRecord
+from registry.records.usage import InstanceInterval, LostCall
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import instance, node
+from tests.fixtures.usage import interval
 
 
 class Owing:
@@ -21,10 +21,10 @@ class Owing:
         self.left = deque(interval(start=float(at), end=at + 1.0) for at in range(count))
         self.none_left = asyncio.Event()
 
-    def first_due(self) -> tuple[int, InstanceInterval | LostCall] | None:
+    def next_record(self) -> tuple[int, InstanceInterval | LostCall] | None:
         return (len(self.left), self.left[0]) if self.left else None
 
-    def paid(self, due: int) -> None:
+    def acknowledge(self, due: int) -> None:
         assert due == len(self.left)
         self.left.popleft()
         if not self.left:
@@ -71,57 +71,48 @@ class Flaky(MemoryState):
         return await super().put_node(record, ttl_s)
 
 
-def test_news_do_not_wait_until_all_dues_are_paid() -> None:
-    async def main() -> None:
-        state, owing = Noting(), Owing(3 * DUES_AT_ONCE)
-        publisher = state.publisher = Publisher(state, 1, 600.0, owing)
-        running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
-        async with asyncio.timeout(PATIENCE_S):
-            await owing.none_left.wait()
-            publisher.close()
-            await running
-        some = ["due"] * DUES_AT_ONCE
-        assert state.told == ["node", *some, "node", "i1", *some, *some, "node"]
-
-    asyncio.run(main())
+async def test_news_do_not_wait_until_all_dues_are_paid() -> None:
+    state, owing = Noting(), Owing(3 * LEDGER_BATCH)
+    publisher = state.publisher = Publisher(state, 1, 600.0, owing)
+    running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
+    async with asyncio.timeout(PATIENCE_S):
+        await owing.none_left.wait()
+        publisher.close()
+        await running
+    some = ["due"] * LEDGER_BATCH
+    assert state.told == ["node", *some, "node", "i1", *some, *some, "node"]
 
 
-def test_a_heartbeat_waits_for_one_due_at_most() -> None:
-    async def main() -> None:
-        state, owing = Noting(), Owing(3)
-        publisher = Publisher(state, 1, 1e-9, owing)  # it is always due
-        running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
-        async with asyncio.timeout(PATIENCE_S):
-            await owing.none_left.wait()
-            publisher.close()
-            await running
-        assert state.told[:6] == ["node", "due"] * 3
-
-    asyncio.run(main())
+async def test_a_heartbeat_waits_for_one_due_at_most() -> None:
+    state, owing = Noting(), Owing(3)
+    publisher = Publisher(state, 1, 1e-9, owing)  # it is always due
+    running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
+    async with asyncio.timeout(PATIENCE_S):
+        await owing.none_left.wait()
+        publisher.close()
+        await running
+    assert state.told[:6] == ["node", "due"] * 3
 
 
-def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:
-    async def main() -> None:
-        state = Flaky()
-        publisher = Publisher(state, 1, 6.0, Owing(0))
-        running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
-        async with asyncio.timeout(PATIENCE_S):
-            await publisher.registered.wait()
-            publisher.instance_changed(instance(state=InstanceState.STARTING))
-            await _seen(state, InstanceState.STARTING)
-            state.away = True
-            publisher.node_changed()
-            publisher.instance_changed(instance(state=InstanceState.LOADING))
-            publisher.instance_changed(instance(state=InstanceState.READY))
-            for _ in range(2):
-                state.asked.clear()
-                await state.asked.wait()
-            state.away = False
-            await _seen(state, InstanceState.READY)
-            publisher.close()
-            await running
-
-    asyncio.run(main())
+async def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:
+    state = Flaky()
+    publisher = Publisher(state, 1, 6.0, Owing(0))
+    running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
+    async with asyncio.timeout(PATIENCE_S):
+        await publisher.registered.wait()
+        publisher.instance_changed(instance(state=InstanceState.STARTING))
+        await _seen(state, InstanceState.STARTING)
+        state.away = True
+        publisher.node_changed()
+        publisher.instance_changed(instance(state=InstanceState.LOADING))
+        publisher.instance_changed(instance(state=InstanceState.READY))
+        for _ in range(2):
+            state.asked.clear()
+            await state.asked.wait()
+        state.away = False
+        await _seen(state, InstanceState.READY)
+        publisher.close()
+        await running
 
 
 async def _seen(state: MemoryState, wanted: InstanceState) -> None:

@@ -5,20 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from invoker.cast_ends import CastEnds, lend_arena, make_connector, open_nixl_of, open_rdma, open_tls
-from invoker.errors import SettingsError
+from invoker.base.errors import SettingsError
+from invoker.loading.transports import (
+    CastTransports,
+    export_arena,
+    make_connector,
+    open_nixl_node,
+    open_rdma,
+    open_tls,
+)
 from invoker.settings import Settings, parse_settings
 from rdmacast.errors import NoTransport
-from rdmacast.memory_cuda_ipc import MemoryIpcDriver, MemoryMachine
-from rdmacast.memory_nixl import MemoryNixl
-from rdmacast.memory_verbs import MemoryDevice, MemoryFabric
-from rdmacast.nixl_node import NixlNode
-from rdmacast.tls import NodeTls
+from rdmacast.fakes.cuda_ipc import MemoryIpcDriver, MemoryMachine
+from rdmacast.fakes.nixl import MemoryNixl
+from rdmacast.fakes.verbs import MemoryDevice, MemoryFabric
+from rdmacast.protocol.tls import NodeTls
 from rdmacast.transport import PeerAddress
-from rdmacast.verbs_node import VerbsNode
-from tests.nixl_fixture import why_no_nixl
-from tests.tls_fixture import issue
-from tests.verbs_fixture import why_no_rdma
+from rdmacast.transports.nixl.node import NixlNode
+from rdmacast.transports.verbs.node import VerbsNode
+from tests.fixtures.nixl import why_no_nixl
+from tests.fixtures.tls import issue
+from tests.fixtures.verbs import why_no_rdma
 
 PEER = PeerAddress(url="tcp://10.0.0.7:41000", host="b")
 
@@ -32,8 +39,8 @@ def ends(
     verbs: VerbsNode | str = "none",
     nixl: NixlNode | str = "",
     gpu: MemoryIpcDriver | str = "this node has no GPU",
-) -> CastEnds:
-    return CastEnds(tls=NodeTls(), verbs=verbs, nixl=nixl, gpu=gpu, lender=None)
+) -> CastTransports:
+    return CastTransports(tls=NodeTls(), verbs=verbs, nixl=nixl, gpu=gpu, cuda_ipc=None)
 
 
 def test_tcp_is_taken_where_there_is_no_rdma_and_the_reason_is_told(tmp_path: Path) -> None:
@@ -66,7 +73,7 @@ def test_a_node_that_needs_rdma_does_not_start_without() -> None:
 
 
 def test_nixl_is_taken_where_it_was_asked_for_and_rdma_is_not_to_be_had(tmp_path: Path) -> None:
-    assert open_nixl_of(settings(), AsyncExitStack()) == ""
+    assert open_nixl_node(settings(), AsyncExitStack()) == ""
     with NixlNode(MemoryNixl()) as nixl:
         choice = make_connector(settings("--nixl"), tmp_path, ends(nixl=nixl)).choose(PEER)
         assert (choice.transport, choice.reason) == ("nixl", "host 'b' is not 'a'; no verbs: none")
@@ -78,7 +85,7 @@ def test_nixl_is_taken_where_it_was_asked_for_and_rdma_is_not_to_be_had(tmp_path
 @pytest.mark.skipif(not why_no_nixl(), reason="there is NIXL here")
 def test_a_node_that_needs_nixl_does_not_start_without() -> None:
     with pytest.raises(SettingsError, match="--nixl: nixl cannot be imported"):
-        open_nixl_of(settings("--nixl"), AsyncExitStack())
+        open_nixl_node(settings("--nixl"), AsyncExitStack())
 
 
 def test_a_gpu_of_the_same_host_is_read_where_there_is_no_file(tmp_path: Path) -> None:
@@ -95,14 +102,14 @@ def test_a_gpu_of_the_same_host_is_read_where_there_is_no_file(tmp_path: Path) -
 
 def test_an_arena_that_cannot_be_lent_is_told_and_not_lent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert lend_arena(MemoryIpcDriver(MemoryMachine()), 4096, 4096, AsyncExitStack()) is None
+    assert export_arena(MemoryIpcDriver(MemoryMachine()), 4096, 4096, AsyncExitStack()) is None
     assert "no allocation of this process begins there" in caplog.text
 
 
 def test_tls_for_casts_needs_three_files_that_are_what_they_should_be(tmp_path: Path) -> None:
     files = issue(tmp_path)
     flags = ["--cast-tls-cert", str(files.cert), "--cast-tls-key", str(files.key)]
-    with pytest.raises(SettingsError, match="belong together"):
+    with pytest.raises(SettingsError, match="given together"):
         settings(*flags)
     assert open_tls(settings()) == NodeTls()
     assert open_tls(settings(*flags, "--cast-tls-ca", str(files.ca))).server is not None

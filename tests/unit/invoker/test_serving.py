@@ -17,31 +17,28 @@ def token(number: int) -> TokenOutput:
 
 @given(st.lists(st.integers(1, 100), max_size=8))
 @settings(max_examples=50, deadline=None)
-def test_batches_lose_nothing_and_wait_for_nothing(runs: list[int]) -> None:
-    async def scenario() -> None:
-        moved_on = asyncio.Event()
+async def test_batches_lose_nothing_and_wait_for_nothing(runs: list[int]) -> None:
+    moved_on = asyncio.Event()
 
-        async def outputs() -> AsyncIterator[TokenOutput]:
-            number = 0
-            for run in runs:
-                await moved_on.wait()  # set only once what came before has been delivered
-                moved_on.clear()
-                for _ in range(run):
-                    yield token(number)
-                    number += 1
+    async def outputs() -> AsyncIterator[TokenOutput]:
+        number = 0
+        for run in runs:
+            await moved_on.wait()  # set only once what came before has been delivered
+            moved_on.clear()
+            for _ in range(run):
+                yield token(number)
+                number += 1
 
-        got: list[int] = []
-        moved_on.set()
-        total = 0
-        ends = {sum(runs[: index + 1]) for index in range(len(runs))}
-        async for batch in batches(outputs()):
-            total += len(batch)
-            got += [output.token_id for output in batch]
-            if total in ends:
-                moved_on.set()
-        assert got == list(range(sum(runs)))
-
-    asyncio.run(scenario())
+    got: list[int] = []
+    moved_on.set()
+    total = 0
+    ends = {sum(runs[: index + 1]) for index in range(len(runs))}
+    async for batch in batches(outputs()):
+        total += len(batch)
+        got += [output.token_id for output in batch]
+        if total in ends:
+            moved_on.set()
+    assert got == list(range(sum(runs)))
 
 
 def test_arrays_cross_the_channel() -> None:

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from invoker.device import DeviceFacts, default_arena_bytes, find_device, slug
-from invoker.errors import SettingsError
+from invoker.base.errors import SettingsError
+from invoker.device import DeviceFacts, default_arena_bytes, detect_device, slug
 from invoker.settings import parse_settings
 
 SECRET = {"HYPERCAST_CLUSTER_SECRET": "x" * 32}
@@ -50,7 +50,7 @@ def test_all_flags(tmp_path: Path) -> None:
         ([*LEAST, "--grace", "5"], SECRET, "no unit"),
         ([*LEAST, "--threads", "0"], SECRET, "1 to 4096"),
         ([*LEAST, "--rdma", "/dev/x"], SECRET, "neither auto, off, DEVICE nor DEVICE:PORT"),
-        ([*LEAST, "--rdma", "off", "--require-rdma"], SECRET, "neither --rdma off nor"),
+        ([*LEAST, "--rdma", "off", "--require-rdma"], SECRET, "combined with --rdma off"),
         (LEAST, {}, "no cluster secret"),
         (LEAST, {"HYPERCAST_CLUSTER_SECRET": "short"}, "too short"),
         ([*LEAST, "--secret-file", "/nowhere/secret"], {}, "no such file"),
@@ -66,7 +66,7 @@ def test_help_has_examples(capsys) -> None:
     with pytest.raises(SystemExit) as leaving:
         parse_settings(["--help"], {})
     assert leaving.value.code == 0
-    assert "examples:" in capsys.readouterr().out
+    assert "Examples:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("listen", ["[::1]:80", "::1", "node-7:80"])
@@ -76,7 +76,7 @@ def test_addresses(listen: str) -> None:
 
 
 def test_device_facts_and_default_sizes() -> None:
-    facts = find_device("cpu")
+    facts = detect_device("cpu")
     assert facts.gpu_type == "cpu" and facts.memory_bytes >= facts.free_bytes > 0
     small = DeviceFacts(device="cpu", gpu_type="cpu", memory_bytes=4 << 30, free_bytes=1 << 30)
     assert default_arena_bytes(small, 1) == 1 << 30

@@ -1,6 +1,5 @@
 """Memory in huge pages and not: what a disk reads comes to its place by itself, or by way of a buffer."""
 
-import asyncio
 import ctypes
 import os
 import random
@@ -12,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_weights import forget
-from invoker.counters import Counters
-from invoker.errors import HostTierFull
-from invoker.fetch import CHUNK_BYTES
-from invoker.filling import Filling
-from invoker.host_tier import HostTier
-from invoker.huge_pages import HUGE_PAGE, take_huge_pages
-from invoker.staging import Staging
+from benchmarks.load.weights import drop_from_cache
+from invoker.base.counters import Counters
+from invoker.base.errors import HostTierFull
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.staging import Staging
+from invoker.host_tier.tier import HostTier
+from invoker.loading.partial_image import CHUNK_BYTES
+from invoker.memory.huge_pages import HUGE_PAGE, populate_huge_pages
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
 from registry.images.manifest import UNIT_BYTES
-from tests.invoker_fixture import make_image
-from tests.mount_fixture import file_system
-from tests.stored_image_fixture import damage, read_whole, stored
+from tests.fixtures.invoker import make_image
+from tests.fixtures.mount import file_system
+from tests.fixtures.stored_image import damage, read_whole, stored
 
 PR_SET_THP_DISABLE = 41
 
@@ -39,7 +38,7 @@ def huge(request: pytest.FixtureRequest) -> Iterator[bool]:
     try:
         with tempfile.TemporaryFile(dir="/dev/shm") as file:
             file.truncate(HUGE_PAGE)
-            if take_huge_pages(file.fileno(), 0, HUGE_PAGE) != request.param:
+            if populate_huge_pages(file.fileno(), 0, HUGE_PAGE) != request.param:
                 pytest.skip(f"this kernel gives no {'huge' if request.param else 'small'} pages here")
         yield request.param
     finally:
@@ -55,48 +54,45 @@ def memory() -> Iterator[Path]:
 
 def test_memory_is_taken_in_huge_pages_and_keeps_what_is_there(memory: Path, huge: bool) -> None:
     tier = HostTier(memory / "h0", 64 << 20)
-    filling = tier.begin("a" * 64, 3 * HUGE_PAGE + 5)
-    assert isinstance(filling, Filling)
-    filling.view[HUGE_PAGE + 7] = 7
-    assert filling.takes_huge(0, 5) == huge
-    filling.prepare(0, filling.nbytes)
-    assert filling.view[HUGE_PAGE + 7] == 7 and bytes(filling.view).count(0) == filling.nbytes - 1
-    filling.abandon()
+    writer = tier.begin("a" * 64, 3 * HUGE_PAGE + 5)
+    assert isinstance(writer, ImageWriter)
+    writer.view[HUGE_PAGE + 7] = 7
+    assert writer.populate_huge(0, 5) == huge
+    writer.prepare(0, writer.nbytes)
+    assert writer.view[HUGE_PAGE + 7] == 7 and bytes(writer.view).count(0) == writer.nbytes - 1
+    writer.abandon()
     tier.close()
 
 
 def test_memory_that_cannot_be_had_is_refused(tmp_path: Path, huge: bool) -> None:
     with file_system(tmp_path / "small", "size=8m") as folder:
         tier = HostTier(folder / "h0", 64 << 20)
-        filling = tier.begin("a" * 64, 32 << 20)
-        assert isinstance(filling, Filling)
-        with pytest.raises(HostTierFull, match="ran full"):
-            filling.prepare(0, 32 << 20)
-        filling.abandon()
+        writer = tier.begin("a" * 64, 32 << 20)
+        assert isinstance(writer, ImageWriter)
+        with pytest.raises(HostTierFull, match="is full"):
+            writer.prepare(0, 32 << 20)
+        writer.abandon()
         tier.close()
 
 
-def test_the_disk_is_read_whole_and_checked(memory: Path, huge: bool, tmp_path: Path) -> None:
+async def test_the_disk_is_read_whole_and_checked(memory: Path, huge: bool, tmp_path: Path) -> None:
     image = make_image("a", 2 * CHUNK_BYTES + UNIT_BYTES + 5)
     blob = tmp_path / "blobs" / image.digest
 
     async def load(store: LocalStore, tier: HostTier) -> None:
-        forget(blob)
-        filling = tier.begin(image.digest, len(image.data))
-        assert isinstance(filling, Filling)
-        assert filling.takes_huge(0, 1) == huge
-        await read_whole(store, image, filling, Counters())
+        drop_from_cache(blob)
+        writer = tier.begin(image.digest, len(image.data))
+        assert isinstance(writer, ImageWriter)
+        assert writer.populate_huge(0, 1) == huge
+        await read_whole(store, image, writer, Counters())
 
-    async def scenario() -> None:
-        store = await stored(tmp_path, image)
-        tier = HostTier(memory / "h0", 64 << 20)
+    store = await stored(tmp_path, image)
+    tier = HostTier(memory / "h0", 64 << 20)
+    await load(store, tier)
+    damage(blob, 33)
+    with pytest.raises(CorruptImage, match=r"in the store: units 33$"):
         await load(store, tier)
-        damage(blob, 33)
-        with pytest.raises(CorruptImage, match=r"in the store: units 33$"):
-            await load(store, tier)
-        tier.close()
-
-    asyncio.run(scenario())
+    tier.close()
 
 
 def test_a_buffer_is_lent_to_one_at_a_time() -> None:
@@ -105,7 +101,7 @@ def test_a_buffer_is_lent_to_one_at_a_time() -> None:
         seen: list[bytes] = []
 
         def borrow() -> None:
-            with staging.lent() as buffer:
+            with staging.borrow() as buffer:
                 buffer[:1] = b"x"
                 has_it.set()
                 done.wait()
@@ -115,7 +111,7 @@ def test_a_buffer_is_lent_to_one_at_a_time() -> None:
         thread.start()
         has_it.wait()
         done.set()
-        with staging.lent() as buffer:
+        with staging.borrow() as buffer:
             buffer[:1] = b"y"
         thread.join()
         assert seen == [b"x"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rdmacast.planners.catalog import PLANNERS
-from tests.cast_fixture import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig, run
+from rdmacast.plan.planners.catalog import PLANNERS
+from tests.fixtures.cast import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig, run
 
 
 @pytest.mark.parametrize("planner", list(PLANNERS))
@@ -73,7 +73,7 @@ def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
             rig.start()
             await rig.holds(2, 10)
             rig.nodes[0].region.mark(10 * BLOCK_BYTES, 5)
-            assert rig.nodes[2].region.have_map(BLOCK_BYTES).held.bit_count() == 10
+            assert rig.nodes[2].region.bitfield(BLOCK_BYTES).held.bit_count() == 10
             rig.finish_loading()
             await rig.reports()
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.cast_process import BLOCK_BYTES, RATE_BYTES_S, NodeProcess, spec_of
+from tests.fixtures.cast_process import BLOCK_BYTES, RATE_BYTES_S, NodeProcess, spec_of
 
 CONTENT = random.Random(9).randbytes(40 * BLOCK_BYTES + 77)
 
@@ -38,12 +38,12 @@ def test_after_kill_9_of_the_only_source_all_name_the_blocks_that_nobody_holds()
             node.begin(spec)
         nodes[1].holds(3)
         nodes[0].kill()
-        told = [node.hears("lost") for node in nodes[1:]]
+        reported = [node.hears("lost") for node in nodes[1:]]
         somewhere = 0
-        for _, held in told:
+        for _, held in reported:
             somewhere |= held
         nobodys = tuple(block for block in range(spec.blocks) if not somewhere >> block & 1)
-        assert nobodys and {blocks for blocks, _ in told} == {nobodys}
+        assert nobodys and {blocks for blocks, _ in reported} == {nobodys}
     finally:
         codes = [node.stop() for node in nodes]
     assert codes == [-9, 0, 0, 0]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacast.address import parse_url
-from rdmacast.connection import Listener, dial, listen
-from rdmacast.errors import AuthError, CastError, LinkClosed, ProtocolError
-from rdmacast.handshake import ClientHandshake, ServerHandshake, Service
-from tests.patience import PATIENCE_S
+from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
+from rdmacast.protocol.connection import ConnectionListener, dial, listen
+from rdmacast.protocol.handshake import ClientHandshake, ServerHandshake, Service
+from tests.fixtures.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 SERVICE = Service("test", 3)
@@ -29,9 +29,9 @@ def test_both_ends_authenticate() -> None:
 def test_a_wrong_secret_is_refused_by_both_ends() -> None:
     client, server = ClientHandshake(b"other", SERVICE), ServerHandshake(SECRET, SERVICE)
     challenge = server.receive(client.opening)
-    with pytest.raises(AuthError):
+    with pytest.raises(PeerAuthError):
         client.receive(challenge)
-    with pytest.raises(AuthError):
+    with pytest.raises(PeerAuthError):
         server.receive(bytes(32))
 
 
@@ -41,11 +41,11 @@ def test_a_proof_cannot_be_played_back_or_reflected() -> None:
     proof = client.receive(challenge)
     again = ServerHandshake(SECRET, SERVICE)
     again.receive(client.opening)
-    with pytest.raises(AuthError):
+    with pytest.raises(PeerAuthError):
         again.receive(proof)
     reflected = ServerHandshake(SECRET, SERVICE)
     its_own = reflected.receive(client.opening)[-32:]
-    with pytest.raises(AuthError):
+    with pytest.raises(PeerAuthError):
         reflected.receive(its_own)
 
 
@@ -61,7 +61,7 @@ def test_another_version_is_named_and_another_service_refused() -> None:
 @given(st.binary(min_size=52, max_size=52), st.binary(min_size=32, max_size=32))
 def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
     server = ServerHandshake(SECRET, SERVICE)
-    with pytest.raises((ProtocolError, AuthError)):
+    with pytest.raises((ProtocolError, PeerAuthError)):
         server.receive(hello)
         server.receive(proof)
 
@@ -69,7 +69,7 @@ def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
 @settings(deadline=None)
 @given(st.binary(min_size=69, max_size=69))
 def test_a_client_trusts_no_random_challenge(challenge: bytes) -> None:
-    with pytest.raises((ProtocolError, AuthError)):
+    with pytest.raises((ProtocolError, PeerAuthError)):
         ClientHandshake(SECRET, SERVICE).receive(challenge)
 
 
@@ -99,7 +99,7 @@ class _Recorder(asyncio.Protocol):
             self.transport.write(data)
 
 
-async def _listen(timeout_s: float = PATIENCE_S) -> Listener:
+async def _listen(timeout_s: float = PATIENCE_S) -> ConnectionListener:
     return await listen(
         "tcp://127.0.0.1:0",
         secret=SECRET,
@@ -113,42 +113,33 @@ async def _dial(url: str, secret: bytes = SECRET, timeout_s: float = PATIENCE_S)
     return await dial(url, secret=secret, service=SERVICE, make_protocol=_Recorder, timeout_s=timeout_s)
 
 
-def test_dial_and_listen_hand_the_connection_over() -> None:
-    async def main() -> None:
-        listener = await _listen()
-        mine = await _dial(listener.endpoint.url)
-        mine.transport.write(b"hello")
-        await mine.grown.wait()
-        assert mine.received == b"hello"
-        mine.transport.close()
-        listener.close()
-
-    asyncio.run(main())
+async def test_dial_and_listen_hand_the_connection_over() -> None:
+    listener = await _listen()
+    mine = await _dial(listener.endpoint.url)
+    mine.transport.write(b"hello")
+    await mine.grown.wait()
+    assert mine.received == b"hello"
+    mine.transport.close()
+    listener.close()
 
 
-def test_bytes_that_come_together_with_the_proof_reach_the_protocol() -> None:
-    async def main() -> None:
-        listener = await _listen()
-        reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
-        client = ClientHandshake(SECRET, SERVICE)
-        writer.write(client.opening)
-        writer.write(client.receive(await reader.readexactly(client.needed)) + b"early")
-        assert await reader.readexactly(5) == b"early"
-        writer.close()
-        await writer.wait_closed()
-        listener.close()
-
-    asyncio.run(main())
+async def test_bytes_that_come_together_with_the_proof_reach_the_protocol() -> None:
+    listener = await _listen()
+    reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+    client = ClientHandshake(SECRET, SERVICE)
+    writer.write(client.opening)
+    writer.write(client.receive(await reader.readexactly(client.needed)) + b"early")
+    assert await reader.readexactly(5) == b"early"
+    writer.close()
+    await writer.wait_closed()
+    listener.close()
 
 
-def test_a_dialler_with_another_secret_gets_auth_error() -> None:
-    async def main() -> None:
-        listener = await _listen()
-        with pytest.raises(AuthError, match="secret"):
-            await _dial(listener.endpoint.url, secret=b"other")
-        listener.close()
-
-    asyncio.run(main())
+async def test_a_dialler_with_another_secret_gets_auth_error() -> None:
+    listener = await _listen()
+    with pytest.raises(PeerAuthError, match="secret"):
+        await _dial(listener.endpoint.url, secret=b"other")
+    listener.close()
 
 
 class _Log(logging.Handler):
@@ -170,13 +161,15 @@ def test_both_ends_log_another_secret_once() -> None:
 
     async def main() -> None:
         listener = await _listen()
-        with pytest.raises(AuthError):
+        with pytest.raises(PeerAuthError):
             await _dial(listener.endpoint.url, secret=b"other")
         async with asyncio.timeout(PATIENCE_S):
             await log.full.wait()
         listener.close()
         logged = sorted(log.lines)
-        assert logged[0].startswith(f"test: gave up connecting to {listener.endpoint.url}: the peer does not")
+        assert logged[0].startswith(
+            f"test: cannot authenticate with {listener.endpoint.url}: the peer does not"
+        )
         assert logged[1].startswith("test: refused a connection from 127.0.0.1:")
         assert logged[1].endswith("it has another secret than this cluster's") and len(logged) == 2
 
@@ -187,50 +180,44 @@ def test_both_ends_log_another_secret_once() -> None:
         logging.getLogger("rdmacast").removeHandler(log)
 
 
-def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
-    async def main() -> None:
-        listener = await _listen()
-        reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
-        client = ClientHandshake(SECRET, SERVICE)
-        writer.write(client.opening)
-        await reader.readexactly(client.needed)
-        writer.write(bytes(32))
-        assert await reader.read() == b""
-        writer.close()
-        listener.close()
-        listener = await _listen(timeout_s=0.1)
-        reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
-        assert await reader.read() == b""  # it said nothing
-        writer.close()
-        assert "0 in handshake" in repr(listener)
-        listener.close()
-
-    asyncio.run(main())
+async def test_a_listener_hangs_up_on_a_wrong_proof_and_on_silence() -> None:
+    listener = await _listen()
+    reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+    client = ClientHandshake(SECRET, SERVICE)
+    writer.write(client.opening)
+    await reader.readexactly(client.needed)
+    writer.write(bytes(32))
+    assert await reader.read() == b""
+    writer.close()
+    listener.close()
+    listener = await _listen(timeout_s=0.1)
+    reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+    assert await reader.read() == b""  # it said nothing
+    writer.close()
+    assert "0 in handshake" in repr(listener)
+    listener.close()
 
 
-def test_a_dialler_gives_up_on_silence_noise_and_nobody() -> None:
-    async def main() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with closing(writer):
-                await reader.read()
+async def test_a_dialler_gives_up_on_silence_noise_and_nobody() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.read()
 
-        async def noisy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with closing(writer):
-                writer.write(b"HTTP/1.1 400 Bad Request" * 10)
-                await reader.read()
+    async def noisy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            writer.write(b"HTTP/1.1 400 Bad Request" * 10)
+            await reader.read()
 
-        cases: list[tuple[type[CastError], float]] = [(LinkClosed, 0.1), (ProtocolError, PATIENCE_S)]
-        for behaviour, (error, timeout_s) in zip((silent, noisy), cases, strict=True):
-            server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(error):
-                await _dial(f"tcp://127.0.0.1:{port}", timeout_s=timeout_s)
-            server.close()
-            await server.wait_closed()
-        with pytest.raises(LinkClosed, match="cannot connect"):
-            await _dial(f"tcp://127.0.0.1:{port}")
-
-    asyncio.run(main())
+    cases: list[tuple[type[CastError], float]] = [(LinkClosed, 0.1), (ProtocolError, PATIENCE_S)]
+    for behaviour, (error, timeout_s) in zip((silent, noisy), cases, strict=True):
+        server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(error):
+            await _dial(f"tcp://127.0.0.1:{port}", timeout_s=timeout_s)
+        server.close()
+        await server.wait_closed()
+    with pytest.raises(LinkClosed, match="cannot connect"):
+        await _dial(f"tcp://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1", "http://h:1", "tcp://h", "tcp://:1", "tcp://h:1/x"])
@@ -246,9 +233,6 @@ def test_an_ipv6_address_keeps_its_brackets() -> None:
 @pytest.mark.parametrize(
     "url", ["", "tcp://nohost", "tcp://h:x", f"tcp://{'x' * 80}.example:1", "http://h:1"]
 )
-def test_an_address_that_is_none_is_a_peer_that_cannot_be_reached(url: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(LinkClosed, match="cannot connect"):
-            await _dial(url)
-
-    asyncio.run(scenario())
+async def test_an_address_that_is_none_is_a_peer_that_cannot_be_reached(url: str) -> None:
+    with pytest.raises(LinkClosed, match="cannot connect"):
+        await _dial(url)

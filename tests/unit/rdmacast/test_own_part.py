@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.own_part import own_part
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.planners.own_part import own_part
 
 QUICK = ("binomial", "chain", "multi-chain")  # which the automatic planner chooses from
 

@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rdmacast.errors import PlanError
-from rdmacast.pipelines import pipelines
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import PLANNERS, bound
-from rdmacast.planners.subgroups import balanced, shifted_orders
-from rdmacast.transfers import Transfers, ints
+from rdmacast.plan.pipelines import pipelines
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import PLANNERS, bound
+from rdmacast.plan.planners.subgroups import balanced, shifted_orders
+from rdmacast.plan.transfers import Transfers, ints
 
 NAMES = tuple(PLANNERS)
 
@@ -35,7 +35,7 @@ def log2_up(count: int) -> int:
 
 
 def tree_depth(members: int) -> int:
-    """The costliest way down: a first child costs 1, a second 2."""
+    """Return the cost of the longest path down: a first child costs 1, a second 2."""
     costs = [0]
     for node in range(1, members):
         costs.append(costs[(node - 1) // 2] + (1 if node % 2 else 2))
@@ -156,7 +156,7 @@ def test_pipelines_of_four_sources_and_64_nodes() -> None:
 
 
 def is_lawful(plan: TransferPlan) -> bool:
-    """The law, told again in plain sets."""
+    """Check the rules of plans again, in plain sets."""
     shape, moved = plan.shape, plan.transfers
     held = {(source, block) for source in shape.sources for block in range(shape.blocks)}
     rows = list(zip(moved.step, moved.source, moved.target, moved.block, strict=True))
@@ -239,7 +239,7 @@ def three_nodes(*rows: tuple[int, int, int, int], blocks: int = 1, whole: bool =
         (((0, 0, 1, 0), (0, 0, 2, 0)), 1, "sends more than one block", (0, 0, 0)),
         (((0, 0, 1, 0), (1, 0, 1, 1), (1, 2, 1, 0)), 2, "a block that it lacks", (1, 2, 0)),
         (((0, 0, 1, 0), (0, 1, 2, 0)), 1, "a block that it lacks", (0, 1, 0)),
-        (((0, 0, 1, 0), (1, 1, 2, 0), (2, 0, 2, 0)), 1, "got the block before", (2, 2, 0)),
+        (((0, 0, 1, 0), (1, 1, 2, 0), (2, 0, 2, 0)), 1, "received the block before", (2, 2, 0)),
         (((0, 0, 1, 0), (1, 1, 2, 0), (1, 0, 2, 1), (2, 0, 1, 1)), 2, "receives more than one", (1, 2, 1)),
         (((0, 0, 1, 0), (1, 1, 0, 0)), 1, "holds the block from the start", (1, 0, 0)),
         (((0, 0, 3, 0),), 1, "no such target", (0, 3, 0)),

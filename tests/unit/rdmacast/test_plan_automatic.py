@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.planners.automatic import (
-    LEAST_BLOCK_BYTES,
-    LEAST_SLOW_BLOCK_BYTES,
-    Decision,
+from rdmacast.plan.planners.automatic import (
+    MIN_BLOCK_BYTES,
+    MIN_SLOW_BLOCK_BYTES,
     LinkFacts,
+    PlannerChoice,
     choose_planner,
-    usual_links,
+    default_link_facts,
 )
-from rdmacast.planners.topology import Site
-from rdmacast.simulate import Links, simulate
-from rdmacast.stragglers import order_around
+from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
+from rdmacast.stragglers.slow_nodes import order_around
 
 MIB = 1 << 20
 # Kernel TCP at 200 Mbit/s: a change of partners begins with a small window.
@@ -24,7 +25,7 @@ TCP = LinkFacts(bytes_per_s=25e6, latency_s=2e-4, overhead_s=2e-4, restart_s=2e-
 RDMA = LinkFacts(bytes_per_s=50e9, latency_s=5e-6, overhead_s=5e-6)
 
 
-def decide(nodes: int, facts: LinkFacts, blocks: int | None = None, nbytes: int = 128 * MIB) -> Decision:
+def decide(nodes: int, facts: LinkFacts, blocks: int | None = None, nbytes: int = 128 * MIB) -> PlannerChoice:
     return choose_planner(nodes=nodes, sources=1, nbytes=nbytes, facts=facts, blocks=blocks)
 
 
@@ -38,10 +39,10 @@ def test_it_knows_which_case_it_is_in() -> None:
 
 
 def test_the_same_links_by_another_transport_are_another_case() -> None:
-    assert decide(8, usual_links("tcp"), 512, 8192 * MIB).planner == "chain"
+    assert decide(8, default_link_facts("tcp"), 512, 8192 * MIB).planner == "chain"
     for transport in ("verbs", "shm", "cuda_ipc", "nixl"):
-        assert usual_links(transport).restart_s == 0.0
-        assert decide(8, usual_links(transport), 512, 8192 * MIB).planner == "binomial"
+        assert default_link_facts(transport).restart_s == 0.0
+        assert decide(8, default_link_facts(transport), 512, 8192 * MIB).planner == "binomial"
 
 
 def test_its_reason_is_one_line_with_the_rival_in_it() -> None:
@@ -53,14 +54,14 @@ def test_its_reason_is_one_line_with_the_rival_in_it() -> None:
 
 
 def test_nodes_of_different_rates_get_ordered_chains() -> None:
-    sites = tuple(Site(bytes_per_s=rate) for rate in (4e6, 1e6, 4e6, 2e6))
+    sites = tuple(NodeTopology(bytes_per_s=rate) for rate in (4e6, 1e6, 4e6, 2e6))
     decision = choose_planner(
         nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=sites
     )
     assert (decision.planner, "4.0-fold" in decision.reason) == ("multi-chain", True)
     assert decision.plan(4, (0,)).groups == ((0, 2, 3, 1),)
     alike = choose_planner(
-        nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=[Site()] * 4
+        nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=[NodeTopology()] * 4
     )
     assert alike.planner == "binomial"
 
@@ -72,7 +73,7 @@ def test_few_slow_nodes_are_left_at_the_edge_of_the_others_plan() -> None:
         sources=1,
         nbytes=64 * MIB,
         facts=LinkFacts(bytes_per_s=1e6),
-        sites=[Site(bytes_per_s=rate) for rate in rates],
+        sites=[NodeTopology(bytes_per_s=rate) for rate in rates],
     )
     assert decision.edge == (2,)
     assert decision.reason.endswith("; 1 of 8 nodes are slow and take what the others have")
@@ -94,7 +95,7 @@ def test_slow_nodes_that_are_many_or_hold_all_or_are_all_targets_are_not(
         sources=sources,
         nbytes=64 * MIB,
         facts=LinkFacts(bytes_per_s=1e6),
-        sites=[Site(bytes_per_s=1e6 if node in slow else 4e6) for node in range(8)],
+        sites=[NodeTopology(bytes_per_s=1e6 if node in slow else 4e6) for node in range(8)],
     )
     assert decision.edge == ((0,) if (sources, slow) == (2, {0}) else ())
     decision.plan(8, tuple(range(sources))).validate()
@@ -114,12 +115,12 @@ def test_every_decision_can_be_planned_and_foretells_its_simulation(
     sources = min(sources, nodes)
     facts = LinkFacts(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s)
     decision = choose_planner(nodes=nodes, sources=sources, nbytes=nbytes, facts=facts)
-    assert decision.blocks == 1 or nbytes / decision.blocks >= LEAST_BLOCK_BYTES
+    assert decision.blocks == 1 or nbytes / decision.blocks >= MIN_BLOCK_BYTES
     if nodes > 12:
         return
     plan = decision.plan(nodes, tuple(range(sources)))
     plan.validate()
-    links = Links(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s, in_flight=64)
+    links = LinkModel(bytes_per_s=1e9, latency_s=latency_s, overhead_s=overhead_s, in_flight=64)
     taken_s = simulate(plan, links, nbytes / decision.blocks).seconds
     assert decision.predicted_s / 2 <= taken_s <= 2 * decision.predicted_s or sources == nodes
 
@@ -134,19 +135,19 @@ def test_more_overhead_a_block_makes_fewer_blocks() -> None:
 
 def test_two_nodes_need_not_come_in_turn() -> None:
     decision = choose_planner(nodes=8, sources=4, nbytes=26 * MIB, facts=LinkFacts(bytes_per_s=2.5e6))
-    assert (decision.planner, decision.in_turn) == ("chain", False)
-    assert decision.blocks == 26 * MIB // LEAST_SLOW_BLOCK_BYTES
+    assert (decision.planner, decision.in_slots) == ("chain", False)
+    assert decision.blocks == 26 * MIB // MIN_SLOW_BLOCK_BYTES
     assert "all planners are alike" in decision.reason
 
 
 def test_over_slow_links_blocks_are_finer() -> None:
-    def decided(bytes_per_s: float) -> Decision:
-        facts = replace(usual_links("tcp"), bytes_per_s=bytes_per_s)
+    def decided(bytes_per_s: float) -> PlannerChoice:
+        facts = replace(default_link_facts("tcp"), bytes_per_s=bytes_per_s)
         return choose_planner(nodes=8, sources=1, nbytes=26 * MIB, facts=facts)
 
     slow, quick = decided(2.5e6), decided(25e6)
-    assert slow.blocks == 26 * MIB // LEAST_SLOW_BLOCK_BYTES and slow.in_turn
-    assert quick.blocks == 26 * MIB // LEAST_BLOCK_BYTES
+    assert slow.blocks == 26 * MIB // MIN_SLOW_BLOCK_BYTES and slow.in_slots
+    assert quick.blocks == 26 * MIB // MIN_BLOCK_BYTES
 
 
 def test_what_cannot_be_is_refused() -> None:

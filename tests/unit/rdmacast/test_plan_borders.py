@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.cast_spec import CastSpec, Member
-from rdmacast.pipelines import pipelines
-from rdmacast.plan import CastShape
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.own_part import own_part
-from rdmacast.planners.subgroups import balanced, begins, chunks, shifted_orders
-from rdmacast.stragglers import order_around
+from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.plan.pipelines import pipelines
+from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.planners.own_part import own_part
+from rdmacast.plan.planners.subgroups import balanced, begins, chunks, shifted_orders
+from rdmacast.stragglers.slow_nodes import order_around
 from rdmacast.transport import PeerAddress
 
 
@@ -142,7 +142,7 @@ def test_who_is_left_when_a_source_is_slow_begins_at_borders_too() -> None:
 
 def test_a_cast_tells_its_plan_the_borders() -> None:
     members = tuple(
-        Member(name=f"n{n}", address=PeerAddress(url=f"tcp://n{n}:1", host="h")) for n in range(4)
+        CastMember(name=f"n{n}", address=PeerAddress(url=f"tcp://n{n}:1", host="h")) for n in range(4)
     )
     spec = CastSpec(
         cast="c1", region="r", nbytes=95, block_bytes=10, members=members, sources=(0, 1), borders=(0, 7)

@@ -6,11 +6,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.automatic import LinkFacts, choose_planner
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.planners.topology import Site
-from rdmacast.simulate import Links, simulate
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
 
 
 def plan_of(name: str, nodes: int, blocks: int, sources: int = 1) -> TransferPlan:
@@ -46,7 +47,7 @@ def test_a_plan_for_1024_nodes_and_512_blocks_takes_less_than_a_second_and_a_gig
 @pytest.mark.parametrize("blocks", [16, 64, 256])
 def test_with_four_sources_a_copy_is_there_after_a_third_of_the_time(blocks: int, jitter: float) -> None:
     """Each block somewhere among the targets of 4 sub-groups, beside the first full target of one source."""
-    links = Links(latency_s=0.001, jitter=jitter, in_flight=3)
+    links = LinkModel(latency_s=0.001, jitter=jitter, in_flight=3)
     one = simulate(plan_of("binomial", 8, blocks), links)
     four = simulate(plan_of("binomial", 8, blocks, sources=4), links)
     union_s = four.arrived_s[4:].min(axis=0).max()
@@ -61,9 +62,9 @@ def test_a_straggler_that_is_known_delays_the_others_by_less_than_a_quarter(stra
     facts = LinkFacts(bytes_per_s=rate, latency_s=2e-4)
 
     def run(slow: dict[int, float], *, known: bool) -> np.ndarray:
-        sites = [Site(bytes_per_s=rate * slow.get(node, 1.0)) for node in range(8)] if known else None
+        sites = [NodeTopology(bytes_per_s=rate * slow.get(node, 1.0)) for node in range(8)] if known else None
         plan = choose_planner(nodes=8, sources=1, nbytes=nbytes, facts=facts, sites=sites).plan(8, (0,))
-        links = Links(bytes_per_s=rate, latency_s=2e-4, jitter=0.1, in_flight=3, slow=slow)
+        links = LinkModel(bytes_per_s=rate, latency_s=2e-4, jitter=0.1, in_flight=3, slow=slow)
         return np.asarray(simulate(plan, links, nbytes / plan.shape.blocks).arrived_s.max(axis=1))
 
     without_s = run({}, known=True).max()

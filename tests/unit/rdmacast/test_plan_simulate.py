@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import PLANNERS, bound
-from rdmacast.planners.multi_chain import multi_chain
-from rdmacast.planners.topology import Site
-from rdmacast.simulate import Links, simulate
-from rdmacast.transfers import Transfers, ints
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import PLANNERS, bound
+from rdmacast.plan.planners.multi_chain import multi_chain
+from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.transfers import Transfers, ints
+from rdmacast.simulate.link_model import LinkModel
+from rdmacast.simulate.plans import simulate
 
 
 def plan_of(name: str, nodes: int, blocks: int, sources: int = 1) -> TransferPlan:
@@ -25,7 +26,7 @@ cases = st.tuples(st.integers(2, 40), st.integers(1, 24), st.integers(1, 4)).fil
 @settings(max_examples=25, deadline=None)
 def test_with_unit_links_it_takes_the_plans_steps(name: str, case: tuple[int, int, int]) -> None:
     plan = plan_of(name, *case)
-    run = simulate(plan, Links())
+    run = simulate(plan, LinkModel())
     if name == "scatter-allgather":  # the ring may begin before the scatter has ended
         assert bound(plan.shape) <= run.seconds <= plan.steps
     else:
@@ -53,7 +54,7 @@ def test_nothing_is_faster_than_the_links(
     slowest: float,
 ) -> None:
     plan = plan_of(name, *case)
-    links = Links(
+    links = LinkModel(
         bytes_per_s=rate,
         latency_s=latency_s,
         jitter=jitter,
@@ -91,7 +92,7 @@ def test_both_ways_to_compute_it_tell_the_same(
     slow: dict[int, float],
 ) -> None:
     plan = plan_of(name, *case)
-    links = Links(
+    links = LinkModel(
         latency_s=latency_s,
         overhead_s=overhead_s,
         jitter=jitter,
@@ -104,41 +105,41 @@ def test_both_ways_to_compute_it_tell_the_same(
 
 def test_a_straggler_at_the_end_of_a_chain_holds_up_nobody() -> None:
     plan = plan_of("chain", 6, 32)
-    without, run = simulate(plan, Links()), simulate(plan, Links(slow={5: 0.25}))
+    without, run = simulate(plan, LinkModel()), simulate(plan, LinkModel(slow={5: 0.25}))
     assert np.array_equal(run.complete_s[:-1], without.complete_s[:-1])
     assert run.complete_s[-1] > 3 * without.complete_s[-1]
     # In the middle it holds up those behind it, and nobody before.
-    middle = simulate(plan, Links(slow={3: 0.25}))
+    middle = simulate(plan, LinkModel(slow={3: 0.25}))
     assert np.array_equal(middle.complete_s[:2], without.complete_s[:2])
     assert middle.complete_s[-1] > 3 * without.complete_s[-1]
 
 
 def test_pulls_in_flight_hide_the_latency() -> None:
     plan = plan_of("chain", 2, 64)
-    alone, several = (simulate(plan, Links(latency_s=1.0, in_flight=pulls)).seconds for pulls in (1, 2))
+    alone, several = (simulate(plan, LinkModel(latency_s=1.0, in_flight=pulls)).seconds for pulls in (1, 2))
     assert (alone, several) == (64 * 2.0, 64 + 1.0)
 
 
 def test_pairs_of_nodes_have_links_of_their_own() -> None:
     plan = plan_of("chain", 3, 8)
-    run = simulate(plan, Links(pairs={(1, 2): (0.5, 0.5)}))
+    run = simulate(plan, LinkModel(pairs={(1, 2): (0.5, 0.5)}))
     assert run.complete_s[0] == 8
     assert run.complete_s[1] == pytest.approx(1 + 8 * 2.5)
 
 
 def test_overheads_count_at_both_ends() -> None:
-    assert simulate(plan_of("chain", 3, 8), Links(overhead_s=0.5)).seconds == 9 * 1.5
+    assert simulate(plan_of("chain", 3, 8), LinkModel(overhead_s=0.5)).seconds == 9 * 1.5
 
 
 def test_blocks_spread_inside_a_scale_up_domain_in_no_time() -> None:
-    sites = [Site()] + [Site(domain=1)] * 4
+    sites = [NodeTopology()] + [NodeTopology(domain=1)] * 4
     plan = multi_chain(CastShape(nodes=5, sources=(0,), blocks=16), sites)
-    assert simulate(plan, Links()).seconds == 16
+    assert simulate(plan, LinkModel()).seconds == 16
 
 
 def test_one_of_many_nodes_needs_little_more_than_the_limit() -> None:
     plan = plan_of("binomial", 500, 64)
-    run = simulate(plan, Links(latency_s=0.01, jitter=0.05, in_flight=3))
+    run = simulate(plan, LinkModel(latency_s=0.01, jitter=0.05, in_flight=3))
     assert 64 < run.seconds < 1.5 * plan.steps
 
 
@@ -147,11 +148,11 @@ def test_what_cannot_end_or_be_is_refused() -> None:
     shape = CastShape(nodes=3, sources=(0,), blocks=1)
     circle = TransferPlan(planner="test", shape=shape, groups=((0, 1, 2),), transfers=transfers)
     with pytest.raises(ValueError, match="node 1 waits for block 0"):
-        simulate(circle, Links())
+        simulate(circle, LinkModel())
     with pytest.raises(ValueError, match="node 1 waits for block 0"):
-        simulate(circle, Links(), waves=True)
+        simulate(circle, LinkModel(), waves=True)
     with pytest.raises(ValueError, match="cannot be simulated in waves"):
-        simulate(plan_of("chain", 3, 8), Links(pairs={(1, 2): (0.5, 0.5)}), waves=True)
+        simulate(plan_of("chain", 3, 8), LinkModel(pairs={(1, 2): (0.5, 0.5)}), waves=True)
     for wrong in ({"bytes_per_s": 0}, {"latency_s": -1}, {"in_flight": 0}, {"slow": {1: 0.0}}):
         with pytest.raises(ValueError):
-            Links(**wrong)  # type: ignore[arg-type]
+            LinkModel(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Whose payload leaves a port next: one at a time, and none waits for one that is taken slowly."""
+"""The order in which payloads leave a port: one at a time, and none waits for a slow receiver."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmacast.due import Due
-from rdmacast.turns import Turns
-from tests.virtual_time_fixture import run_in_virtual_time
+from rdmacast.plan_slot import PlanSlot
+from rdmacast.server.port_arbiter import PortArbiter
+from tests.fixtures.virtual_time import run_in_virtual_time
 
 MB = 1_000_000
-LEAST_LONG_S = 0.05
-FREE = "Turns(free, 0 waiting)"
+MIN_HOLD_S = 0.05
+FREE = "PortArbiter(free, 0 waiting)"
 
 
 @dataclass(slots=True)
@@ -29,13 +29,13 @@ class Sending:
     gives_up_s: float | None = None
     began_s: float | None = None
     ended_s: float | None = None
-    due: Due | None = None
+    slot: PlanSlot | None = None
 
-    async def by(self, turns: Turns, order: list[str]) -> None:
+    async def by(self, arbiter: PortArbiter, order: list[str]) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self.asks_s)
         try:
-            async with asyncio.timeout(self.gives_up_s), turns.turn(self.nbytes, self.rank, self.due):
+            async with asyncio.timeout(self.gives_up_s), arbiter.grant(self.nbytes, self.rank, self.slot):
                 self.began_s = loop.time()
                 order.append(self.name)
                 try:
@@ -47,14 +47,14 @@ class Sending:
 
 
 def sent(*sendings: Sending) -> list[str]:
-    """The order in which they began by one port, which is free at the end."""
+    """Return the order in which payloads start at one port, which is free at the end."""
 
     async def main() -> list[str]:
-        turns, order = Turns(), list[str]()
+        arbiter, order = PortArbiter(), list[str]()
         async with asyncio.TaskGroup() as group:
-            for one in sendings:
-                group.create_task(one.by(turns, order))
-        assert repr(turns) == FREE
+            for queued in sendings:
+                group.create_task(queued.by(arbiter, order))
+        assert repr(arbiter) == FREE
         return order
 
     return run_in_virtual_time(main())
@@ -68,7 +68,7 @@ def test_one_after_the_other_the_lowest_rank_first_of_equals_who_asked_first() -
         for name, rank in [("a", 3), ("b", 1), ("c", 3), ("d", 2)]
     ]
     assert sent(first, *later) == ["first", "b", "d", "a", "c"]
-    begins = sorted(one.began_s or 0.0 for one in (first, *later))
+    begins = sorted(queued.began_s or 0.0 for queued in (first, *later))
     assert [round(after - before, 6) for before, after in pairwise(begins)] == [quick] * 4
 
 
@@ -97,7 +97,7 @@ def test_no_turn_is_long_before_the_least_time() -> None:
     quick = [Sending(f"quick {number}", 0.001, asks_s=number) for number in range(4)]
     slow, waits = Sending("slow", 9.0, asks_s=10.0), Sending("waits", 0.1, asks_s=10.001)
     sent(*quick, slow, waits)
-    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + LEAST_LONG_S)
+    assert slow.began_s is not None and waits.began_s == pytest.approx(slow.began_s + MIN_HOLD_S)
 
 
 def test_a_slow_one_that_ends_later_does_not_take_the_port_from_who_has_it() -> None:
@@ -110,13 +110,13 @@ def test_a_slow_one_that_ends_later_does_not_take_the_port_from_who_has_it() -> 
 
 def test_a_turn_that_fails_is_over() -> None:
     async def main() -> None:
-        turns = Turns()
+        arbiter = PortArbiter()
         with pytest.raises(OSError):
-            async with turns.turn(MB):
+            async with arbiter.grant(MB):
                 raise OSError("the peer is gone")
-        assert repr(turns) == FREE
-        async with turns.turn(MB):
-            assert repr(turns) == "Turns(taken, 0 waiting)"
+        assert repr(arbiter) == FREE
+        async with arbiter.grant(MB):
+            assert repr(arbiter) == "PortArbiter(taken, 0 waiting)"
 
     run_in_virtual_time(main())
 
@@ -124,16 +124,16 @@ def test_a_turn_that_fails_is_over() -> None:
 @pytest.mark.parametrize("granted", [False, True])
 def test_one_that_leaves_while_it_waits_passes_its_turn_on(granted: bool) -> None:
     async def main() -> None:
-        turns, order = Turns(), list[str]()
+        arbiter, order = PortArbiter(), list[str]()
         async with asyncio.TaskGroup() as group:
-            async with turns.turn(MB):
-                leaves = group.create_task(Sending("leaves", 0.1).by(turns, order))
-                group.create_task(Sending("stays", 0.1).by(turns, order))
+            async with arbiter.grant(MB):
+                leaves = group.create_task(Sending("leaves", 0.1).by(arbiter, order))
+                group.create_task(Sending("stays", 0.1).by(arbiter, order))
                 await asyncio.sleep(0.1)
                 if not granted:
                     leaves.cancel()
             leaves.cancel()  # in the turn of the loop in which it was granted, else once more
-        assert order == ["stays"] and repr(turns) == FREE
+        assert order == ["stays"] and repr(arbiter) == FREE
 
     run_in_virtual_time(main())
 
@@ -156,77 +156,80 @@ sendings = st.lists(
 def test_everybody_has_a_turn_and_two_share_only_where_one_is_slow(all_of_them: list[Sending]) -> None:
     # Anew for each run: hypothesis may give the same objects twice.
     each = [
-        Sending(str(number), one.takes_s, one.nbytes, one.rank, one.asks_s, one.gives_up_s)
-        for number, one in enumerate(all_of_them)
+        Sending(str(number), queued.takes_s, queued.nbytes, queued.rank, queued.asks_s, queued.gives_up_s)
+        for number, queued in enumerate(all_of_them)
     ]
     order = sent(*each)
     assert len(order) == len(set(order))
-    for one in each:
-        assert one.gives_up_s is not None or (one.began_s is not None and one.ended_s is not None)
+    for queued in each:
+        assert queued.gives_up_s is not None or (queued.began_s is not None and queued.ended_s is not None)
     began = [each[int(name)] for name in order]
-    for index, one in enumerate(began):
+    for index, queued in enumerate(began):
         for other in began[index + 1 :]:
-            assert one.began_s is not None and one.ended_s is not None and other.began_s is not None
-            assert other.began_s >= min(one.ended_s, one.began_s + LEAST_LONG_S) - 1e-6
+            assert queued.began_s is not None and queued.ended_s is not None and other.began_s is not None
+            assert other.began_s >= min(queued.ended_s, queued.began_s + MIN_HOLD_S) - 1e-6
 
 
 def since_first(*sendings: Sending) -> list[float]:
-    return [(one.began_s or 0.0) - (sendings[0].began_s or 0.0) for one in sendings]
+    return [(queued.began_s or 0.0) - (sendings[0].began_s or 0.0) for queued in sendings]
 
 
-def due(step: int, after: int, mark: int = 1) -> Due:
-    return Due(mark=mark, step=step, after=after)
+def slot(step: int, after: int, mark: int = 1) -> PlanSlot:
+    return PlanSlot(mark=mark, step=step, after=after)
 
 
 def test_what_is_due_waits_for_what_is_due_before() -> None:
     sendings = [
-        Sending("third", 0.1, due=due(3, 2)),  # in step 2 nothing leaves
-        Sending("second", 0.1, asks_s=0.01, due=due(1, 1)),
-        Sending("first", 0.1, asks_s=0.05, due=due(0, 0)),
+        Sending("third", 0.1, slot=slot(3, 2)),  # in step 2 nothing leaves
+        Sending("second", 0.1, asks_s=0.01, slot=slot(1, 1)),
+        Sending("first", 0.1, asks_s=0.05, slot=slot(0, 0)),
     ]
     assert sent(*sendings) == ["first", "second", "third"]
     assert since_first(sendings[2], sendings[1], sendings[0]) == [0, pytest.approx(0.1), pytest.approx(0.2)]
 
 
 def test_what_is_due_in_no_turn_and_other_plans_wait_for_nobody() -> None:
-    later = Sending("later", 0.1, due=due(4, 4))
-    others = [Sending("none", 0.1, rank=7, asks_s=0.01), Sending("other", 0.1, asks_s=0.02, due=due(0, 0, 2))]
+    later = Sending("later", 0.1, slot=slot(4, 4))
+    others = [
+        Sending("none", 0.1, rank=7, asks_s=0.01),
+        Sending("other", 0.1, asks_s=0.02, slot=slot(0, 0, 2)),
+    ]
     assert sent(later, *others) == ["none", "other", "later"]
 
 
 def test_what_does_not_come_is_waited_for_as_long_as_a_turn_may_take_and_not_ever_again() -> None:
-    late = [Sending(str(step), 0.1, due=due(step, step)) for step in (2, 5, 8, 11)]
+    late = [Sending(str(step), 0.1, slot=slot(step, step)) for step in (2, 5, 8, 11)]
     assert sent(*late) == ["2", "5", "8", "11"]
     # A turn of 0.1 s and, before the third miss, twice as long for what does not come.
     assert since_first(*late) == [0, pytest.approx(0.3), pytest.approx(0.6), pytest.approx(0.7)]
 
 
 def test_what_waits_by_a_plan_is_not_overtaken_for_ever_by_what_follows_none() -> None:
-    due = Due(mark=1, step=9, after=8)  # nobody comes before it any more
+    slot = PlanSlot(mark=1, step=9, after=8)  # nobody comes before it any more
     others = [Sending(f"other {number}", 0.1, asks_s=0.001 * number) for number in range(40)]
     order = sent(
-        *others, Sending("due", 0.1, asks_s=0.05, due=due), Sending("due too", 0.1, asks_s=0.06, due=due)
+        *others, Sending("due", 0.1, asks_s=0.05, slot=slot), Sending("due too", 0.1, asks_s=0.06, slot=slot)
     )
     assert order.index("due") < 8
     assert order.index("due too") < 12
 
 
 def test_of_a_plan_that_is_given_up_all_are_as_others() -> None:
-    dues = [Due(mark=1, step=4 * step, after=4 * step - 1) for step in range(1, 9)]
+    slots = [PlanSlot(mark=1, step=4 * step, after=4 * step - 1) for step in range(1, 9)]
     others = [Sending(f"other {number}", 0.1, rank=1) for number in range(60)]
-    by_plan = [Sending(f"due {due.step}", 0.1, asks_s=0.05, due=due) for due in dues]
+    by_plan = [Sending(f"due {slot.step}", 0.1, asks_s=0.05, slot=slot) for slot in slots]
     order = sent(*others, *by_plan)
-    assert max(order.index(one.name) for one in by_plan) < 20  # three were waited for
+    assert max(order.index(queued.name) for queued in by_plan) < 20  # three were waited for
 
 
 def test_who_leaves_while_the_port_is_held_leaves_nothing() -> None:
-    leaves = Sending("leaves", 0.1, due=due(5, 5), gives_up_s=0.1)
-    assert sent(leaves, Sending("comes", 0.1, asks_s=0.5, due=due(0, 0))) == ["comes"]
+    leaves = Sending("leaves", 0.1, slot=slot(5, 5), gives_up_s=0.1)
+    assert sent(leaves, Sending("comes", 0.1, asks_s=0.5, slot=slot(0, 0))) == ["comes"]
 
 
 @given(st.permutations(range(6)), st.lists(st.floats(0.0, 0.2), min_size=6, max_size=6))
 def test_all_that_comes_in_time_leaves_in_the_order_of_its_steps(
     order: list[int], asks_s: list[float]
 ) -> None:
-    sendings = [Sending(str(step), 0.1, asks_s=asks_s[step], due=due(step, step)) for step in order]
+    sendings = [Sending(str(step), 0.1, asks_s=asks_s[step], slot=slot(step, step)) for step in order]
     assert sent(*sendings) == [str(step) for step in range(6)]

@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import testbed as beds
-from benchmarks.crew_messages import CastTask, Check, Checked, Done, Go, NodeAt, Prepare, Ready
-from benchmarks.multicast_ours import on_hosts
-from benchmarks.multicast_run import CastImage
-from benchmarks.testbed_plan import LinkShape
+from benchmarks.multicast.messages import (
+    CastFinished,
+    DigestReport,
+    ImageReady,
+    MulticastTask,
+    NodeEndpoint,
+    PrepareImage,
+    ReportDigest,
+    StartCast,
+)
+from benchmarks.multicast.ours import on_hosts
+from benchmarks.multicast.run import CastImage
+from benchmarks.testbed import network as beds
+from benchmarks.testbed.plan import LinkShape
 from rdmacast.settings import LinkSettings
 
 NODES, RELAY = 5, 2
@@ -21,7 +30,7 @@ HANGS_S = 300.0  # whoever answers later never does
 
 @pytest.fixture
 def possible() -> None:
-    reason = beds.why_not()
+    reason = beds.unavailable_reason()
     if reason:
         pytest.skip(f"no testbed here: {reason}")
 
@@ -36,28 +45,28 @@ def test_the_others_finish_when_the_link_of_a_relay_goes_down(planner: str, tmp_
         beds.Testbed(NODES, LinkShape(rate_bytes_s=RATE)) as testbed,
         on_hosts(testbed, NODES, tmp_path) as crew,
     ):
-        order = Prepare(
+        order = PrepareImage(
             nbytes=image.nbytes,
             seed=image.seed,
             cast="c",
-            task=CastTask(planner=planner, blocks=48, sources=1, window=3, link_bytes_s=RATE),
-            nodes=[NodeAt(url=hello.url, host=hello.host) for hello in crew.hellos],
+            task=MulticastTask(planner=planner, blocks=48, sources=1, window=3, link_bytes_s=RATE),
+            nodes=[NodeEndpoint(url=hello.url, host=hello.host) for hello in crew.hellos],
             units=image.units,
         )
-        crew.ask(order, Ready, HANGS_S)
-        crew.tell(Go())
+        crew.ask(order, ImageReady, HANGS_S)
+        crew.send(StartCast())
         went_s = time.monotonic()
         while (given := testbed.sent_bytes(RELAY)) < GIVEN:  # each look runs a command
             assert time.monotonic() < went_s + HANGS_S, f"the relay passed on {given} bytes only"
         testbed.cut(RELAY)
         cut_s = time.monotonic()
-        crew.hear([0], Done, HANGS_S)
-        done = crew.hear(others, Done, HANGS_S)
+        crew.replies([0], CastFinished, HANGS_S)
+        done = crew.replies(others, CastFinished, HANGS_S)
         ended_s = max(one.ended_s for one in done) - cut_s
         alive = [0, *others]  # the relay gives up by itself, and is gone then
-        crew.tell(Check(), alive)
-        told = crew.hear(alive, Checked, HANGS_S)
-    assert [one.digest for one in told] == [image.digest] * (NODES - 1)
+        crew.send(ReportDigest(), alive)
+        reported = crew.replies(alive, DigestReport, HANGS_S)
+    assert [one.digest for one in reported] == [image.digest] * (NODES - 1)
     assert sum(one.faults["replanned"] for one in done) > 0  # blocks that the relay was to give
     # Whoever is silent is found dead by then, and one more that is dialled once; then the rest is cast.
     settings = LinkSettings()

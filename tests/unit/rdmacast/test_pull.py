@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rdmacast.connector import Connector
+from rdmacast.cast.pull import PullPlan, PullResult, pull
 from rdmacast.errors import ChecksumError, LinkClosed, NoHolder
-from rdmacast.memory_transport import Faults, MemoryNetwork, MemoryTransport
-from rdmacast.pull import PullPlan, PullReport, pull
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
+from rdmacast.fakes.transport import Faults, MemoryNetwork, MemoryTransport
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Link, PeerAddress
-from tests.patience import PATIENCE_S
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
+from tests.fixtures.patience import PATIENCE_S
 
 SECRET = b"a secret of the cluster"
 UNIT = 1000
@@ -27,7 +27,7 @@ PEERS = tuple(PeerAddress(url=f"tcp://peer{i}:1", host=f"host{i}") for i in rang
 
 
 def check(offset: int, view: memoryview) -> list[int]:
-    """The units of the block at `offset` that differ from CONTENT."""
+    """Return the units of the block at `offset` that differ from CONTENT."""
     assert offset % UNIT == 0
     return [
         (offset + start) // UNIT
@@ -51,7 +51,7 @@ class Rig:
 
     async def pull(
         self, *, window: int = 4, max_tries: int = 3, stall_timeout_s: float | None = None
-    ) -> PullReport:
+    ) -> PullResult:
         plan = PullPlan(
             region="image",
             nbytes=NBYTES,
@@ -129,52 +129,44 @@ def test_a_stalled_source_is_given_up_where_a_limit_is_set() -> None:
     assert report.bytes_by_source[PEERS[0].url] == 8 * UNIT
 
 
-def test_who_wait_for_each_other_give_up() -> None:
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as a, RegionServer(SECRET, host="b") as b:
+async def test_who_wait_for_each_other_give_up() -> None:
+    async with RegionServer(SECRET, host="a") as a, RegionServer(SECRET, host="b") as b:
 
-            async def fill(own: RegionServer, other: RegionServer) -> None:
-                buffer = bytearray(NBYTES)
-                region = GrowingRegion(buffer)
-                own.publish("image", region)
-                plan = PullPlan(
-                    region="image",
-                    nbytes=NBYTES,
-                    block_bytes=4 * UNIT,
-                    sources=(other.address,),
-                    stall_timeout_s=0.2,
-                )
-                connector = Connector("here", [TcpTransport(SECRET)])
-                with pytest.raises(NoHolder, match=r"no byte came for 0\.2 s"):
-                    await pull(
-                        plan, memoryview(buffer), connector=connector, check=check, on_block=region.mark
-                    )
-
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.gather(fill(a, b), fill(b, a))
-
-    asyncio.run(main())
-
-
-def test_a_slow_source_that_moves_is_kept() -> None:
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a", link_rate_bytes_s=40_000) as server:
-            server.publish("image", GrowingRegion(CONTENT, complete=True))
-            # One block, which takes longer than the limit: its bytes count before it is complete.
+        async def fill(own: RegionServer, other: RegionServer) -> None:
+            buffer = bytearray(NBYTES)
+            region = GrowingRegion(buffer)
+            own.publish("image", region)
             plan = PullPlan(
                 region="image",
                 nbytes=NBYTES,
-                block_bytes=65 * UNIT,
-                sources=(server.address,),
-                stall_timeout_s=1.0,
+                block_bytes=4 * UNIT,
+                sources=(other.address,),
+                stall_timeout_s=0.2,
             )
-            buffer, connector = bytearray(NBYTES), Connector("here", [TcpTransport(SECRET)])
-            report = await pull(
-                plan, memoryview(buffer), connector=connector, check=check, on_block=lambda *_: None
-            )
-            assert buffer == CONTENT and report.seconds > 1.0 and not report.retries
+            connector = Connector("here", [TcpTransport(SECRET)])
+            with pytest.raises(NoHolder, match=r"no byte arrived for 0\.2 s"):
+                await pull(plan, memoryview(buffer), connector=connector, check=check, on_block=region.mark)
 
-    asyncio.run(main())
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(fill(a, b), fill(b, a))
+
+
+async def test_a_slow_source_that_moves_is_kept() -> None:
+    async with RegionServer(SECRET, host="a", link_rate_bytes_s=40_000) as server:
+        server.publish("image", GrowingRegion(CONTENT, complete=True))
+        # One block, which takes longer than the limit: its bytes count before it is complete.
+        plan = PullPlan(
+            region="image",
+            nbytes=NBYTES,
+            block_bytes=65 * UNIT,
+            sources=(server.address,),
+            stall_timeout_s=1.0,
+        )
+        buffer, connector = bytearray(NBYTES), Connector("here", [TcpTransport(SECRET)])
+        report = await pull(
+            plan, memoryview(buffer), connector=connector, check=check, on_block=lambda *_: None
+        )
+        assert buffer == CONTENT and report.seconds > 1.0 and not report.retries
 
 
 class _Unreachable(MemoryTransport):
@@ -195,49 +187,41 @@ class _Unreachable(MemoryTransport):
             yield link
 
 
-def test_a_machine_that_is_gone_is_dialled_once_a_pull() -> None:
-    async def main() -> None:
-        rig = Rig(Faults(), Faults())
-        transport = _Unreachable(rig.network, rig.sources[0])
-        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=4 * UNIT, sources=rig.sources)
-        await pull(
-            plan,
-            memoryview(rig.buffer),
-            connector=Connector("here", [transport]),
-            check=check,
-            on_block=rig.on_block,
-        )
-        assert rig.buffer == CONTENT and transport.dials == 1
-
-    asyncio.run(main())
+async def test_a_machine_that_is_gone_is_dialled_once_a_pull() -> None:
+    rig = Rig(Faults(), Faults())
+    transport = _Unreachable(rig.network, rig.sources[0])
+    plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=4 * UNIT, sources=rig.sources)
+    await pull(
+        plan,
+        memoryview(rig.buffer),
+        connector=Connector("here", [transport]),
+        check=check,
+        on_block=rig.on_block,
+    )
+    assert rig.buffer == CONTENT and transport.dials == 1
 
 
-def test_a_cancelled_pull_touches_the_destination_no_more() -> None:
-    async def main() -> None:
-        rig = Rig(Faults(stall_after_bytes=8 * UNIT))
-        pulling = asyncio.create_task(rig.pull())
-        await rig.network.stalled.wait()
-        pulling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await pulling
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+async def test_a_cancelled_pull_touches_the_destination_no_more() -> None:
+    before = asyncio.all_tasks()
+    rig = Rig(Faults(stall_after_bytes=8 * UNIT))
+    pulling = asyncio.create_task(rig.pull())
+    await rig.network.stalled.wait()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    assert asyncio.all_tasks() == before
 
 
-def test_a_fault_in_check_ends_the_pull_and_its_reads() -> None:
-    async def main() -> None:
-        rig = Rig(Faults())
+async def test_a_fault_in_check_ends_the_pull_and_its_reads() -> None:
+    rig = Rig(Faults())
 
-        def broken(offset: int, view: memoryview) -> Sequence[int]:
-            raise RuntimeError("no manifest")
+    def broken(offset: int, view: memoryview) -> Sequence[int]:
+        raise RuntimeError("no manifest")
 
-        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=UNIT, sources=rig.sources, window=1)
-        connector = Connector("here", [MemoryTransport(rig.network, name="tcp")])
-        with pytest.raises(RuntimeError, match="no manifest"):
-            await pull(plan, memoryview(rig.buffer), connector=connector, check=broken, on_block=rig.on_block)
-
-    asyncio.run(main())
+    plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=UNIT, sources=rig.sources, window=1)
+    connector = Connector("here", [MemoryTransport(rig.network, name="tcp")])
+    with pytest.raises(RuntimeError, match="no manifest"):
+        await pull(plan, memoryview(rig.buffer), connector=connector, check=broken, on_block=rig.on_block)
 
 
 def test_a_destination_of_the_wrong_size_is_refused() -> None:
@@ -247,36 +231,32 @@ def test_a_destination_of_the_wrong_size_is_refused() -> None:
         asyncio.run(rig.pull())
 
 
-def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
+async def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
     """Node 1 pulls from node 0 and serves what it has to node 2 at once, over real sockets."""
+    first = GrowingRegion(CONTENT)
+    middle, last = bytearray(NBYTES), bytearray(NBYTES)
+    relay = GrowingRegion(middle)
 
-    async def main() -> None:
-        first = GrowingRegion(CONTENT)
-        middle, last = bytearray(NBYTES), bytearray(NBYTES)
-        relay = GrowingRegion(middle)
+    async def fetch(source: PeerAddress, into: bytearray, region: GrowingRegion | None) -> None:
+        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=4 * UNIT, sources=(source,))
+        await pull(
+            plan,
+            memoryview(into),
+            connector=Connector("here", [TcpTransport(SECRET)]),
+            check=check,
+            on_block=region.mark if region else lambda offset, nbytes: None,
+        )
 
-        async def fetch(source: PeerAddress, into: bytearray, region: GrowingRegion | None) -> None:
-            plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=4 * UNIT, sources=(source,))
-            await pull(
-                plan,
-                memoryview(into),
-                connector=Connector("here", [TcpTransport(SECRET)]),
-                check=check,
-                on_block=region.mark if region else lambda offset, nbytes: None,
-            )
-
-        async with RegionServer(SECRET, host="a") as one, RegionServer(SECRET, host="b") as two:
-            one.publish("image", first)
-            two.publish("image", relay)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fetch(one.address, middle, relay))
-                group.create_task(fetch(two.address, last, None))
-                for start in range(0, NBYTES, 7777):
-                    first.mark(start, min(7777, NBYTES - start))
-                    await asyncio.sleep(0)
-            assert middle == last == CONTENT and relay.is_complete
-
-    asyncio.run(main())
+    async with RegionServer(SECRET, host="a") as one, RegionServer(SECRET, host="b") as two:
+        one.publish("image", first)
+        two.publish("image", relay)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fetch(one.address, middle, relay))
+            group.create_task(fetch(two.address, last, None))
+            for start in range(0, NBYTES, 7777):
+                first.mark(start, min(7777, NBYTES - start))
+                await asyncio.sleep(0)
+        assert middle == last == CONTENT and relay.is_complete
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -284,7 +264,7 @@ def test_a_pull_on_one_host_uses_shm_or_says_that_it_could_not(shared: bool, tmp
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
 
-    async def main() -> PullReport:
+    async def main() -> PullResult:
         async with RegionServer(SECRET, host="here") as server:
             region = GrowingRegion(CONTENT, shm_path=str(path) if shared else None, complete=True)
             server.publish("image", region)

@@ -5,52 +5,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacast.errors import ProtocolError
-from rdmacast.pull_report import (
+from rdmacast.protocol.pull_report import (
+    MAX_ENDED,
     MAX_NODES,
-    MOST_ENDED,
-    MOST_OPEN,
-    MOST_PLANS,
-    MOST_REPORT_BYTES,
-    MOST_SLOW,
+    MAX_OPEN,
+    MAX_PLANS,
+    MAX_REPORT_BYTES,
+    MAX_SLOW,
     PullReport,
+    StragglerVerdict,
     TimedPull,
-    Verdict,
 )
 
 NODES = st.integers(0, MAX_NODES - 1)
-SLOW = st.lists(NODES, max_size=MOST_SLOW).map(tuple)
+SLOW = st.lists(NODES, max_size=MAX_SLOW).map(tuple)
 PULLS = st.builds(
-    TimedPull, source=NODES, began_us=st.integers(0, 2**63), lasted_us=st.integers(0, 2**32 - 1)
+    TimedPull, source=NODES, started_us=st.integers(0, 2**63), duration_us=st.integers(0, 2**32 - 1)
 )
 REPORTS = st.builds(
     PullReport,
     cast=st.text("abc 019-", min_size=1, max_size=128),
     node=NODES,
-    plan=st.integers(0, MOST_PLANS),
+    plan=st.integers(0, MAX_PLANS),
     slow=SLOW,
     block_us=st.integers(0, 2**32 - 1),
     clock_us=st.integers(0, 2**63),
-    ended=st.lists(PULLS, max_size=MOST_ENDED).map(tuple),
-    under_way=st.lists(PULLS, max_size=MOST_OPEN).map(tuple),
+    ended=st.lists(PULLS, max_size=MAX_ENDED).map(tuple),
+    pending=st.lists(PULLS, max_size=MAX_OPEN).map(tuple),
 )
 
 
 @given(REPORTS)
 def test_reports_travel(report: PullReport) -> None:
     raw = report.encode()
-    assert len(raw) <= MOST_REPORT_BYTES and PullReport.decode(raw) == report
+    assert len(raw) <= MAX_REPORT_BYTES and PullReport.decode(raw) == report
 
 
-@given(st.builds(Verdict, plan=st.integers(0, MOST_PLANS), slow=SLOW))
-def test_verdicts_travel(verdict: Verdict) -> None:
-    assert Verdict.decode(verdict.encode()) == verdict
+@given(st.builds(StragglerVerdict, plan=st.integers(0, MAX_PLANS), slow=SLOW))
+def test_verdicts_travel(verdict: StragglerVerdict) -> None:
+    assert StragglerVerdict.decode(verdict.encode()) == verdict
 
 
 @given(REPORTS, st.data())
 def test_damaged_ones_are_refused_or_are_others(report: PullReport, data: st.DataObject) -> None:
     for raw, decode in (
         (report.encode(), PullReport.decode),
-        (Verdict(plan=1, slow=(1, 2)).encode(), Verdict.decode),
+        (StragglerVerdict(plan=1, slow=(1, 2)).encode(), StragglerVerdict.decode),
     ):
         damaged = bytearray(raw[: data.draw(st.integers(0, len(raw)))])
         if damaged:
@@ -62,14 +62,14 @@ def test_damaged_ones_are_refused_or_are_others(report: PullReport, data: st.Dat
 
 
 def test_what_breaks_a_bound_is_refused() -> None:
-    pull = TimedPull(source=1, began_us=0, lasted_us=0)
+    pull = TimedPull(source=1, started_us=0, duration_us=0)
     for report in (
         PullReport(cast="", node=0, plan=0),
         PullReport(cast="c" * 129, node=0, plan=0),
         PullReport(cast="\n", node=0, plan=0),
-        PullReport(cast="c", node=0, plan=0, ended=(pull,) * (MOST_ENDED + 1)),
-        PullReport(cast="c", node=0, plan=0, under_way=(pull,) * (MOST_OPEN + 1)),
-        PullReport(cast="c", node=0, plan=0, slow=(1,) * (MOST_SLOW + 1)),
+        PullReport(cast="c", node=0, plan=0, ended=(pull,) * (MAX_ENDED + 1)),
+        PullReport(cast="c", node=0, plan=0, pending=(pull,) * (MAX_OPEN + 1)),
+        PullReport(cast="c", node=0, plan=0, slow=(1,) * (MAX_SLOW + 1)),
     ):
         with pytest.raises(ProtocolError):
             report.encode()
@@ -78,12 +78,13 @@ def test_what_breaks_a_bound_is_refused() -> None:
             PullReport.decode(raw)
     with pytest.raises(ProtocolError):
         PullReport.decode(PullReport(cast="c", node=MAX_NODES, plan=0).encode())
-    for plan in (MOST_PLANS + 1, 2**32 - 1):  # a lie, after which no true one could come
+    for plan in (MAX_PLANS + 1, 2**32 - 1):  # a lie, after which no true one could come
         with pytest.raises(ProtocolError):
             PullReport.decode(PullReport(cast="c", node=0, plan=plan).encode())
         with pytest.raises(ProtocolError):
-            Verdict.decode(Verdict(plan=plan, slow=(1,)).encode())
-    long = TimedPull(source=1, began_us=0, lasted_us=1 << 40)
+            StragglerVerdict.decode(StragglerVerdict(plan=plan, slow=(1,)).encode())
+    long = TimedPull(source=1, started_us=0, duration_us=1 << 40)
     assert (
-        PullReport.decode(PullReport(cast="c", node=0, plan=0, ended=(long,)).encode()).ended[0].lasted_us > 0
+        PullReport.decode(PullReport(cast="c", node=0, plan=0, ended=(long,)).encode()).ended[0].duration_us
+        > 0
     )

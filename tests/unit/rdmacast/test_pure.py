@@ -6,37 +6,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast import wire
-from rdmacast.choose import choose
-from rdmacast.due import Due
+from rdmacast.bitfield import MAX_BLOCKS, Bitfield
+from rdmacast.cast.progress import BlockFetch, PullProgress
 from rdmacast.errors import ChecksumError, NoHolder, NoTransport, ProtocolError
-from rdmacast.framing import FrameAssembler
-from rdmacast.have_map import MAX_BLOCKS, HaveMap
 from rdmacast.intervals import IntervalSet
-from rdmacast.keepalive import Keepalive
 from rdmacast.pacer import Pacer
-from rdmacast.progress import Fetch, Progress
+from rdmacast.plan_slot import PlanSlot
+from rdmacast.protocol import wire
+from rdmacast.protocol.framing import FrameAssembler
+from rdmacast.protocol.keepalive import Keepalive
 from rdmacast.transport import PeerAddress
+from rdmacast.transports.choose import choose
 
 ids = st.integers(0, 2**32 - 1)
 regions = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
+kinds = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=16)
 lengths = st.integers(1, wire.MAX_READ_BYTES)
 offsets = st.integers(0, wire.MAX_OFFSET)
 texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=60)
-dues = st.integers(0, 2**31 - 1).flatmap(
+slots = st.integers(0, 2**31 - 1).flatmap(
     lambda step: st.builds(
-        Due, mark=st.integers(0, 2**32 - 1), step=st.just(step), after=st.integers(0, step)
+        PlanSlot, mark=st.integers(0, 2**32 - 1), step=st.just(step), after=st.integers(0, step)
     )
 )
 frames = st.one_of(
-    st.builds(wire.Hello, offsets, texts),
+    st.builds(wire.Greeting, offsets, texts),
     st.builds(wire.Read, ids, regions, offsets, lengths),
-    st.builds(wire.Wait, ids, regions, offsets, lengths),
-    st.builds(wire.Take, ids, regions, offsets, lengths, dues),
-    st.builds(wire.Locate, ids, regions),
+    st.builds(wire.SlotRead, ids, regions, offsets, lengths, slots),
+    st.builds(wire.TransportRequest, ids, kinds, regions, offsets, lengths, st.binary(max_size=256)),
+    st.builds(wire.TransportRequest, ids, kinds, payload=st.binary(max_size=256)),
+    st.builds(wire.TransportReply, ids, st.binary(max_size=1000)),
     st.builds(wire.Cancel, ids),
-    st.builds(wire.Ready, ids, offsets),
-    st.builds(wire.Location, ids, offsets, texts),
     st.builds(wire.Error, ids, st.sampled_from(wire.ErrorCode), texts),
     st.just(wire.Ping()),
     st.just(wire.Pong()),
@@ -94,7 +94,7 @@ def test_frames_that_come_several_at_once_are_all_found(sent: list[wire.Frame], 
 
 
 def test_frames_as_long_as_may_be_are_found_one_behind_the_other() -> None:
-    most = HaveMap(blocks=MAX_BLOCKS, epoch=1, held=1)
+    most = Bitfield(blocks=MAX_BLOCKS, epoch=1, held=1)
     sent = [wire.Have(1, 2, most), wire.Ping(), wire.Have(3, 4, most)] * 3
     assert _feed_ahead(b"".join(map(wire.encode, sent)), random.Random(0)) == sent
 
@@ -129,7 +129,14 @@ def test_damaged_frames_only_ever_raise_protocol_error(sent: list[wire.Frame], d
         wire.Read(1, "r", 0, 0),
         wire.Read(1, "r", -1, 1),
         wire.Read(1, "r", 0, wire.MAX_READ_BYTES + 1),
-        wire.Location(1, 1, "p" * 5000),
+        wire.TransportRequest(1, ""),
+        wire.TransportRequest(1, "k" * 17),
+        wire.TransportRequest(1, "naïve"),
+        wire.TransportRequest(1, "shm", "r" * 129, 0, 1),
+        wire.TransportRequest(1, "shm", "r", 0, 0),
+        wire.TransportRequest(1, "shm", "", 0, 1),
+        wire.TransportRequest(1, "shm", payload=bytes(wire.MAX_REQUEST_PAYLOAD_BYTES + 1)),
+        wire.TransportReply(1, bytes(wire.MAX_REPLY_PAYLOAD_BYTES + 1)),
     ],
 )
 def test_frames_out_of_bounds_are_not_sent(frame: wire.Frame) -> None:
@@ -187,7 +194,7 @@ def test_an_idle_pacer_saves_up_no_more_than_its_burst() -> None:
 def test_keepalive_gives_up_but_forgives_our_own_sleep() -> None:
     keepalive = Keepalive(interval_s=5, timeout_s=15, now_s=0)
     assert not keepalive.is_dead(5)
-    keepalive.heard(9)
+    keepalive.on_data(9)
     assert [keepalive.is_dead(t) for t in (10, 15, 20, 24)] == [False, False, False, True]
     late = Keepalive(interval_s=5, timeout_s=15, now_s=0)
     assert not late.is_dead(60)  # we were stopped, not the peer
@@ -223,9 +230,9 @@ def test_the_choice_and_its_reason(
 def test_a_pull_ends_complete_or_says_why(
     nbytes: int, block_bytes: int, sources: int, tries: int, chance: random.Random
 ) -> None:
-    progress = Progress(nbytes, block_bytes, sources, tries)
-    flying: list[Fetch] = []
-    arrived: list[Fetch] = []
+    progress = PullProgress(nbytes, block_bytes, sources, tries)
+    flying: list[BlockFetch] = []
+    arrived: list[BlockFetch] = []
     try:
         while not progress.is_complete:
             while len(flying) < 3 and (fetch := progress.assign()):
@@ -253,7 +260,7 @@ def test_a_pull_ends_complete_or_says_why(
 
 
 def test_a_damaged_block_is_asked_of_another_source_first() -> None:
-    progress = Progress(10, 10, sources=2, max_tries=3)
+    progress = PullProgress(10, 10, sources=2, max_tries=3)
     asked = []
     for _ in range(3):
         fetch = progress.assign()

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from rdmacast.errors import CastError, NotShared
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import CheckingLink, PeerAddress
-from tests.transport_fixture import CONTENT, NBYTES, SECRET
+from rdmacast.transports.shm.transport import ShmTransport
+from tests.fixtures.transport import CONTENT, NBYTES, SECRET
 
 
 @pytest.mark.parametrize("trick", ["link", "outside", "size", "folder", "missing", "none", "relative"])
-def test_shm_opens_only_what_it_may(trick: str, tmp_path: Path) -> None:
+async def test_shm_opens_only_what_it_may(trick: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     content = CONTENT[:1000]
@@ -37,64 +37,50 @@ def test_shm_opens_only_what_it_may(trick: str, tmp_path: Path) -> None:
         "none": None,
         "relative": Path("good"),
     }
+    async with RegionServer(SECRET, host="a") as server:
+        path = paths[trick]
+        shm_path = str(path) if path else None
+        server.publish("bad", GrowingRegion(content, shm_path=shm_path, complete=True))
+        server.publish("good", GrowingRegion(content, shm_path=str(good), complete=True))
+        async with ShmTransport(SECRET, root=root).connect(server.address) as link:
+            with pytest.raises(NotShared):
+                await link.read_into("bad", 0, memoryview(bytearray(1000)))
+            buffer = bytearray(1000)
+            await link.read_into("good", 0, memoryview(buffer))
+            assert buffer == content
 
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as server:
-            path = paths[trick]
-            shm_path = str(path) if path else None
-            server.publish("bad", GrowingRegion(content, shm_path=shm_path, complete=True))
-            server.publish("good", GrowingRegion(content, shm_path=str(good), complete=True))
-            async with ShmTransport(SECRET, root=root).connect(server.address) as link:
-                with pytest.raises(NotShared):
-                    await link.read_into("bad", 0, memoryview(bytearray(1000)))
-                buffer = bytearray(1000)
-                await link.read_into("good", 0, memoryview(buffer))
+
+async def test_shm_follows_a_region_that_is_published_anew(tmp_path: Path) -> None:
+    async with RegionServer(SECRET, host="a") as server:
+        async with ShmTransport(SECRET).connect(server.address) as link:
+            for content in (b"one" * 100, b"two" * 100):
+                path = tmp_path / content[:3].decode()
+                path.write_bytes(content)
+                server.publish("image", GrowingRegion(content, shm_path=str(path), complete=True))
+                buffer = bytearray(300)
+                await link.read_into("image", 0, memoryview(buffer))
                 assert buffer == content
-
-    asyncio.run(main())
-
-
-def test_shm_follows_a_region_that_is_published_anew(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as server:
-            async with ShmTransport(SECRET).connect(server.address) as link:
-                for content in (b"one" * 100, b"two" * 100):
-                    path = tmp_path / content[:3].decode()
-                    path.write_bytes(content)
-                    server.publish("image", GrowingRegion(content, shm_path=str(path), complete=True))
-                    buffer = bytearray(300)
-                    await link.read_into("image", 0, memoryview(buffer))
-                    assert buffer == content
-                    await server.withdraw("image")
-
-    asyncio.run(main())
+                await server.withdraw("image")
 
 
-def test_shm_refuses_a_server_that_is_on_another_host() -> None:
-    async def main() -> None:
-        async with RegionServer(SECRET, host="b") as server:
-            with pytest.raises(CastError, match="on host 'b'"):
-                async with ShmTransport(SECRET).connect(PeerAddress(url=server.address.url, host="a")):
-                    pass
-
-    asyncio.run(main())
+async def test_shm_refuses_a_server_that_is_on_another_host() -> None:
+    async with RegionServer(SECRET, host="b") as server:
+        with pytest.raises(CastError, match="on host 'b'"):
+            async with ShmTransport(SECRET).connect(PeerAddress(url=server.address.url, host="a")):
+                pass
 
 
-def test_a_shortened_file_reads_short_and_does_not_kill(tmp_path: Path) -> None:
+async def test_a_shortened_file_reads_short_and_does_not_kill(tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
-
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as server:
-            server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-            async with ShmTransport(SECRET).connect(server.address) as link:
-                buffer = memoryview(bytearray(NBYTES))
+    async with RegionServer(SECRET, host="a") as server:
+        server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+        async with ShmTransport(SECRET).connect(server.address) as link:
+            buffer = memoryview(bytearray(NBYTES))
+            await link.read_into("image", 0, buffer)
+            os.truncate(path, 1000)
+            with pytest.raises(NotShared, match="ends at 1000"):
                 await link.read_into("image", 0, buffer)
-                os.truncate(path, 1000)
-                with pytest.raises(NotShared, match="ends at 1000"):
-                    await link.read_into("image", 0, buffer)
-
-    asyncio.run(main())
 
 
 class _CountingExecutor(ThreadPoolExecutor):
@@ -133,19 +119,16 @@ def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_p
     assert pieces == [(at, min(piece_bytes, NBYTES - at)) for at in range(offset, NBYTES, piece_bytes)]
 
 
-def test_what_a_check_raises_ends_the_read(tmp_path: Path) -> None:
+async def test_what_a_check_raises_ends_the_read(tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
 
     def check(_at: int, _view: memoryview) -> list[int]:
         raise ValueError("no such unit")
 
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a") as server:
-            server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-            async with ShmTransport(SECRET).connect(server.address) as link:
-                assert isinstance(link, CheckingLink)
-                with pytest.raises(ValueError, match="no such unit"):
-                    await link.read_checked("image", 0, memoryview(bytearray(NBYTES)), check, 1000)
-
-    asyncio.run(main())
+    async with RegionServer(SECRET, host="a") as server:
+        server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+        async with ShmTransport(SECRET).connect(server.address) as link:
+            assert isinstance(link, CheckingLink)
+            with pytest.raises(ValueError, match="no such unit"):
+                await link.read_checked("image", 0, memoryview(bytearray(NBYTES)), check, 1000)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.links import Links, Simulation
-from rdmacast.plan import CastShape, TransferPlan
-from rdmacast.planners.catalog import PLANNERS
-from rdmacast.simulate_sessions import simulate_sessions
-from rdmacast.stragglers import Pulled, order_around, slow_nodes
+from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.simulate.link_model import LinkModel, Simulation
+from rdmacast.stragglers.slow_nodes import ObservedPull, order_around, slow_nodes
+from tests.fixtures.simulated_sessions import simulate_sessions
 
 NBYTES, RATE, BLOCKS = 128 << 20, 25e6, 128
 
@@ -28,7 +28,7 @@ def cast(planner: str, slow: dict[int, float], *, directed: bool) -> Simulation:
 @functools.cache
 def _cast(planner: str, shares: tuple[tuple[int, float], ...], directed: bool) -> Simulation:
     slow = dict(shares)
-    links = Links(bytes_per_s=RATE, latency_s=2e-4, jitter=0.1, slow=slow)
+    links = LinkModel(bytes_per_s=RATE, latency_s=2e-4, jitter=0.1, slow=slow)
     return simulate_sessions(plan_of(planner, 8, BLOCKS), links, NBYTES / BLOCKS, directed=directed)
 
 
@@ -36,16 +36,16 @@ def others_s(run: Simulation, straggler: int) -> float:
     return float(np.delete(run.arrived_s.max(axis=1), straggler).max())
 
 
-def pulled(source: int, target: int, each_s: float, count: int, at_s: float = 0.0) -> list[Pulled]:
-    """Pulls one after the other."""
+def pulled(source: int, target: int, each_s: float, count: int, at_s: float = 0.0) -> list[ObservedPull]:
+    """Return pulls one after the other."""
     return [
-        Pulled(source, target, at_s + number * each_s, at_s + (number + 1) * each_s)
+        ObservedPull(source, target, at_s + number * each_s, at_s + (number + 1) * each_s)
         for number in range(count)
     ]
 
 
-def chain(*each_s: float) -> list[Pulled]:
-    """What a chain's nodes pulled from the one before."""
+def chain(*each_s: float) -> list[ObservedPull]:
+    """Return the pulls of a chain's nodes."""
     return [pull for node, seconds in enumerate(each_s) for pull in pulled(node, node + 1, seconds, 6)]
 
 
@@ -65,11 +65,11 @@ def test_of_like_nodes_of_few_pulls_and_of_busy_ports_nobody_is_blamed() -> None
     assert slow_nodes([*chain(1.0, 1.0, 1.0, 1.0), *shared]) == frozenset()  # four at once, at a quarter each
 
 
-def bursts(source: int, took_ms: str, every_s: float) -> list[Pulled]:
-    """What the next node of a chain pulled; beginnings are as far apart, or as the pulls are long."""
-    pulls, at_s = list[Pulled](), 0.0
+def bursts(source: int, took_ms: str, every_s: float) -> list[ObservedPull]:
+    """Return the pulls of a chain's next node; starts are this far apart, or as the pulls are long."""
+    pulls, at_s = list[ObservedPull](), 0.0
     for seconds in (float(ms) / 1e3 for ms in took_ms.split()):
-        pulls.append(Pulled(source, source + 1, at_s, at_s + seconds))
+        pulls.append(ObservedPull(source, source + 1, at_s, at_s + seconds))
         at_s += max(every_s, seconds)
     return pulls
 
@@ -88,7 +88,7 @@ def test_a_node_that_gives_in_bursts_what_it_is_slow_to_get_is_the_slow_one() ->
     given = [(0, 18), (39, 1), (45, 16), (80, 2), (87, 16), (126, 1), (127, 18), (166, 5)]  # ms: at, for
     slow = [
         *bursts(3, "21 22 22 21 23 21 30 19", 0),
-        *(Pulled(4, 5, at / 1e3, (at + took) / 1e3) for at, took in given),
+        *(ObservedPull(4, 5, at / 1e3, (at + took) / 1e3) for at, took in given),
     ]
     after = [*bursts(5, "1 " * 8, 0.021), *bursts(6, "1 " * 8, 0.021)]
     assert slow_nodes([*before, *slow, *after]) == {4}
@@ -108,7 +108,7 @@ def test_what_a_shaper_lets_through_at_once_says_nothing_of_a_slow_link() -> Non
     source = bursts(0, "199 203 227 205", 0)
     rest = ["1 1 10 2", "2 1 2 2", "2 2 2 1", "2 1 2 3", "33 21 19 10", "119 119 119 106"]
     others = [pull for node, took_ms in enumerate(rest, start=1) for pull in bursts(node, took_ms, 0.21)]
-    assert slow_nodes([*source, *others], most=1 / 0.21) == frozenset()
+    assert slow_nodes([*source, *others], max_blocks_per_s=1 / 0.21) == frozenset()
     assert slow_nodes([*source, *others])
 
 
@@ -118,7 +118,7 @@ def test_a_slow_node_is_found_where_those_behind_it_get_blocks_at_once(straggler
     before = [pull for node in range(straggler - 1) for pull in pulled(node, node + 1, 0.021, 8)]
     slow = bursts(straggler - 1, "84 " * 8, 0)
     behind = [pull for node in range(straggler, 7) for pull in bursts(node, "1 " * 8, 0.084)]
-    assert slow_nodes([*before, *slow, *behind], most=1 / 0.021) == {straggler}
+    assert slow_nodes([*before, *slow, *behind], max_blocks_per_s=1 / 0.021) == {straggler}
 
 
 def test_the_one_source_is_never_found_since_nothing_can_be_planned_around_it() -> None:
@@ -129,9 +129,9 @@ def test_the_one_source_is_never_found_since_nothing_can_be_planned_around_it() 
 
 
 def test_a_pull_that_never_ends_tells_too() -> None:
-    stuck = [Pulled(source, 3, 0.0, 40.0, open=True) for source in (0, 1, 2)]
+    stuck = [ObservedPull(source, 3, 0.0, 40.0, is_open=True) for source in (0, 1, 2)]
     assert slow_nodes([*chain(1.0, 1.0), *pulled(2, 4, 1.0, 6), *stuck]) == {3}
-    young = [Pulled(source, 3, 5.9, 6.0, open=True) for source in (0, 1, 2)]
+    young = [ObservedPull(source, 3, 5.9, 6.0, is_open=True) for source in (0, 1, 2)]
     assert slow_nodes([*chain(1.0, 1.0), *pulled(2, 4, 1.0, 6), *young]) == frozenset()
 
 

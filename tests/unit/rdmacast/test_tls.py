@@ -10,28 +10,28 @@ from typing import cast
 import pytest
 import uvloop
 
-from rdmacast.connection import MAX_HANDSHAKES, Listener, dial, listen
-from rdmacast.connector import Connector
+from rdmacast.cast.pull import PullPlan, pull
+from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.errors import LinkClosed
-from rdmacast.handshake import Service
-from rdmacast.pull import PullPlan, pull
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.shm import ShmTransport
-from rdmacast.tcp import TcpTransport
-from rdmacast.tls import load_tls
+from rdmacast.protocol.connection import MAX_HANDSHAKES, ConnectionListener, dial, listen
+from rdmacast.protocol.handshake import Service
+from rdmacast.protocol.tls import load_tls
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Transport
-from rdmacast.watching import RegionWatcher
-from tests.patience import PATIENCE_S
-from tests.tls_fixture import issue, tls_of_nodes
-from tests.transport_fixture import CONTENT, NBYTES, SECRET
+from rdmacast.transports.connector import Connector
+from rdmacast.transports.shm.transport import ShmTransport
+from rdmacast.transports.tcp import TcpTransport
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.tls import issue, tls_of_nodes
+from tests.fixtures.transport import CONTENT, NBYTES, SECRET
 
 Run = Callable[[Callable[[], Coroutine[None, None, None]]], None]
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a scenario on each event loop that there is."""
+    """Run a scenario on each event loop."""
 
     def run_it(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
         async def limited() -> None:
@@ -79,7 +79,7 @@ class Ends:
         return self.made
 
 
-async def listening(ends: Ends, timeout_s: float = PATIENCE_S) -> Listener:
+async def listening(ends: Ends, timeout_s: float = PATIENCE_S) -> ConnectionListener:
     return await listen(
         "tcp://127.0.0.1:0",
         secret=SECRET,
@@ -90,7 +90,7 @@ async def listening(ends: Ends, timeout_s: float = PATIENCE_S) -> Listener:
     )
 
 
-async def dialled(listener: Listener) -> Noted:
+async def dialled(listener: ConnectionListener) -> Noted:
     return await dial(
         listener.endpoint.url,
         secret=SECRET,
@@ -163,35 +163,27 @@ def test_many_are_let_in_at_once_and_what_comes_early_is_kept(run: Run) -> None:
 
 
 @pytest.mark.parametrize("who", ["plain", "another authority", "no certificate"])
-def test_who_has_no_certificate_of_the_cluster_is_not_let_in(who: str, tmp_path: Path) -> None:
+async def test_who_has_no_certificate_of_the_cluster_is_not_let_in(who: str, tmp_path: Path) -> None:
     nodes = tls_of_nodes()
     client = {"plain": None, "another authority": load_tls(issue(tmp_path)).client}.get(who)
     if who == "no certificate":
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a", tls=nodes.server) as server:
-            with pytest.raises(LinkClosed):
-                async with TcpTransport(SECRET, tls=client).connect(server.address) as link:
-                    await link.read_into("image", 0, memoryview(bytearray(1)))
-
-    asyncio.run(main())
+    async with RegionServer(SECRET, host="a", tls=nodes.server) as server:
+        with pytest.raises(LinkClosed):
+            async with TcpTransport(SECRET, tls=client).connect(server.address) as link:
+                await link.read_into("image", 0, memoryview(bytearray(1)))
 
 
-def test_a_node_does_not_talk_to_a_server_of_another_authority(tmp_path: Path) -> None:
+async def test_a_node_does_not_talk_to_a_server_of_another_authority(tmp_path: Path) -> None:
     strange = load_tls(issue(tmp_path))
-
-    async def main() -> None:
-        async with RegionServer(SECRET, host="a", tls=strange.server) as server:
-            with pytest.raises(LinkClosed, match=r"(?i)certificate.verify.failed"):
-                async with TcpTransport(SECRET, tls=tls_of_nodes().client).connect(server.address):
-                    pass
-
-    asyncio.run(main())
+    async with RegionServer(SECRET, host="a", tls=strange.server) as server:
+        with pytest.raises(LinkClosed, match=r"(?i)certificate.verify.failed"):
+            async with TcpTransport(SECRET, tls=tls_of_nodes().client).connect(server.address):
+                pass
 
 
-def test_pulls_watches_and_shared_memory_work_within_tls(tmp_path: Path) -> None:
+async def test_pulls_watches_and_shared_memory_work_within_tls(tmp_path: Path) -> None:
     tls = tls_of_nodes()
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
@@ -204,15 +196,12 @@ def test_pulls_watches_and_shared_memory_work_within_tls(tmp_path: Path) -> None
             heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             watcher = RegionWatcher(SECRET, tls=tls.client)
             async with watcher.watch(
-                server.address, "image", 1000, lambda told, answers: heard.set_result(told.blocks)
+                server.address, "image", 1000, lambda reported, answers: heard.set_result(reported.blocks)
             ):
                 assert await heard == NBYTES // 1000
 
-    async def limited() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await main()
-
-    asyncio.run(limited())
+    async with asyncio.timeout(PATIENCE_S):
+        await main()
 
 
 async def pulled(transport: Transport, server: RegionServer) -> bytearray:

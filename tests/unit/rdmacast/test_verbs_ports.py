@@ -5,7 +5,7 @@ from ipaddress import ip_address
 import pytest
 
 from rdmacast.errors import NoTransport
-from rdmacast.verbs_ports import Gid, Port, pick
+from rdmacast.transports.verbs.ports import Gid, Port, pick
 
 
 def gid(index: int, address: str, *, is_routable: bool = True) -> Gid:

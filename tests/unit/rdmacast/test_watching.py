@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
+from rdmacast.bitfield import Bitfield
+from rdmacast.cast.watch_link import RegionWatch, RegionWatcher
 from rdmacast.errors import CastError, RegionGone
-from rdmacast.have_map import HaveMap
-from rdmacast.have_source import WholeSource
-from rdmacast.region import GrowingRegion
-from rdmacast.region_server import RegionServer
-from rdmacast.watching import RegionWatcher, Watch
-from tests.cast_fixture import LINK, SECRET, run
+from rdmacast.server.bitfield_source import WholeSource
+from rdmacast.server.region import GrowingRegion
+from rdmacast.server.region_server import RegionServer
+from tests.fixtures.cast import LINK, SECRET, run
 
 BLOCK_BYTES, BLOCKS = 100, 2000
 NBYTES = BLOCK_BYTES * BLOCKS
@@ -25,13 +25,13 @@ class Heard:
     """What was told, and when the first watch was asked for."""
 
     def __init__(self) -> None:
-        self.maps: list[HaveMap] = []
+        self.maps: list[Bitfield] = []
         self.answers: list[int] = []
         self.began_s = asyncio.get_running_loop().time()
         self._news = asyncio.Event()
 
-    def __call__(self, told: HaveMap, answers: int) -> None:
-        self.maps.append(told)
+    def __call__(self, reported: Bitfield, answers: int) -> None:
+        self.maps.append(reported)
         self.answers.append(answers)
         self._news.set()
 
@@ -60,7 +60,7 @@ class Heard:
 
 
 @asynccontextmanager
-async def watched(region: GrowingRegion) -> AsyncIterator[tuple[Heard, Watch]]:
+async def watched(region: GrowingRegion) -> AsyncIterator[tuple[Heard, RegionWatch]]:
     async with RegionServer(SECRET, settings=LINK) as server:
         server.publish("image", region)
         heard = Heard()
@@ -70,7 +70,7 @@ async def watched(region: GrowingRegion) -> AsyncIterator[tuple[Heard, Watch]]:
 
 
 def mark_each(region: GrowingRegion, block: int) -> None:
-    """This block and those behind it, each in a turn of the event loop of its own."""
+    """Mark this block and those behind it, each in its own iteration of the event loop."""
     region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
     if block + 1 < BLOCKS:
         asyncio.get_running_loop().call_soon(mark_each, region, block + 1)
@@ -85,7 +85,7 @@ def test_many_changes_become_few_maps_and_the_last_shows_all(kind: str) -> None:
             mark_each(region, 0)
             await heard.until(BLOCKS)
             assert len(heard.maps) <= heard.most
-            seen = [told.held for told in heard.maps]
+            seen = [reported.held for reported in heard.maps]
             assert all(before & after == before for before, after in pairwise(seen))
 
     run(kind, main())
@@ -100,7 +100,7 @@ def test_one_change_is_told_without_another_and_nothing_without_one(kind: str) -
                 region.mark(block * BLOCK_BYTES, BLOCK_BYTES)
                 await heard.until(block + 1)
             assert len(heard.maps) <= 5  # and the first, of what there was
-            watch.ask(1)
+            watch.request_have(1)
             await heard.answered(1)
             assert len(heard.maps) <= 6
 
@@ -114,7 +114,7 @@ def test_a_question_is_answered_by_the_map_of_now_whatever_the_pace(kind: str) -
         async with watched(region) as (heard, watch):
             for number in range(1, 201):
                 region.mark((number - 1) * BLOCK_BYTES, BLOCK_BYTES)
-                watch.ask(number)
+                watch.request_have(number)
                 await heard.answered(number)
                 assert heard.maps[heard.answers.index(number)].held.bit_count() >= number
             # Each answer was told when it was asked for, and besides them no more than the pace allows.
@@ -129,7 +129,7 @@ def test_of_questions_that_come_together_the_latest_is_answered(kind: str) -> No
         region = GrowingRegion(bytes(NBYTES))
         async with watched(region) as (heard, watch):
             for number in range(1, 101):
-                watch.ask(number)
+                watch.request_have(number)
             await heard.answered(100)
             assert heard.answers == sorted(heard.answers)
 
@@ -149,7 +149,7 @@ def test_a_region_that_is_withdrawn_ends_its_watch_though_news_were_due(kind: st
                 await heard.first()
                 region.mark(0, BLOCK_BYTES)  # to be told in a while
                 await server.withdraw("image")
-                reason: CastError = await watch.ended()
+                reason: CastError = await watch.wait_ended()
                 assert isinstance(reason, RegionGone)
 
     run(kind, main())
@@ -178,15 +178,15 @@ def test_what_can_only_be_waited_for_is_told_when_it_is_there_or_will_not_be(com
         teller, news = WholeSource(source), asyncio.Event()
         everything = (1 << BLOCKS) - 1
         with teller.watch(news.set):
-            told = teller.have_map(BLOCK_BYTES)
-            assert (told.held, told.coming) == (0, everything)
+            reported = teller.bitfield(BLOCK_BYTES)
+            assert (reported.held, reported.pending) == (0, everything)
             if comes:
                 source.arrived.set_result(None)
             else:
                 source.arrived.set_exception(RegionGone("lost"))
             await news.wait()
-            told = teller.have_map(BLOCK_BYTES)
-            assert (told.held, told.coming) == (everything if comes else 0, 0)
+            reported = teller.bitfield(BLOCK_BYTES)
+            assert (reported.held, reported.pending) == (everything if comes else 0, 0)
 
     run("asyncio", main())
 

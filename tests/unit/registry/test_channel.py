@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import uvloop
 
-from rdmacast.connection import dial, listen
-from registry.channel import Channel, ChannelServer, ChannelSettings
-from registry.channel_connection import SERVICE
-from registry.channel_frames import INITIAL_CREDIT, FrameSplitter, Kind, pack
+from rdmacast.protocol.connection import dial, listen
+from registry.channel.client import Channel, ChannelServer, ChannelSettings
+from registry.channel.connection import SERVICE
+from registry.channel.frames import INITIAL_CREDIT, ChannelFrameKind, FrameSplitter, pack
 from registry.errors import ChannelClosed, ChannelError, RemoteError
-from registry.messages import Done, GetStatus, HandlerChunk, InvokeHandler, LogLines
-from tests.channel_fixture import SECRET, Node, Rig, tail
-from tests.patience import PATIENCE_S
+from registry.messages.node import Acknowledged, GetStatus, HandlerChunk, InvokeHandler, LogChunk
+from tests.fixtures.channel import SECRET, Node, Rig, tail
+from tests.fixtures.patience import PATIENCE_S
 
 Run = Callable[..., None]
 
@@ -55,9 +55,9 @@ def test_a_call_streams_its_replies_in_order(run: Run) -> None:
     async def body(rig: Rig) -> None:
         async with rig.channel.call(tail("count", 5000)) as replies:
             got = [reply async for reply in replies]
-        assert got == [LogLines(lines=(str(i),)) for i in range(5000)]
-        assert await rig.channel.ask(GetStatus()) == Done()
-        with pytest.raises(ChannelError, match="answered by nothing"):
+        assert got == [LogChunk(lines=(str(i),)) for i in range(5000)]
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
+        with pytest.raises(ChannelError, match="is empty"):
             await rig.channel.ask(tail("count", 0))
 
     run(body)
@@ -82,9 +82,9 @@ def test_bodies_beyond_the_credit_pass_and_beyond_the_bound_do_not(run: Run) -> 
         data = random.Random(0).randbytes(3 << 20)
         request = InvokeHandler(request_id="r", instance_id="i", body=data)
         assert await rig.channel.ask(request) == HandlerChunk(data=data)
-        with pytest.raises(ChannelError, match="over the bound"):
+        with pytest.raises(ChannelError, match="exceeds the limit"):
             await rig.channel.ask(InvokeHandler(request_id="r", instance_id="i", body=data * 2))
-        assert await rig.channel.ask(GetStatus()) == Done()
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
 
     run(body, ChannelSettings(max_frame_bytes=4 << 20))
 
@@ -92,9 +92,9 @@ def test_bodies_beyond_the_credit_pass_and_beyond_the_bound_do_not(run: Run) -> 
 def test_leaving_a_call_cancels_its_handler(run: Run) -> None:
     async def body(rig: Rig) -> None:
         async with rig.channel.call(tail("hang")) as replies:
-            assert await anext(aiter(replies)) == LogLines(lines=("first",))
+            assert await anext(aiter(replies)) == LogChunk(lines=("first",))
         await rig.node.cancelled.wait()
-        assert await rig.channel.ask(GetStatus()) == Done()
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
 
     run(body)
 
@@ -114,7 +114,7 @@ def test_cancelling_the_caller_cancels_its_handler(run: Run) -> None:
 def test_failures_keep_their_code_and_what_came_before(run: Run) -> None:
     async def body(rig: Rig) -> None:
         async with rig.channel.call(tail("refuse")) as replies:
-            assert await anext(aiter(replies)) == LogLines(lines=("before",))
+            assert await anext(aiter(replies)) == LogChunk(lines=("before",))
             with pytest.raises(RemoteError, match="draining: this node is leaving") as caught:
                 await anext(aiter(replies))
         assert caught.value.code == "draining"
@@ -134,15 +134,15 @@ def test_a_handler_that_ends_oddly_still_ends_its_call(run: Run, what: str, mess
         with pytest.raises(RemoteError, match=message) as failure:
             await rig.channel.ask(tail(what))
         assert failure.value.code == "internal"
-        assert await rig.channel.ask(GetStatus()) == Done()
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
 
     run(body)
 
 
-def test_a_slow_reader_stops_its_own_handler_and_nobody_else(run: Run) -> None:
+def test_a_slow_reader_stops_its_own_handler_only(run: Run) -> None:
     async def body(rig: Rig) -> None:
         async with rig.channel.call(tail("flood")) as slow:
-            assert await anext(aiter(slow)) == LogLines(lines=("x" * 1000,))
+            assert await anext(aiter(slow)) == LogChunk(lines=("x" * 1000,))
             for _ in range(20):
                 async with rig.channel.call(tail("count", 500)) as replies:
                     assert len([reply async for reply in replies]) == 500
@@ -160,7 +160,7 @@ def test_calls_beyond_the_bound_are_refused_one_by_one(run: Run) -> None:
         async with rig.channel.call(tail("hang")), rig.channel.call(tail("hang")):
             with pytest.raises(RemoteError, match="overloaded"):
                 await rig.channel.ask(GetStatus())
-        assert await rig.channel.ask(GetStatus()) == Done()
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
 
     run(body, ChannelSettings(max_calls=2))
 
@@ -240,55 +240,61 @@ class _Scripted(asyncio.Protocol):
     [
         (b"", "silent"),
         (b"\xff" * 64, "unknown frame kind"),
-        (pack(Kind.OPEN, 1), "OPEN came from a server"),
-        (pack(Kind.DATA, 1, b"\xc1"), "a reply is malformed"),
-        (pack(Kind.LAST, 1, b"\xc1"), "a reply is malformed"),
-        (pack(Kind.ERROR, 1, b"\xc1"), "an ERROR frame is malformed"),
-        (pack(Kind.DATA, 1, msgspec.msgpack.encode(LogLines(lines=("x" * 1000,)))) * 400, "credit"),
+        (pack(ChannelFrameKind.OPEN, 1), "a server sent OPEN"),
+        (pack(ChannelFrameKind.DATA, 1, b"\xc1"), "a reply is malformed"),
+        (pack(ChannelFrameKind.LAST, 1, b"\xc1"), "a reply is malformed"),
+        (pack(ChannelFrameKind.ERROR, 1, b"\xc1"), "an ERROR frame is malformed"),
+        (
+            pack(ChannelFrameKind.DATA, 1, msgspec.msgpack.encode(LogChunk(lines=("x" * 1000,)))) * 400,
+            "credit",
+        ),
     ],
 )
-def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) -> None:
-    async def main() -> None:
-        listener = await listen(
-            "tcp://127.0.0.1:0",
-            secret=SECRET,
-            service=SERVICE,
-            make_protocol=lambda: _Scripted(script, answers=True),
-            timeout_s=PATIENCE_S,
-        )
-        limits = ChannelSettings(ping_interval_s=0.05, ping_timeout_s=PATIENCE_S if script else 0.2)
-        closed = asyncio.Event()
-        channel = await Channel.connect(
-            listener.endpoint.url, SECRET, settings=limits, on_closed=lambda *_: closed.set()
-        )
-        with pytest.raises(ChannelClosed, match=why):
-            async with channel.call(GetStatus()) as replies:
-                await closed.wait()
-                async for _ in replies:
-                    pass
-        await channel.aclose()
-        listener.close()
-
-    asyncio.run(main())
+async def test_a_server_that_misbehaves_closes_the_channel(script: bytes, why: str) -> None:
+    listener = await listen(
+        "tcp://127.0.0.1:0",
+        secret=SECRET,
+        service=SERVICE,
+        make_protocol=lambda: _Scripted(script, answers=True),
+        timeout_s=PATIENCE_S,
+    )
+    limits = ChannelSettings(ping_interval_s=0.05, ping_timeout_s=PATIENCE_S if script else 0.2)
+    closed = asyncio.Event()
+    channel = await Channel.connect(
+        listener.endpoint.url, SECRET, settings=limits, on_closed=lambda *_: closed.set()
+    )
+    with pytest.raises(ChannelClosed, match=why):
+        async with channel.call(GetStatus()) as replies:
+            await closed.wait()
+            async for _ in replies:
+                pass
+    await channel.aclose()
+    listener.close()
 
 
 def test_the_last_reply_brings_the_end_and_no_other_waits_for_what_follows(run: Run) -> None:
     async def body(rig: Rig) -> None:
         asked = [GetStatus(), tail("hang"), tail("count", 2)]
-        opens = [pack(Kind.OPEN, id_, msgspec.msgpack.encode(one)) for id_, one in enumerate(asked)]
+        opens = [
+            pack(ChannelFrameKind.OPEN, id_, msgspec.msgpack.encode(one)) for id_, one in enumerate(asked)
+        ]
         peer = _Scripted(b"".join(opens))
         await dial(
             rig.server.url, secret=SECRET, service=SERVICE, make_protocol=lambda: peer, timeout_s=PATIENCE_S
         )
-        kinds: dict[int, list[Kind]] = {}
+        kinds: dict[int, list[ChannelFrameKind]] = {}
         while sum(map(len, kinds.values())) < 4:
             peer.heard.clear()
             await peer.heard.wait()
             kinds = {}
             for kind, call, _ in FrameSplitter(1 << 20).split(bytes(peer.received)):
-                if kind not in (Kind.PING, Kind.PONG):
-                    kinds.setdefault(call, []).append(Kind(kind))
-        assert kinds == {0: [Kind.LAST], 1: [Kind.DATA], 2: [Kind.DATA, Kind.LAST]}
+                if kind not in (ChannelFrameKind.PING, ChannelFrameKind.PONG):
+                    kinds.setdefault(call, []).append(ChannelFrameKind(kind))
+        assert kinds == {
+            0: [ChannelFrameKind.LAST],
+            1: [ChannelFrameKind.DATA],
+            2: [ChannelFrameKind.DATA, ChannelFrameKind.LAST],
+        }
         peer.close()
         await peer.lost.wait()
         await rig.node.cancelled.wait()
@@ -302,10 +308,10 @@ def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:
             rig.server.url,
             secret=SECRET,
             service=SERVICE,
-            make_protocol=lambda: _Scripted(pack(Kind.OPEN, 1, bytes(1 << 20))[:100]),
+            make_protocol=lambda: _Scripted(pack(ChannelFrameKind.OPEN, 1, bytes(1 << 20))[:100]),
             timeout_s=PATIENCE_S,
         )
-        while pack(Kind.PING, 0) not in peer.received:
+        while pack(ChannelFrameKind.PING, 0) not in peer.received:
             peer.heard.clear()
             peer._transport.write(b"\0")
             with contextlib.suppress(TimeoutError):
@@ -321,10 +327,10 @@ def test_a_peer_that_sends_a_long_frame_hears_pings_meanwhile(run: Run) -> None:
     "script",
     [
         b"\0" * 9,
-        pack(Kind.DATA, 1),
-        pack(Kind.OPEN, 1, msgspec.msgpack.encode(tail("hang"))) * 2,
-        (1 << 31).to_bytes(4, "big") + bytes([Kind.OPEN]) + bytes(4),
-        pack(Kind.CREDIT, 1),
+        pack(ChannelFrameKind.DATA, 1),
+        pack(ChannelFrameKind.OPEN, 1, msgspec.msgpack.encode(tail("hang"))) * 2,
+        (1 << 31).to_bytes(4, "big") + bytes([ChannelFrameKind.OPEN]) + bytes(4),
+        pack(ChannelFrameKind.CREDIT, 1),
     ],
 )
 def test_a_client_that_misbehaves_is_hung_up_on_and_others_go_on(run: Run, script: bytes) -> None:
@@ -337,7 +343,7 @@ def test_a_client_that_misbehaves_is_hung_up_on_and_others_go_on(run: Run, scrip
             timeout_s=PATIENCE_S,
         )
         await bad.lost.wait()
-        assert await rig.channel.ask(GetStatus()) == Done()
+        assert await rig.channel.ask(GetStatus()) == Acknowledged()
 
     run(body)
 
@@ -348,25 +354,22 @@ def test_a_malformed_request_fails_alone(run: Run) -> None:
             rig.server.url,
             secret=SECRET,
             service=SERVICE,
-            make_protocol=lambda: _Scripted(pack(Kind.OPEN, 7, b"\x81\xa4type\xa7Nothing")),
+            make_protocol=lambda: _Scripted(pack(ChannelFrameKind.OPEN, 7, b"\x81\xa4type\xa7Nothing")),
             timeout_s=PATIENCE_S,
         )
         await odd.heard.wait()
         ((kind, call, failure),) = (
             (k, c, bytes(b)) for k, c, b in FrameSplitter(1 << 20).split(odd.received)
         )
-        assert (kind, call) == (Kind.ERROR, 7) and b"bad_request" in failure
+        assert (kind, call) == (ChannelFrameKind.ERROR, 7) and b"bad_request" in failure
 
     run(body)
 
 
-def test_who_cannot_connect_learns_why() -> None:
-    async def main() -> None:
-        async with ChannelServer("tcp://127.0.0.1:0", SECRET, Node().handle) as server:
-            with pytest.raises(ChannelError, match="secret"):
-                await Channel.connect(server.url, b"other")
-            url = server.url
-        with pytest.raises(ChannelClosed, match="cannot connect"):
-            await Channel.connect(url, SECRET)
-
-    asyncio.run(main())
+async def test_a_failed_connection_has_a_reason() -> None:
+    async with ChannelServer("tcp://127.0.0.1:0", SECRET, Node().handle) as server:
+        with pytest.raises(ChannelError, match="secret"):
+            await Channel.connect(server.url, b"other")
+        url = server.url
+    with pytest.raises(ChannelClosed, match="cannot connect"):
+        await Channel.connect(url, SECRET)

@@ -5,17 +5,17 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.channel_frames import HEADER_BYTES, FrameSplitter, Kind, pack, pack_failure
+from registry.channel.frames import HEADER_BYTES, ChannelFrameKind, FrameSplitter, pack, pack_failure
 from registry.errors import ChannelError
 
-kinds = st.sampled_from([Kind.OPEN, Kind.DATA, Kind.ERROR])
+kinds = st.sampled_from([ChannelFrameKind.OPEN, ChannelFrameKind.DATA, ChannelFrameKind.ERROR])
 frames = st.lists(st.tuples(kinds, st.integers(0, 2**32 - 1), st.binary(max_size=200)))
 
 
 @settings(deadline=None)
 @given(frames, st.randoms())
 def test_frames_survive_the_wire_however_it_is_cut(
-    sent: list[tuple[Kind, int, bytes]], cuts: random.Random
+    sent: list[tuple[ChannelFrameKind, int, bytes]], cuts: random.Random
 ) -> None:
     data = b"".join(pack(*frame) for frame in sent)
     splitter, got = FrameSplitter(1 << 20), []
@@ -40,4 +40,4 @@ def test_noise_only_ever_raises_channel_error(noise: bytes) -> None:
 def test_a_failure_of_any_text_fits_its_frame() -> None:
     frame = pack_failure(1, "x" * 100, "\udc80 and " + "\U0001f40d" * 100_000)
     ((kind, _, body),) = FrameSplitter(1 << 20).split(frame)
-    assert kind == Kind.ERROR and len(body) < 16 * 1024
+    assert kind == ChannelFrameKind.ERROR and len(body) < 16 * 1024

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from registry.urgent import make_urgent
+from registry.channel.priority import make_urgent
 
 
 def test_what_is_urgent_has_the_most_urgent_priority_that_anybody_may_set() -> None:

@@ -1,13 +1,12 @@
 """A check of the ledger while a backlog of intervals comes in: late, and so behind what was read already."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
-from registry.conservation import Verdict
-from registry.memory_ledger import MemoryLedger
-from registry.usage import InstanceInterval
-from registry.usage_reader import balance
-from tests.usage_fixture import NOW, interval
+from registry.accounting.reconciliation import BalanceVerdict
+from registry.accounting.usage_reader import reconcile_ledger
+from registry.memory.ledger import MemoryLedger
+from registry.records.usage import InstanceInterval
+from tests.fixtures.usage import NOW, interval
 
 NODES = {"late": "n1", "other": "n0"}
 
@@ -53,28 +52,22 @@ class Arriving(MemoryLedger):
                 del self.backlog[:2]
 
 
-def test_a_backlog_that_comes_while_the_ledger_is_read_breaks_no_chain() -> None:
-    async def main() -> None:
-        late = chain("late", "n1", 0, 9)
-        # In each of the first three readings two come: the cursor is between their ends.
-        ledger = Arriving(late[1:], [25.0, 45.0, 65.0])
-        for one in (late[0], *chain("other", "n0", 5, 10)):
-            await ledger.add_interval(one)
-        found = await balance(ledger, lambda: NODES)
-        assert found.verdict is Verdict.EXACT, str(found)
-        assert ledger.reads == 4 and len(ledger.backlog) == 2
-
-    asyncio.run(main())
+async def test_a_backlog_that_comes_while_the_ledger_is_read_breaks_no_chain() -> None:
+    late = chain("late", "n1", 0, 9)
+    # In each of the first three readings two come: the cursor is between their ends.
+    ledger = Arriving(late[1:], [25.0, 45.0, 65.0])
+    for one in (late[0], *chain("other", "n0", 5, 10)):
+        await ledger.add_interval(one)
+    found = await reconcile_ledger(ledger, lambda: NODES)
+    assert found.verdict is BalanceVerdict.EXACT, str(found)
+    assert ledger.reads == 4 and len(ledger.backlog) == 2
 
 
-def test_a_chain_that_is_broken_is_found_in_two_readings() -> None:
-    async def main() -> None:
-        late = chain("late", "n1", 0, 9)
-        ledger = Arriving([], [])
-        for one in (*late[:3], *late[4:], *chain("other", "n0", 5, 10)):
-            await ledger.add_interval(one)
-        found = await balance(ledger, lambda: NODES)
-        assert found.verdict is Verdict.WRONG and "instance late on n1" in str(found)
-        assert ledger.reads == 2
-
-    asyncio.run(main())
+async def test_a_chain_that_is_broken_is_found_in_two_readings() -> None:
+    late = chain("late", "n1", 0, 9)
+    ledger = Arriving([], [])
+    for one in (*late[:3], *late[4:], *chain("other", "n0", 5, 10)):
+        await ledger.add_interval(one)
+    found = await reconcile_ledger(ledger, lambda: NODES)
+    assert found.verdict is BalanceVerdict.WRONG and "instance late on n1" in str(found)
+    assert ledger.reads == 2

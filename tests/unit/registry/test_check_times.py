@@ -1,25 +1,24 @@
-"""The check of some times of a ledger: it proves what it can, and says what it cannot."""
+"""The check of some times of a ledger: it proves what it can, and reports what it cannot."""
 
-import asyncio
 import re
 from dataclasses import replace
 
 import pytest
 
-from registry.conservation import MARGIN_S, Span, Verdict, conservation
+from registry.accounting.ledger_pages import each_request, interval_pages
+from registry.accounting.reconciliation import MARGIN_S, BalanceVerdict, TimeSpan, reconcile
+from registry.accounting.usage_reader import reconcile_ledger
 from registry.errors import InvalidRecord
-from registry.ledger_pages import each_request, interval_pages
-from registry.memory_state import MemoryState
+from registry.memory.state import MemoryState
+from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 from registry.state import UsageFilter
-from registry.usage import InstanceInterval, LostCall, RequestRecord
-from registry.usage_reader import balance
-from tests.usage_fixture import NOW, done, interval, lost, part, used
+from tests.fixtures.usage import NOW, done, interval, lost, part, used
 
 HOUR = 3600.0
 
 
 def long_life(hours: int = 10) -> tuple[list[RequestRecord], list[InstanceInterval]]:
-    """An instance that serves a call each ten minutes, which its node knows to be settled a minute later."""
+    """Return an instance that serves a call each ten minutes, settled a minute later."""
     records, intervals = [], []
     for number in range(hours * 6):
         start, call = 600.0 * number, f"r{number}/0"
@@ -36,21 +35,23 @@ def long_life(hours: int = 10) -> tuple[list[RequestRecord], list[InstanceInterv
     return records, intervals
 
 
-def asked(since: float, until: float) -> Span:
-    return Span(NOW + since, NOW + until)
+def asked(since: float, until: float) -> TimeSpan:
+    return TimeSpan(NOW + since, NOW + until)
 
 
 SPANS = [asked(0, 10 * HOUR), asked(3 * HOUR, 4 * HOUR), asked(3.1 * HOUR, 3.2 * HOUR), asked(-HOUR, HOUR)]
 
 
 @pytest.mark.parametrize("span", SPANS)
-def test_some_times_of_a_long_life_are_exact(span: Span) -> None:
+def test_some_times_of_a_long_life_are_exact(span: TimeSpan) -> None:
     records, intervals = long_life()
-    found = conservation(records, intervals, [], asked=span)
-    assert found.verdict is Verdict.EXACT, str(found)
+    found = reconcile(records, intervals, [], requested=span)
+    assert found.verdict is BalanceVerdict.EXACT, str(found)
     assert found.requests == sum(span.holds(record.ended_at) for record in records) > 0
     # What is not there to be read is neither wrong nor open: the instance goes on.
-    assert conservation(records, intervals, [], asked=span, live={"i0": "n0"}).verdict is Verdict.EXACT
+    assert (
+        reconcile(records, intervals, [], requested=span, live={"i0": "n0"}).verdict is BalanceVerdict.EXACT
+    )
 
 
 def test_what_is_wrong_is_found_in_its_times() -> None:
@@ -65,27 +66,29 @@ def test_what_is_wrong_is_found_in_its_times() -> None:
         (swapped, intervals),
         (records[:at] + records[at + 1 :], intervals),
     ):
-        assert conservation(rows, times, [], asked=asked(3 * HOUR, 4 * HOUR)).verdict is Verdict.WRONG
-        assert conservation(rows, times, [], asked=asked(6 * HOUR, 7 * HOUR)).verdict is Verdict.EXACT
-    assert conservation(records, gap, [], asked=asked(3 * HOUR, 4 * HOUR)).verdict is Verdict.WRONG
-    lost_too = conservation(fewer, intervals, [lost(f"r{at}/0", 600 + at)], asked=asked(3 * HOUR, 4 * HOUR))
-    assert lost_too.verdict is Verdict.EXACT, str(lost_too)
+        assert reconcile(rows, times, [], requested=asked(3 * HOUR, 4 * HOUR)).verdict is BalanceVerdict.WRONG
+        assert reconcile(rows, times, [], requested=asked(6 * HOUR, 7 * HOUR)).verdict is BalanceVerdict.EXACT
+    assert reconcile(records, gap, [], requested=asked(3 * HOUR, 4 * HOUR)).verdict is BalanceVerdict.WRONG
+    lost_too = reconcile(fewer, intervals, [lost(f"r{at}/0", 600 + at)], requested=asked(3 * HOUR, 4 * HOUR))
+    assert lost_too.verdict is BalanceVerdict.EXACT, str(lost_too)
 
 
 def test_a_record_of_a_call_that_is_not_named_near_is_unproven() -> None:
     records, intervals = long_life()
     long = done("long", used(700, "long/0"), start=0, end=3.5 * HOUR)
-    found = conservation([*records, long], intervals, [], asked=asked(3 * HOUR, 4 * HOUR))
-    assert found.verdict is Verdict.UNPROVEN and "700 us" in str(found)
+    found = reconcile([*records, long], intervals, [], requested=asked(3 * HOUR, 4 * HOUR))
+    assert found.verdict is BalanceVerdict.UNPROVEN and "700 us" in str(found)
     elsewhere = done("long", used(700, "long/0", "i9"), start=0, end=3.5 * HOUR)
-    found = conservation([*records, elsewhere], intervals, [], asked=asked(3 * HOUR, 4 * HOUR))
-    assert found.verdict is Verdict.UNPROVEN
-    assert conservation([*records, long], intervals, []).verdict is Verdict.WRONG
+    found = reconcile([*records, elsewhere], intervals, [], requested=asked(3 * HOUR, 4 * HOUR))
+    assert found.verdict is BalanceVerdict.UNPROVEN
+    assert reconcile([*records, long], intervals, []).verdict is BalanceVerdict.WRONG
     # The whole life lies within the times.
     short_life = interval("i1", 3.2 * HOUR, 3.3 * HOUR, calls=(part("a/0", 0, 9),), node="n1", final=True)
     a, b = (done(name, used(9, f"{name}/0", "i1", "n1"), end=3.4 * HOUR) for name in "ab")
-    for rows, verdict in (([a], Verdict.EXACT), ([a, b], Verdict.WRONG)):
-        found = conservation([*records, *rows], [*intervals, short_life], [], asked=asked(3 * HOUR, 4 * HOUR))
+    for rows, verdict in (([a], BalanceVerdict.EXACT), ([a, b], BalanceVerdict.WRONG)):
+        found = reconcile(
+            [*records, *rows], [*intervals, short_life], [], requested=asked(3 * HOUR, 4 * HOUR)
+        )
         assert found.verdict is verdict, str(found)
 
 
@@ -93,17 +96,20 @@ def test_a_first_interval_is_missed_only_where_it_would_be_read() -> None:
     records, intervals = long_life()
     span = asked(3 * HOUR, 4 * HOUR)
     later = [one for one in intervals if one.from_at >= span.since]
-    assert conservation(records, later, [], asked=span).verdict is Verdict.WRONG
+    assert reconcile(records, later, [], requested=span).verdict is BalanceVerdict.WRONG
     later = [one for one in intervals if one.from_at >= span.since - MARGIN_S]
-    assert conservation(records, later, [], asked=span).verdict is Verdict.EXACT
+    assert reconcile(records, later, [], requested=span).verdict is BalanceVerdict.EXACT
 
 
 def test_lost_calls_of_other_times_are_no_matter() -> None:
     records, intervals = long_life()
     strange = lost("nobody/0", 5, at=7 * HOUR)
-    assert conservation(records, intervals, [strange], asked=asked(HOUR, 2 * HOUR)).verdict is Verdict.EXACT
-    found = conservation(records, intervals, [strange], asked=asked(6 * HOUR, 8 * HOUR))
-    assert found.verdict is Verdict.UNPROVEN, str(found)
+    assert (
+        reconcile(records, intervals, [strange], requested=asked(HOUR, 2 * HOUR)).verdict
+        is BalanceVerdict.EXACT
+    )
+    found = reconcile(records, intervals, [strange], requested=asked(6 * HOUR, 8 * HOUR))
+    assert found.verdict is BalanceVerdict.UNPROVEN, str(found)
 
 
 def test_a_node_is_compared_within_the_intervals_at_the_edges() -> None:
@@ -122,12 +128,15 @@ def test_a_node_is_compared_within_the_intervals_at_the_edges() -> None:
     ]
     ends = [replace(found[-1], final=True) for found in (ones, others)]
     whole = [*ones[:-1], *others[:-1], *ends, *edges]
-    assert conservation([], whole, []).verdict is Verdict.EXACT
+    assert reconcile([], whole, []).verdict is BalanceVerdict.EXACT
     for span in (asked(3.03 * HOUR, 4.05 * HOUR), asked(0, HOUR), asked(2 * HOUR, 12 * HOUR)):
-        found = conservation([], whole, [], asked=span)
-        assert found.verdict is Verdict.EXACT, str(found)
+        found = reconcile([], whole, [], requested=span)
+        assert found.verdict is BalanceVerdict.EXACT, str(found)
     doubled = [*whole, interval("i4", 4 * HOUR, 4.5 * HOUR, final=True)]
-    assert conservation([], doubled, [], asked=asked(3 * HOUR, 5 * HOUR)).nodes[0].verdict is Verdict.WRONG
+    assert (
+        reconcile([], doubled, [], requested=asked(3 * HOUR, 5 * HOUR)).nodes[0].verdict
+        is BalanceVerdict.WRONG
+    )
 
 
 async def state_of(
@@ -143,51 +152,45 @@ async def state_of(
     return state
 
 
-def test_what_a_check_keeps_does_not_grow_with_the_times() -> None:
-    async def main() -> None:
-        records, intervals = long_life()
-        strange = [lost(f"nobody{number}/0", 5, at=9 * HOUR) for number in range(50)]
-        state = await state_of(records, intervals, strange)
-        for span in SPANS:
-            found = await balance(state, dict, since=span.since, until=span.until, most_held=3)
-            assert found.requests == sum(span.holds(record.ended_at) for record in records)
-        assert (await balance(state, dict, until=NOW + 8 * HOUR)).verdict is Verdict.EXACT
-        assert (await balance(state, dict)).verdict is Verdict.WRONG
-
-    asyncio.run(main())
+async def test_what_a_check_keeps_does_not_grow_with_the_times() -> None:
+    records, intervals = long_life()
+    strange = [lost(f"nobody{number}/0", 5, at=9 * HOUR) for number in range(50)]
+    state = await state_of(records, intervals, strange)
+    for span in SPANS:
+        found = await reconcile_ledger(state, dict, since=span.since, until=span.until, max_retained=3)
+        assert found.requests == sum(span.holds(record.ended_at) for record in records)
+    assert (await reconcile_ledger(state, dict, until=NOW + 8 * HOUR)).verdict is BalanceVerdict.EXACT
+    assert (await reconcile_ledger(state, dict)).verdict is BalanceVerdict.WRONG
 
 
-def test_where_there_is_too_much_the_error_names_times_that_will_do() -> None:
-    async def main() -> None:
-        records, intervals = long_life(40)
-        crowd = [interval(f"j{n}", 60 * n, 60 * n + 60, node=f"m{n}", final=True) for n in range(40 * 60)]
-        state = await state_of(records, [*intervals, *crowd], [])
-        since, checks = None, 0
-        while True:
-            try:
-                found = await balance(state, dict, since=since, most_held=1000)
-                break
-            except InvalidRecord as error:
-                until = until_of(error)
-            found = await balance(state, dict, since=since, until=until, most_held=1000)
-            assert found.verdict is Verdict.EXACT, str(found)
-            since, checks = until, checks + 1
-        assert found.verdict is Verdict.EXACT and checks >= 3
-        for number in range(300):
-            await state.add_request(done(f"more{number}", end=HOUR))
-            await state.add_request(done(f"many{number}", end=2 * HOUR))
-        with pytest.raises(InvalidRecord, match="more than 600 requests") as refused:
-            [one async for one in each_request(state, UsageFilter(), most=600)]
-        where = UsageFilter(until=until_of(refused.value))
-        assert where.until == NOW + HOUR
-        assert [one async for one in each_request(state, where, most=600)]
-        with pytest.raises(InvalidRecord, match="more than 1000 intervals") as refused:
-            [page async for page in interval_pages(state, most=1000)]
-        assert [page async for page in interval_pages(state, until=until_of(refused.value), most=1000)]
-        with pytest.raises(InvalidRecord, match="narrow the time with"):
-            await balance(state, dict, since=NOW, until=NOW + 60, most_held=3)
-
-    asyncio.run(main())
+async def test_where_there_is_too_much_the_error_names_times_that_will_do() -> None:
+    records, intervals = long_life(40)
+    crowd = [interval(f"j{n}", 60 * n, 60 * n + 60, node=f"m{n}", final=True) for n in range(40 * 60)]
+    state = await state_of(records, [*intervals, *crowd], [])
+    since, checks = None, 0
+    while True:
+        try:
+            found = await reconcile_ledger(state, dict, since=since, max_retained=1000)
+            break
+        except InvalidRecord as error:
+            until = until_of(error)
+        found = await reconcile_ledger(state, dict, since=since, until=until, max_retained=1000)
+        assert found.verdict is BalanceVerdict.EXACT, str(found)
+        since, checks = until, checks + 1
+    assert found.verdict is BalanceVerdict.EXACT and checks >= 3
+    for number in range(300):
+        await state.add_request(done(f"more{number}", end=HOUR))
+        await state.add_request(done(f"many{number}", end=2 * HOUR))
+    with pytest.raises(InvalidRecord, match="more than 600 requests") as refused:
+        [one async for one in each_request(state, UsageFilter(), max_records=600)]
+    where = UsageFilter(until=until_of(refused.value))
+    assert where.until == NOW + HOUR
+    assert [one async for one in each_request(state, where, max_records=600)]
+    with pytest.raises(InvalidRecord, match="more than 1000 intervals") as refused:
+        [page async for page in interval_pages(state, max_records=1000)]
+    assert [page async for page in interval_pages(state, until=until_of(refused.value), max_records=1000)]
+    with pytest.raises(InvalidRecord, match="narrow the time with"):
+        await reconcile_ledger(state, dict, since=NOW, until=NOW + 60, max_retained=3)
 
 
 def until_of(error: InvalidRecord) -> float:

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.emulation import EmulatedDevice, EmulatedModel, is_emulated, mismatch, parse_device, parse_model
+from registry.config.emulation import (
+    EmulatedDevice,
+    EmulatedModel,
+    is_emulated,
+    mismatch,
+    parse_device,
+    parse_model,
+)
 from registry.errors import InvalidRecord
 
 NAMES = st.sampled_from(["h800", "h800-disk", "llama2-7b", "a.b-c"])
@@ -44,7 +51,7 @@ def test_spellings() -> None:
         ("emulated:llama2-7b/10", "cuda:0", "runs on emulated devices only"),
         ("LlamaForCausalLM", "emulated:h800/10", "emulated:h800/10 runs emulated models only"),
         ("emulated:llama2-7b/10", "emulated:h800", "is at 1/10, emulated:h800 at 1/1"),
-        ("emulated:nothing at all", "emulated:h800", "is no emulated model"),
+        ("emulated:nothing at all", "emulated:h800", "is not an emulated model"),
     ],
 )
 def test_what_runs_where(architecture: str, device: str, reason: str) -> None:

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from registry.errors import InvalidRecord
-from registry.function import Scaling, Task
-from registry.function_yaml import (
+from registry.config.function_yaml import (
     FunctionSpec,
     HandlerLimits,
     HandlerSpec,
     load_function_yaml,
     parse_function_yaml,
 )
-from registry.live import Live
+from registry.errors import InvalidRecord
+from registry.records.function import FunctionTask, Scaling
+from registry.records.live import LiveMode
 
-FUNCTIONS = Path(__file__).parents[1] / "functions"
+FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
 
 FULL = """
 name: my-fn
@@ -32,7 +32,7 @@ def test_every_setting_is_read() -> None:
     assert parse_function_yaml(FULL) == FunctionSpec(
         name="my-fn",
         description="What it does.",
-        task=Task.HANDLER,
+        task=FunctionTask.HANDLER,
         handler=HandlerSpec(
             file="code/handler.py",
             function="handle",
@@ -53,7 +53,7 @@ def test_every_setting_is_read() -> None:
             target_concurrency=2,
             keep_alive_s=90,
             host_keep_alive_s=3600,
-            live=Live.PIPELINE,
+            live=LiveMode.PIPELINE,
             ttft_target_s=2,
         ),
     )
@@ -81,7 +81,7 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("model: x\nscaling: {min: 1}", r"scaling\.min: unknown key"),
         ("handler: h.py:f\nlimits: {ram: 1}", r"limits\.ram: unknown key"),
         ("model: x\nmodel: y", "model: given twice"),
-        ("model: x\nname: Bad_Name", "bad function name"),
+        ("model: x\nname: Bad_Name", "invalid function name"),
         ("model: 3", "model: must be text"),
         ("model: x\ntask: sing", "task: 'sing' is not one of generate"),
         ("model: x\ntask: [embed]", "task: list is not one of"),
@@ -104,8 +104,18 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("handler: h.py:f\nlimits: {threads: 1.5}", r"limits\.threads: must be a whole number"),
         ("model: x\nscaling: {max_instances: 0}", "scaling: max_instances"),
         ("model: x\nscaling: [1]", "scaling: must be a mapping"),
-        ("model: x\nscaling: {live: on}", "scaling.live: True is not one of"),
+        ("model: x\nscaling: {live: on}", "scaling.live: 'on' is not one of"),
         ("model: x\nscaling: {ttft_target: 2d}", "scaling: ttft_target must be"),
+        ("model: x\n1: y", r"1: a key must be text \(line 2\)"),
+        ("model: ' '", "model: must be text, not empty"),
+        ("model: x\ndtype: 4", "dtype: 4 is not one of auto, float32"),
+        ("model: x\nmodle: y", "known are description, dtype, env"),
+        (
+            "model: x\nscaling: {min_instances: 1.0}",
+            r"scaling\.min_instances: must be a whole number, not 1\.0",
+        ),
+        ("handler: h.py:f\nlimits: {memory: true}", r"limits\.memory: True is not a number with a unit"),
+        ("handler: h.py:f\nenv: [1]", "env: must be a mapping, not list"),
         ("model: !!python/object/apply:os.system [true]", "not valid YAML"),
         ("model: x\ndescription: " + "y" * 70_000, "too large"),
     ],
@@ -135,9 +145,15 @@ def test_the_files_name_stands_in_the_message(tmp_path: Path) -> None:
 def test_the_repositorys_functions_are_valid(name: str) -> None:
     spec = load_function_yaml(FUNCTIONS / name)
     assert spec.name == name and spec.description
-    assert (spec.task is Task.HANDLER) == (name == "echo")
+    assert (spec.task is FunctionTask.HANDLER) == (name == "echo")
+
+
+def test_booleans_are_those_of_yaml_1_2() -> None:
+    spec = parse_function_yaml("handler: h.py:f\nname: on\nenv: {A: off, B: yes}")
+    assert spec.name == "on" and spec.handler is not None
+    assert spec.handler.env == {"A": "off", "B": "yes"}
 
 
 @pytest.mark.parametrize("text", ["off", "'off'"])
 def test_live_may_be_off_without_quotes(text: str) -> None:
-    assert parse_function_yaml(f"model: x\nscaling: {{live: {text}}}").scaling.live is Live.OFF
+    assert parse_function_yaml(f"model: x\nscaling: {{live: {text}}}").scaling.live is LiveMode.OFF

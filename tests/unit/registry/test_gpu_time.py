@@ -1,6 +1,5 @@
 """Reports of GPU time: by whatever grouping, it adds up to what was allocated."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import gpu_report, usage_reader
-from registry.conservation import Verdict, conservation
+from registry.accounting import gpu_report, usage_reader
+from registry.accounting.gpu_report import BucketedSpan, GpuRow, GpuTime, lost_by_call
+from registry.accounting.gpu_shares import share_busy_time
+from registry.accounting.reconciliation import BalanceVerdict, reconcile
 from registry.errors import InvalidRecord
-from registry.gpu_report import GpuRow, GpuTime, Span, lost_by_call
-from registry.gpu_shares import shares
-from registry.memory_state import MemoryState
+from registry.memory.state import MemoryState
+from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 from registry.state import UsageFilter
-from registry.usage import InstanceInterval, LostCall, RequestRecord
-from tests.usage_fixture import NOW, done, interval, ledger, lost, part, us, used
+from tests.fixtures.usage import NOW, done, interval, ledger, lost, part, us, used
 
 
 @given(
@@ -30,17 +29,17 @@ def test_parts_of_an_amount_add_up_to_it_wherever_it_is_cut(start, length, amoun
     if step and length // step > 500:
         step = 10**7
     end = start + length
-    whole = list(Span(step_us=step).parts(start, end, amount))
+    whole = list(BucketedSpan(step_us=step).parts(start, end, amount))
     assert sum(part for _, part in whole) == amount
     assert all(part >= 0 for _, part in whole)
-    before = Span(until_us=cut, step_us=step).parts(start, end, amount)
-    after = Span(since_us=cut, step_us=step).parts(start, end, amount)
+    before = BucketedSpan(until_us=cut, step_us=step).parts(start, end, amount)
+    after = BucketedSpan(since_us=cut, step_us=step).parts(start, end, amount)
     assert sum(part for _, part in before) + sum(part for _, part in after) == amount
 
 
 def test_gpu_time_adds_up_within_a_millisecond_a_record():
     requests, intervals, calls = ledger()
-    assert conservation(requests, intervals, calls).verdict is Verdict.EXACT
+    assert reconcile(requests, intervals, calls).verdict is BalanceVerdict.EXACT
     (row,) = gpu_rows(requests, intervals, calls)
     assert row.attributed_ms == sum(record.billed_gpu_ms for record in requests)
     assert row.allocated_ms == 150_000
@@ -58,13 +57,13 @@ def gpu_rows(
     lost: Sequence[LostCall] = (),
     *,
     by: Sequence[str] = (),
-    span: Span | None = None,
+    span: BucketedSpan | None = None,
     **only: str,
 ) -> list[GpuRow]:
-    time = GpuTime(span=span or Span(), by=by, **only)
+    time = GpuTime(span=span or BucketedSpan(), by=by, **only)
     records = {(one.call_id, one.instance_id): record for record in requests for one in record.gpu}
     for one in intervals:
-        time.add(one, shares(one, records, lost_by_call(lost)))
+        time.add(one, share_busy_time(one, records, lost_by_call(lost)))
     return time.rows()
 
 
@@ -76,7 +75,7 @@ NAMES = ("allocated_ms", "attributed_ms", "loading_ms", "idle_ms", "lost_ms")
 def test_gpu_time_is_the_same_by_any_grouping_and_resolution(by, step_s):
     requests, intervals, calls = ledger()
     (total,) = gpu_rows(requests, intervals, calls)
-    rows = gpu_rows(requests, intervals, calls, by=by, span=Span(step_us=step_s * 1_000_000))
+    rows = gpu_rows(requests, intervals, calls, by=by, span=BucketedSpan(step_us=step_s * 1_000_000))
     for name in NAMES:
         parts = sum(getattr(row, name) for row in rows)
         assert abs(parts - getattr(total, name)) <= 3, name
@@ -90,7 +89,7 @@ def test_rows_of_a_tenant_hold_its_own_time_only():
     assert (row.tenant, row.allocated_ms, row.attributed_ms, row.idle_ms) == ("other", 2000, 2001, 0)
 
 
-def test_calls_without_a_record_are_idle_and_what_is_lost_of_them_is_told():
+def test_calls_without_a_record_are_idle_and_lost_time_is_reported():
     (row,) = gpu_rows([], [interval(end=20, busy_us=3_000_000)])
     assert (row.allocated_ms, row.attributed_ms, row.idle_ms, row.lost_ms) == (20_000, 0, 20_000, 0)
     one = interval(end=20, calls=(part("a/0", 0, 3_000_000),))
@@ -106,55 +105,38 @@ def test_a_request_that_went_on_elsewhere_uses_time_where_its_instances_were():
         interval(end=10, calls=(part("a/0", 0, 9_000_000),)),
         interval("i1", 50, 110, node="n1", calls=(part("a/0+1", 0, 50_000_000),)),
     ]
-    spans = [Span(step_us=60_000_000)]
-    spans += [Span(since_us=us(at), until_us=us(at + 10)) for at in range(0, 110, 10)]
+    spans = [BucketedSpan(step_us=60_000_000)]
+    spans += [BucketedSpan(since_us=us(at), until_us=us(at + 10)) for at in range(0, 110, 10)]
     rows = [gpu_rows(requests, intervals, span=span) for span in spans]
     assert sum(row.allocated_ms for row in rows[0]) == 70_000
     assert sum(row.allocated_ms for of in rows[1:] for row in of) == 70_000
     assert [sum(row.attributed_ms for row in of) for of in rows[1:6]] == [9000, 0, 0, 0, 0]
 
 
-def test_the_record_of_a_request_id_that_was_used_before_is_found():
-    async def main() -> None:
-        state = MemoryState()
-        await state.add_request(done("a", used(1000, "a/0-11111111")))
-        await state.add_request(done("a~22222222", used(2000, "a/0-22222222"), tenant="other"))
-        both = (part("a/0-11111111", 0, 1000), part("a/0-22222222", 0, 2000))
-        await state.add_interval(interval(calls=both, final=True))
-        rows = await usage_reader.gpu_time(state, UsageFilter(), ("tenant",))
-        assert {row.tenant: row.attributed_ms for row in rows} == {"acme": 1, "other": 2, "": 0}
-        assert (await usage_reader.balance(state, dict)).verdict is Verdict.EXACT
-
-    asyncio.run(main())
-
-
 def test_too_fine_a_resolution_is_refused():
     year = interval(end=366 * 86_400)
     with pytest.raises(InvalidRecord, match="coarser"):
-        gpu_rows([], [year], span=Span(step_us=60_000_000))
+        gpu_rows([], [year], span=BucketedSpan(step_us=60_000_000))
 
 
-def test_gpu_time_of_a_span_counts_what_reaches_into_it():
-    async def main() -> None:
-        state = MemoryState()
-        requests, intervals, calls = ledger()
-        for record in requests:
-            await state.add_request(record)
-        for one in intervals:
-            await state.add_interval(one)
-        for call in calls:
-            await state.add_lost_call(call)
-        where = UsageFilter(since=NOW, until=NOW + 10)
-        (row,) = await usage_reader.gpu_time(state, where, ())
-        assert (row.from_at, row.to_at) == (NOW, NOW + 10)
-        assert (row.allocated_ms, row.attributed_ms, row.lost_ms) == (20_000, 1_833, 0)
-        (row,) = await usage_reader.gpu_time(state, replace(where, function="big"), ())
-        assert (row.allocated_ms, row.attributed_ms) == (5000, 1667)
-        (row,) = await usage_reader.gpu_time(state, UsageFilter(), ())
-        assert row.attributed_ms == sum(record.billed_gpu_ms for record in requests)
-        found = await usage_reader.balance(state, dict)
-        assert (found.verdict, found.requests) == (Verdict.EXACT, 4)
-        rows = await usage_reader.grouped(state, UsageFilter(function="tiny"), ("status",), key="k0")
-        assert [row.requests for row in rows] == [3]
-
-    asyncio.run(main())
+async def test_gpu_time_of_a_span_counts_what_reaches_into_it():
+    state = MemoryState()
+    requests, intervals, calls = ledger()
+    for record in requests:
+        await state.add_request(record)
+    for one in intervals:
+        await state.add_interval(one)
+    for call in calls:
+        await state.add_lost_call(call)
+    where = UsageFilter(since=NOW, until=NOW + 10)
+    (row,) = await usage_reader.gpu_time(state, where, ())
+    assert (row.from_at, row.to_at) == (NOW, NOW + 10)
+    assert (row.allocated_ms, row.attributed_ms, row.lost_ms) == (20_000, 1_833, 0)
+    (row,) = await usage_reader.gpu_time(state, replace(where, function="big"), ())
+    assert (row.allocated_ms, row.attributed_ms) == (5000, 1667)
+    (row,) = await usage_reader.gpu_time(state, UsageFilter(), ())
+    assert row.attributed_ms == sum(record.billed_gpu_ms for record in requests)
+    found = await usage_reader.reconcile_ledger(state, dict)
+    assert (found.verdict, found.requests) == (BalanceVerdict.EXACT, 4)
+    rows = await usage_reader.grouped(state, UsageFilter(function="tiny"), ("status",), key="k0")
+    assert [row.requests for row in rows] == [3]

@@ -7,29 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.channel_frames import MALFORMED
-from registry.live_messages import (
+from registry.channel.frames import MALFORMED
+from registry.messages.live import (
     MAX_HELD_BYTES,
     MAX_LEAVING,
     MAX_STAGES,
-    LeaveCalls,
+    HandOffCalls,
     LinkStage,
     OpenPipeline,
     OpenStage,
     PipelineOpened,
-    StageOf,
     StageOpened,
-    held_as_bytes,
-    held_of_bytes,
-    name_of_pipeline,
+    StageSpec,
+    decode_layer_set,
+    encode_layer_set,
+    pipeline_name,
 )
-from registry.messages import Generate, InstanceProgress, Reply, Request, Sampling, StartInstance
+from registry.messages.node import Generate, InstanceProgress, Reply, Request, Sampling, StartInstance
 
 REQUESTS = msgspec.msgpack.Decoder(Request)
 REPLIES = msgspec.msgpack.Decoder(Reply)
 
 STAGES = tuple(
-    StageOf(node=f"node-{place}", address=f"tcp://10.0.0.{place}:80", instance=f"i{place}", first=f, last=to)
+    StageSpec(
+        node=f"node-{place}", address=f"tcp://10.0.0.{place}:80", instance=f"i{place}", first=f, last=to
+    )
     for place, (f, to) in enumerate([(0, 3), (3, 5), (5, 8)])
 )
 OPEN = OpenPipeline(pipeline="p7", epoch=2, stages=STAGES)
@@ -37,7 +39,7 @@ STAGE = OpenStage(pipeline="p7", epoch=2, place=1, instance="i1", first=3, last=
 ASKED = [
     OPEN,
     STAGE,
-    LeaveCalls(pipeline="p7", epoch=2, request_ids=("a", "b+1")),
+    HandOffCalls(pipeline="p7", epoch=2, request_ids=("a", "b+1")),
     LinkStage(pipeline="p7", epoch=0, place=1, to=2, following="tcp://10.0.0.2:81", host="h2"),
     Generate(
         request_id="a", instance_id="i2", prompt_ids=(1,), sampling=Sampling(max_tokens=3), pipeline="p7.2"
@@ -58,7 +60,7 @@ ASKED = [
 TOLD = [
     PipelineOpened(context_length=2048, cached_tokens=8192),
     StageOpened(link="tcp://10.0.0.1:99", host="h1", pages=12),
-    InstanceProgress(stage="fetch", fraction=0.5, held=held_as_bytes(0b101)),
+    InstanceProgress(stage="fetch", fraction=0.5, held=encode_layer_set(0b101)),
 ]
 
 
@@ -71,13 +73,13 @@ def test_messages_survive_the_wire() -> None:
 
 @given(st.integers(0, 2 ** (8 * MAX_HELD_BYTES) - 1))
 def test_layers_are_bits_of_bytes(layers: int) -> None:
-    held = held_as_bytes(layers)
-    assert len(held) <= MAX_HELD_BYTES and held_of_bytes(held) == layers
+    held = encode_layer_set(layers)
+    assert len(held) <= MAX_HELD_BYTES and decode_layer_set(held) == layers
     assert all(bool(held[i // 8] >> i % 8 & 1) == bool(layers >> i & 1) for i in range(8 * len(held)))
 
 
 def test_a_pipeline_has_one_name() -> None:
-    assert name_of_pipeline(OPEN.pipeline, OPEN.epoch) == "p7.2"
+    assert pipeline_name(OPEN.pipeline, OPEN.epoch) == "p7.2"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_pipeline_has_one_name() -> None:
         msgspec.structs.replace(OPEN, epoch=-1),
         msgspec.structs.replace(OPEN, stages=(STAGES[0], msgspec.structs.replace(STAGES[1], first=-1))),
         msgspec.structs.replace(STAGE, place=MAX_STAGES),
-        LeaveCalls(pipeline="p", epoch=0, request_ids=("a",) * (MAX_LEAVING + 1)),
+        HandOffCalls(pipeline="p", epoch=0, request_ids=("a",) * (MAX_LEAVING + 1)),
         LinkStage(pipeline="p", epoch=0, place=0, to=1, following="x" * 513, host="h"),
         InstanceProgress(stage="fetch", fraction=0.5, held=b"\1" * (MAX_HELD_BYTES + 1)),
     ],

@@ -1,6 +1,5 @@
 """API keys and secret files."""
 
-import asyncio
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.api_key import Role
 from registry.clock import FakeClock
-from registry.errors import InvalidRecord, KeyRefused
-from registry.memory_state import MemoryState
-from registry.secrets import (
+from registry.config.secrets import (
     SECRET_VARIABLE,
     check_usable,
     load_or_create_admin_key,
@@ -22,12 +18,15 @@ from registry.secrets import (
     parse_key,
     secret_beside,
 )
+from registry.errors import InvalidRecord, KeyRefused
+from registry.memory.state import MemoryState
+from registry.records.api_key import KeyRole
 
 
 def test_a_new_key_matches_its_record_and_no_other():
     clock = FakeClock()
-    key, plaintext = new_api_key("acme", Role.CALLER, "ci", functions=["tiny"], clock=clock)
-    other = new_api_key("acme", Role.CALLER, "ci")
+    key, plaintext = new_api_key("acme", KeyRole.CALLER, "ci", functions=["tiny"], clock=clock)
+    other = new_api_key("acme", KeyRole.CALLER, "ci")
     assert plaintext.startswith(f"hc_{key.id}_")
     assert (key.created_at, key.functions) == (clock.wall_s(), ("tiny",))
     assert matches(key, parse_key(plaintext))
@@ -37,7 +36,7 @@ def test_a_new_key_matches_its_record_and_no_other():
     secret = parse_key(plaintext).secret
     assert secret not in repr(key) and secret not in repr(parse_key(plaintext))
     with pytest.raises(InvalidRecord):
-        new_api_key("", Role.CALLER, "ci")
+        new_api_key("", KeyRole.CALLER, "ci")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_what_is_no_key_is_refused(bad: str):
 
 
 def test_a_key_ends_at_its_time_or_when_it_is_revoked():
-    key = new_api_key("acme", Role.CALLER, "ci", expires_at=100.0).key
+    key = new_api_key("acme", KeyRole.CALLER, "ci", expires_at=100.0).key
     assert check_usable(key, 99.9) == key
     with pytest.raises(KeyRefused, match="expired"):
         check_usable(key, 100.0)
@@ -92,30 +91,27 @@ def test_a_weak_or_missing_secret_is_refused(tmp_path: Path):
         load_or_create_secret(None, {})
 
 
-def test_the_admin_key_is_made_once_and_known_to_each_new_state(tmp_path: Path):
-    async def main() -> None:
-        path = tmp_path / "admin.key"
-        state = MemoryState()
-        plaintext = await load_or_create_admin_key(path, state)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert await load_or_create_admin_key(path, state) == plaintext
-        (key,) = await state.keys()
-        assert key.role is Role.ADMIN
-        fresh = MemoryState()
-        assert await load_or_create_admin_key(path, fresh) == plaintext
-        known = await fresh.key(parse_key(plaintext).id)
-        assert known.role is Role.ADMIN and matches(known, parse_key(plaintext))
-        await state.put_key(replace(key, revoked_at=1.0))
+async def test_the_admin_key_is_made_once_and_known_to_each_new_state(tmp_path: Path):
+    path = tmp_path / "admin.key"
+    state = MemoryState()
+    plaintext = await load_or_create_admin_key(path, state)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert await load_or_create_admin_key(path, state) == plaintext
+    (key,) = await state.keys()
+    assert key.role is KeyRole.ADMIN
+    fresh = MemoryState()
+    assert await load_or_create_admin_key(path, fresh) == plaintext
+    known = await fresh.key(parse_key(plaintext).id)
+    assert known.role is KeyRole.ADMIN and matches(known, parse_key(plaintext))
+    await state.put_key(replace(key, revoked_at=1.0))
+    await load_or_create_admin_key(path, state)
+    assert (await state.key(key.id)).revoked_at == 1.0
+    await state.put_key(replace(key, digest="0" * 64))
+    with pytest.raises(InvalidRecord, match="the secret differs"):
         await load_or_create_admin_key(path, state)
-        assert (await state.key(key.id)).revoked_at == 1.0
-        await state.put_key(replace(key, digest="0" * 64))
-        with pytest.raises(InvalidRecord, match="another secret"):
-            await load_or_create_admin_key(path, state)
-        path.write_text("rubbish")
-        with pytest.raises(InvalidRecord, match="does not hold an API key"):
-            await load_or_create_admin_key(path, state)
-
-    asyncio.run(main())
+    path.write_text("rubbish")
+    with pytest.raises(InvalidRecord, match="contains no API key"):
+        await load_or_create_admin_key(path, state)
 
 
 def test_the_secret_beside_an_embedded_redis(tmp_path: Path) -> None:

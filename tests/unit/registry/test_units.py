@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from registry.durations import parse_duration
+from registry.accounting.prices import DEFAULT_RATES, rate_for
 from registry.errors import InvalidRecord, NotFound
-from registry.prices import DEFAULT_RATES, rate_for
-from registry.sizes import parse_rate, parse_size
+from registry.units.durations import parse_duration
+from registry.units.sizes import parse_rate, parse_size
 
 
 @pytest.mark.parametrize(

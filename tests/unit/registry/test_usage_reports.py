@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import usage_groups, usage_reader
+from registry.accounting import usage_groups, usage_reader
+from registry.accounting.ledger_pages import each_request, interval_pages, lost_calls
+from registry.accounting.tables import to_csv, to_parquet
+from registry.accounting.usage_groups import GroupedSums, PeriodSums, percentile
+from registry.accounting.usage_report import COLUMNS, parse_by
 from registry.errors import InvalidRecord
-from registry.ledger_pages import each_request, interval_pages, lost_calls
-from registry.memory_state import MemoryState
-from registry.moments import parse_moment
+from registry.memory.state import MemoryState
+from registry.records.usage import PriceRate, RequestStatus
 from registry.state import UsageFilter
-from registry.tables import to_csv, to_parquet
-from registry.usage import Rate, RequestStatus
-from registry.usage_groups import GroupedSums, Summary, percentile
-from registry.usage_report import COLUMNS, parse_by
-from tests.registry_records import request
-from tests.usage_fixture import NOW, done, interval, lost, part
+from registry.units.moments import parse_moment
+from tests.fixtures.registry_records import request
+from tests.fixtures.usage import NOW, done, interval, lost, part
 
 records = st.lists(
     st.builds(
@@ -84,8 +84,8 @@ def test_a_percentile_is_the_nearest_rank(values, share):
     assert percentile(Counter(values), share) == ordered[-(-len(values) * share // 100) - 1]
 
 
-def test_a_summary_tells_statuses_times_and_cost_by_currency():
-    euro = Rate(
+def test_a_summary_has_statuses_times_and_cost_by_currency():
+    euro = PriceRate(
         id="cpu-002",
         gpu_type="cpu",
         gpu_second_nanos=1,
@@ -94,7 +94,7 @@ def test_a_summary_tells_statuses_times_and_cost_by_currency():
         completion_mtoken_nanos=0,
         currency="EUR",
     )
-    summary = Summary([euro])
+    summary = PeriodSums([euro])
     for index in range(20):
         status = RequestStatus.FAILED if index == 0 else RequestStatus.OK
         summary.add(request(f"r{index}", status=status, queue_ms=index, exec_ms=100))
@@ -135,49 +135,43 @@ def test_times_are_durations_ago_or_utc():
             parse_moment(wrong, 0.0)
 
 
-def test_reports_give_way_to_others_between_pages_of_what_they_read():
-    async def main() -> None:
-        state = MemoryState()
-        for number in range(2000):
-            await state.add_interval(interval(f"i{number % 7}", number, number + 1))
-        turns = 0
+async def test_reports_give_way_to_others_between_pages_of_what_they_read():
+    state = MemoryState()
+    for number in range(2000):
+        await state.add_interval(interval(f"i{number % 7}", number, number + 1))
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        task = asyncio.create_task(others())
-        await asyncio.sleep(0)
-        before = turns
-        await usage_reader.gpu_time(state, UsageFilter(), ("node",))
-        between = turns
-        await usage_reader.balance(state, dict)
-        assert between - before >= 10 and turns - between >= 10
-        task.cancel()
-
-    asyncio.run(main())
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    before = turns
+    await usage_reader.gpu_time(state, UsageFilter(), ("node",))
+    between = turns
+    await usage_reader.reconcile_ledger(state, dict)
+    assert between - before >= 10 and turns - between >= 10
+    task.cancel()
 
 
-def test_what_a_report_must_read_is_bounded_whomever_it_is_of():
-    async def main() -> None:
-        state = MemoryState()
-        for number in range(4):
-            await state.add_request(done(f"r{number}"))
-            await state.add_interval(interval("i0", number, number + 1, calls=(part(f"r{number}/0", 0, 5),)))
-            await state.add_lost_call(lost(f"r{number}/0", 5))
-        nobody = UsageFilter(tenant="nobody")
-        assert [one async for one in each_request(state, nobody, most=4)] == []
-        with pytest.raises(InvalidRecord, match="narrow"):
-            [one async for one in each_request(state, nobody, most=3)]
-        assert [len(page) async for page in interval_pages(state, until=NOW + 2, most=2)] == [2]
-        with pytest.raises(InvalidRecord, match="narrow"):
-            [page async for page in interval_pages(state, most=3)]
-        with pytest.raises(InvalidRecord, match="narrow"):
-            [page async for page in interval_pages(state, most_calls=3)]
-        assert len(await lost_calls(state, most=4)) == 4
-        with pytest.raises(InvalidRecord, match="narrow"):
-            await lost_calls(state, most=3)
-
-    asyncio.run(main())
+async def test_what_a_report_must_read_is_bounded_over_all_tenants():
+    state = MemoryState()
+    for number in range(4):
+        await state.add_request(done(f"r{number}"))
+        await state.add_interval(interval("i0", number, number + 1, calls=(part(f"r{number}/0", 0, 5),)))
+        await state.add_lost_call(lost(f"r{number}/0", 5))
+    nobody = UsageFilter(tenant="nobody")
+    assert [one async for one in each_request(state, nobody, max_records=4)] == []
+    with pytest.raises(InvalidRecord, match="narrow"):
+        [one async for one in each_request(state, nobody, max_records=3)]
+    assert [len(page) async for page in interval_pages(state, until=NOW + 2, max_records=2)] == [2]
+    with pytest.raises(InvalidRecord, match="narrow"):
+        [page async for page in interval_pages(state, max_records=3)]
+    with pytest.raises(InvalidRecord, match="narrow"):
+        [page async for page in interval_pages(state, max_calls=3)]
+    assert len(await lost_calls(state, max_records=4)) == 4
+    with pytest.raises(InvalidRecord, match="narrow"):
+        await lost_calls(state, max_records=3)

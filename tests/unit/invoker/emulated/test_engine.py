@@ -7,12 +7,12 @@ import pytest
 from invoker.emulated.device_clock import LATE_S, DeviceClock, WorkQueue
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
-from invoker.emulated.profiles import Batch, find_profile
+from invoker.emulated.profiles import StepLoad, find_profile
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
-from invoker.engine.sequences import BadSequence
-from registry.messages import Sampling
-from tests.emulated_fixture import ToldTime
+from invoker.engine.scheduling.sequence_table import InvalidSequence
+from registry.messages.node import Sampling
+from tests.fixtures.emulated import ToldTime
 
 PROFILE = find_profile("h800-llama2-7b/10000")
 VOCABULARY = PROFILE.model.vocabulary
@@ -58,8 +58,8 @@ def test_a_step_takes_what_the_profile_says() -> None:
     assert run(engine) == {
         "a": continuation([20] * 512, 3, VOCABULARY, Sampling(max_tokens=3, temperature=0))
     }
-    prefill_s = PROFILE.step_s(Batch(tokens=512, sequences=1))
-    decode_s = [PROFILE.step_s(Batch(tokens=1, sequences=1, context=512 + more)) for more in range(2)]
+    prefill_s = PROFILE.step_s(StepLoad(tokens=512, sequences=1))
+    decode_s = [PROFILE.step_s(StepLoad(tokens=1, sequences=1, context=512 + more)) for more in range(2)]
     assert time.slept == pytest.approx([prefill_s, *decode_s])
 
 
@@ -84,10 +84,10 @@ def test_chunks_of_a_prompt_need_no_head_and_sequences_share_steps() -> None:
     time.slept.clear()
     engine.add(ask("e", [20] * 700))
     run(engine)
-    assert time.slept[0] == pytest.approx(32 * PROFILE.layer_s(Batch(tokens=512, sequences=1)))
+    assert time.slept[0] == pytest.approx(32 * PROFILE.layer_s(StepLoad(tokens=512, sequences=1)))
 
 
-def test_a_sequence_goes_on_elsewhere_with_the_same_tokens() -> None:
+def test_a_sequence_continues_elsewhere_with_the_same_tokens() -> None:
     for sampling in ({}, {"temperature": 0.8, "seed": 5}):
         expected = run_one(ask("a", [21, 22, 23], max_tokens=20, **sampling))
         for cut in (1, 7, 19):
@@ -111,7 +111,7 @@ def test_any_other_context_gives_other_tokens() -> None:
         assert run_one(ask("a", other)) != expected
 
 
-def test_room_for_keys_and_values_is_real() -> None:
+def test_the_kv_cache_is_bounded() -> None:
     engine = make(ToldTime(), pages=4)
     assert engine.max_sequence_tokens == 64
     with pytest.raises(OutOfKvCache):
@@ -119,12 +119,12 @@ def test_room_for_keys_and_values_is_real() -> None:
     alone = {name: run_one(ask(name, [20 + at] * 30, max_tokens=20)) for at, name in enumerate("abc")}
     for at, name in enumerate("abc"):
         engine.add(ask(name, [20 + at] * 30, max_tokens=20))
-    assert run(engine) == alone  # though they had to give way to each other
-    with pytest.raises(OutOfKvCache, match="no page"):
+    assert run(engine) == alone  # though they preempted each other
+    with pytest.raises(OutOfKvCache, match="less than one page"):
         make(ToldTime(), pages=0)
 
 
-def test_keys_and_values_that_come_along_save_the_prompt() -> None:
+def test_imported_keys_and_values_save_the_prompt() -> None:
     time = ToldTime()
     first, second = make(time), make(time)
     first.add(ask("a", [25] * 400, max_tokens=10))
@@ -135,12 +135,12 @@ def test_keys_and_values_that_come_along_save_the_prompt() -> None:
     second.add(ask("a", [25] * 400, tokens, max_tokens=10), kv)
     rest = run(second)["a"]
     assert tokens + rest == run_one(ask("a", [25] * 400, max_tokens=10))
-    assert max(time.slept) < PROFILE.step_s(Batch(tokens=2, sequences=1, context=410))
-    with pytest.raises(BadSequence, match="other tokens"):
+    assert max(time.slept) < PROFILE.step_s(StepLoad(tokens=2, sequences=1, context=410))
+    with pytest.raises(InvalidSequence, match="other tokens"):
         second.add(ask("b", [26] * 400, max_tokens=10), kv)
 
 
-def test_a_cancelled_sequence_says_nothing_more() -> None:
+def test_a_cancelled_sequence_has_no_more_output() -> None:
     engine = make(ToldTime())
     engine.add(ask("a", [20] * 10))
     engine.add(ask("b", [20] * 10))

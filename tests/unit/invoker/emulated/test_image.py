@@ -1,16 +1,16 @@
-"""Images of emulated models: real bytes, the same wherever they are made, that nothing makes smaller."""
+"""Images of emulated models: real bytes, the same wherever they are generated, incompressible."""
 
 import zlib
 
 import pytest
 
-from invoker.emulated.arrival import NotArrived, check_arrived
+from invoker.emulated.arrival import ImageIncomplete, check_arrived
 from invoker.emulated.image import EmulatedPlan
 from invoker.emulated.profiles import UnknownProfile, find_profile
-from invoker.engine.image_ranges import bytes_of_layers
-from registry.emulation import EmulatedModel
+from invoker.engine.image_ranges import layer_byte_ranges
+from registry.config.emulation import EmulatedModel
 from registry.images.codec import decode_manifest
-from tests.emulated_fixture import MODEL, emulated_image
+from tests.fixtures.emulated import MODEL, emulated_image
 
 
 def test_any_range_is_the_same_bytes() -> None:
@@ -41,23 +41,23 @@ def test_its_manifest_is_one() -> None:
 
 
 def test_unknown_models_are_named() -> None:
-    with pytest.raises(UnknownProfile, match="no emulated model 'gpt-5': there are llama2-7b, llama2-13b"):
+    with pytest.raises(UnknownProfile, match="no emulated model 'gpt-5': use llama2-7b, llama2-13b"):
         EmulatedPlan(EmulatedModel(name="gpt-5"))
 
 
 @pytest.mark.parametrize("scale", [10_000, 300])  # layers within a unit, and of several
 @pytest.mark.parametrize("layers", [(0, 1), (10, 16), (31, 32), (0, 32)])
-def test_what_has_not_arrived_is_seen(scale: int, layers: tuple[int, int]) -> None:
+def test_missing_bytes_are_detected(scale: int, layers: tuple[int, int]) -> None:
     image = emulated_image(EmulatedModel(name="llama2-7b", scale=scale))
     here = bytearray(b"\xff" * len(image.data))
-    ranges = bytes_of_layers(image.manifest, *layers)
+    ranges = layer_byte_ranges(image.manifest, *layers)
     for start, end in ranges:
         here[start:end] = image.data[start:end]
     check_arrived(image.manifest, memoryview(here), *layers)
     for start, end in ranges:
         for at in (start, (start + end) // 2, end - 1):
             here[at] ^= 1
-            with pytest.raises(NotArrived, match="have not arrived"):
+            with pytest.raises(ImageIncomplete, match="have not arrived"):
                 check_arrived(image.manifest, memoryview(here), *layers)
             here[at] ^= 1
 
@@ -65,8 +65,8 @@ def test_what_has_not_arrived_is_seen(scale: int, layers: tuple[int, int]) -> No
 def test_more_layers_than_have_arrived_are_refused() -> None:
     image = emulated_image()
     here = bytearray(len(image.data))
-    for start, end in bytes_of_layers(image.manifest, 10, 16):
+    for start, end in layer_byte_ranges(image.manifest, 10, 16):
         here[start:end] = image.data[start:end]
     for layers in ((9, 16), (10, 17), (0, 32), (20, 22)):
-        with pytest.raises(NotArrived):
+        with pytest.raises(ImageIncomplete):
             check_arrived(image.manifest, memoryview(here), *layers)

@@ -1,25 +1,25 @@
-"""Nodes whose accelerator is emulated: real starts, casts and streams, and clear words on what fails."""
+"""Nodes with an emulated accelerator: real starts, casts and streams, and clear errors."""
 
 from pathlib import Path
 
 import pytest
 
 from invoker.__main__ import engines_for
-from invoker.device import find_device
-from invoker.emulated.arrival import NotArrived
-from invoker.emulated.engines import EmulatedEngines
+from invoker.base.errors import SettingsError
+from invoker.device import detect_device
+from invoker.emulated.arrival import ImageIncomplete
+from invoker.emulated.engines import EmulatedEngineFactory
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import ModelSpec, UnsupportedModel
-from invoker.engine.image_ranges import bytes_of_layers
-from invoker.engines import RealEngines
-from invoker.errors import SettingsError
+from invoker.engine.factory import TorchEngineFactory
+from invoker.engine.image_ranges import layer_byte_ranges
 from invoker.settings import parse_settings
 from registry.errors import RemoteError
 from registry.images.manifest import UNIT_BYTES
-from registry.messages import StartInstance, Tokens
-from tests.emulated_fixture import DEVICE, MODEL, emulated_image
-from tests.engine_fixture import MemoryRegion
-from tests.invoker_fixture import PROMPT, FakeCluster, generate, make_image, start_request, started
+from registry.messages.node import StartInstance, Tokens
+from tests.fixtures.emulated import DEVICE, MODEL, emulated_image
+from tests.fixtures.engine import MemoryRegion
+from tests.fixtures.invoker import PROMPT, FakeCluster, generate, make_image, start_request, started
 
 EMULATED = ("--device", str(DEVICE), "--gpu-memory", "8MB")
 
@@ -36,11 +36,11 @@ def start(name: str, *holders: object) -> StartInstance:
 
 
 @pytest.mark.anyio
-async def test_nodes_give_each_other_the_image_and_generate_the_same(tmp_path: Path) -> None:
+async def test_nodes_send_each_other_the_image_and_generate_the_same(tmp_path: Path) -> None:
     image = emulated_image()
     async with FakeCluster(tmp_path) as cluster:
         await cluster.put(image)
-        engines = [EmulatedEngines(DEVICE), EmulatedEngines(DEVICE)]
+        engines = [EmulatedEngineFactory(DEVICE), EmulatedEngineFactory(DEVICE)]
         async with (
             cluster.node("n0", "h0", *EMULATED, engines=engines[0]) as first,  # type: ignore[arg-type]
             cluster.node("n1", "h1", *EMULATED, engines=engines[1]) as second,  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ async def test_a_real_model_is_refused_by_an_emulated_node(tmp_path: Path) -> No
     image = make_image("real", 2 * UNIT_BYTES)
     async with FakeCluster(tmp_path) as cluster:
         await cluster.put(image)
-        engines = EmulatedEngines(DEVICE)
+        engines = EmulatedEngineFactory(DEVICE)
         async with cluster.node("n0", "h0", *EMULATED, engines=engines) as node:  # type: ignore[arg-type]
             with pytest.raises(RemoteError, match="emulated:h800/10000 runs emulated models only"):
                 await node.ask(start_request("i0", image))
@@ -73,12 +73,12 @@ async def test_a_real_model_is_refused_by_an_emulated_node(tmp_path: Path) -> No
 async def test_an_emulated_model_is_refused_by_a_real_node(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path) as cluster:
         await cluster.put(emulated_image())
-        async with cluster.node("n0", "h0", engines=RealEngines()) as node:  # type: ignore[arg-type]
+        async with cluster.node("n0", "h0", engines=TorchEngineFactory()) as node:  # type: ignore[arg-type]
             with pytest.raises(RemoteError, match="llama2-7b/10000 runs on emulated devices only"):
                 await node.ask(start("i0"))
 
 
-def test_devices_are_checked_where_they_are_told() -> None:
+def test_devices_are_checked_in_the_settings() -> None:
     def device(text: str) -> str:
         argv = ["--redis-url", "unix:///none", "--device", text]
         return parse_settings(argv, {"HYPERCAST_CLUSTER_SECRET": "x" * 32}).device
@@ -87,16 +87,16 @@ def test_devices_are_checked_where_they_are_told() -> None:
     for text, words in (("emulated:tpu", "no emulated device 'tpu'"), ("emulated:h800/x", "emulated:GPU")):
         with pytest.raises(SettingsError, match=words):
             device(text)
-    facts = find_device("emulated:h800x4/1000/10")
+    facts = detect_device("emulated:h800x4/1000/10")
     assert (facts.gpu_type, facts.memory_bytes) == ("emulated-h800", 320_000_000)
-    assert isinstance(engines_for("emulated:h800"), EmulatedEngines)
-    assert isinstance(engines_for("cpu"), RealEngines)
+    assert isinstance(engines_for("emulated:h800"), EmulatedEngineFactory)
+    assert isinstance(engines_for("cpu"), TorchEngineFactory)
 
 
 def test_a_stage_binds_only_what_has_arrived() -> None:
-    image, engines = emulated_image(), EmulatedEngines(DEVICE)
+    image, engines = emulated_image(), EmulatedEngineFactory(DEVICE)
     region = MemoryRegion(len(image.data))
-    for first, last in bytes_of_layers(image.manifest, 8, 20):
+    for first, last in layer_byte_ranges(image.manifest, 8, 20):
         region.buffer[first:last] = image.data[first:last]
 
     def spec(layers: tuple[int, int] | None) -> ModelSpec:
@@ -108,7 +108,7 @@ def test_a_stage_binds_only_what_has_arrived() -> None:
     stage = engines.make_stage(spec((8, 20)), region, MemoryRegion(least))
     assert (stage.layers, stage.has_head, stage.pages) == ((8, 20), False, 16)
     for layers in ((0, 20), (8, 32), None):
-        with pytest.raises(NotArrived, match="have not arrived"):
+        with pytest.raises(ImageIncomplete, match="have not arrived"):
             engines.make_stage(spec(layers), region, MemoryRegion(least))
     with pytest.raises(UnsupportedModel, match="runs on emulated devices only"):
-        RealEngines().kv_bytes(spec(None), 4)
+        TorchEngineFactory().kv_bytes(spec(None), 4)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.emulated.profiles import PROFILES, Batch, Profile, UnknownProfile, find_profile
+from invoker.emulated.profiles import PROFILES, Profile, StepLoad, UnknownProfile, find_profile
 from registry.images.manifest import ALIGNMENT
 
 SEVEN = find_profile("h800-llama2-7b")
@@ -12,7 +12,9 @@ THIRTEEN = find_profile("h800-llama2-13b")
 SEVENTY = find_profile("h800-llama2-70b")
 
 PROFILE = st.sampled_from(list(PROFILES.values()))
-BATCHES = st.builds(Batch, tokens=st.integers(1, 8192), sequences=st.just(1), context=st.integers(0, 100_000))
+BATCHES = st.builds(
+    StepLoad, tokens=st.integers(1, 8192), sequences=st.just(1), context=st.integers(0, 100_000)
+)
 
 
 @pytest.mark.parametrize(
@@ -36,25 +38,25 @@ def test_sizes_are_those_of_the_published_models(
 def test_prefill_of_13b_is_computing() -> None:
     """512 tokens: 2 x 317,204,480 x 512 and 4 x 5,120 x 512 x 513 / 2 operations, at 0.55 x 989.4 T/s."""
     flops = 324_817_387_520 + 2_689_597_440
-    assert THIRTEEN.layer_s(Batch(tokens=512, sequences=1)) == pytest.approx(flops / 544.17e12 + 20e-6)
+    assert THIRTEEN.layer_s(StepLoad(tokens=512, sequences=1)) == pytest.approx(flops / 544.17e12 + 20e-6)
     head_s = 163_840_000 * 2 / 2.345e12 + 20e-6  # one token: reading the head
-    assert THIRTEEN.step_s(Batch(tokens=512, sequences=1)) == pytest.approx(
+    assert THIRTEEN.step_s(StepLoad(tokens=512, sequences=1)) == pytest.approx(
         40 * (flops / 544.17e12 + 20e-6) + head_s
     )
-    assert THIRTEEN.step_s(Batch(tokens=512, sequences=1)) == pytest.approx(25.03e-3, rel=1e-3)
+    assert THIRTEEN.step_s(StepLoad(tokens=512, sequences=1)) == pytest.approx(25.03e-3, rel=1e-3)
 
 
 def test_decoding_of_7b_is_reading() -> None:
     """One token after 511: 404,766,720 bytes of weights and 512 x 16,384 of keys and values at 2.345 TB/s."""
     layer_s = (404_766_720 + 8_388_608) / 2.345e12 + 20e-6
-    one = Batch(tokens=1, sequences=1, context=511)
+    one = StepLoad(tokens=1, sequences=1, context=511)
     assert SEVEN.layer_s(one) == pytest.approx(layer_s)
     assert SEVEN.step_s(one) == pytest.approx(32 * layer_s + 262_144_000 / 2.345e12 + 20e-6)
     assert 1 / SEVEN.step_s(one) == pytest.approx(156.0, rel=1e-3)
 
 
 def test_70b_runs_on_four_gpus_that_exchange_each_output_twice() -> None:
-    one = Batch(tokens=1, sequences=1, context=0)
+    one = StepLoad(tokens=1, sequences=1, context=0)
     reading_s = (855_654_400 * 2 + 4_096) / (4 * 2.345e12)
     exchange_s = 1.5 * 16_384 / 200e9 + 10e-6
     assert SEVENTY.layer_s(one) == pytest.approx(reading_s + 20e-6 + 2 * exchange_s)
@@ -68,12 +70,12 @@ def test_transfers_take_what_the_links_give(
     profile: Profile, network_s: float, host_s: float, disk_s: float
 ) -> None:
     assert profile.image_bytes / profile.network_bytes_per_s == pytest.approx(network_s, rel=1e-3)
-    assert profile.image_bytes / profile.host_bytes_per_s == pytest.approx(host_s, rel=1e-3)
-    assert profile.image_bytes / profile.disk_bytes_per_s == pytest.approx(disk_s, rel=1e-3)
+    assert profile.image_bytes / profile.links.host == pytest.approx(host_s, rel=1e-3)
+    assert profile.image_bytes / profile.links.disk == pytest.approx(disk_s, rel=1e-3)
 
 
 @given(profile=PROFILE, scale=st.integers(1, 4000), batch=BATCHES)
-def test_a_scale_shrinks_bytes_and_rates_and_no_times(profile: Profile, scale: int, batch: Batch) -> None:
+def test_a_scale_shrinks_bytes_and_rates_and_no_times(profile: Profile, scale: int, batch: StepLoad) -> None:
     name = next(name for name, known in PROFILES.items() if known is profile)
     small = find_profile(f"{name}/{scale}")
     assert small.layer_s(batch) == profile.layer_s(batch)
@@ -87,21 +89,21 @@ def test_a_scale_shrinks_bytes_and_rates_and_no_times(profile: Profile, scale: i
 
 
 @given(profile=PROFILE, batch=BATCHES, cut=st.integers(1, 31))
-def test_stages_take_together_what_the_whole_takes(profile: Profile, batch: Batch, cut: int) -> None:
+def test_stages_take_together_what_the_whole_takes(profile: Profile, batch: StepLoad, cut: int) -> None:
     layers = profile.model.layers
     apart = profile.stage_s(0, cut, batch) + profile.stage_s(cut, layers, batch)
     assert apart == pytest.approx(profile.step_s(batch))
 
 
 @given(profile=PROFILE, batch=BATCHES, more=st.integers(1, 1000))
-def test_more_work_never_takes_less(profile: Profile, batch: Batch, more: int) -> None:
-    longer = Batch(tokens=batch.tokens + more, sequences=1, context=batch.context)
-    farther = Batch(tokens=batch.tokens, sequences=1, context=batch.context + more)
+def test_more_work_never_takes_less(profile: Profile, batch: StepLoad, more: int) -> None:
+    longer = StepLoad(tokens=batch.tokens + more, sequences=1, context=batch.context)
+    farther = StepLoad(tokens=batch.tokens, sequences=1, context=batch.context + more)
     assert profile.layer_s(longer) >= profile.layer_s(batch) <= profile.layer_s(farther)
 
 
 def test_a_batch_shares_one_reading_of_the_weights() -> None:
-    one, many = Batch(tokens=1, sequences=1), Batch(tokens=32, sequences=32)
+    one, many = StepLoad(tokens=1, sequences=1), StepLoad(tokens=32, sequences=32)
     assert THIRTEEN.step_s(many) < 1.1 * THIRTEEN.step_s(one)
     assert THIRTEEN.kv_tokens == int((72e9 - 26_031_728_640) / (40 * 20_480))
 
@@ -124,4 +126,4 @@ def test_names() -> None:
         with pytest.raises(UnknownProfile, match="h800-llama2-7b, h800-llama2-13b"):
             find_profile(bad)
     with pytest.raises(ValueError, match=r"no layers \[3, 3\)"):
-        SEVEN.stage_s(3, 3, Batch(tokens=1, sequences=1))
+        SEVEN.stage_s(3, 3, StepLoad(tokens=1, sequences=1))

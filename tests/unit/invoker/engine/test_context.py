@@ -1,4 +1,4 @@
-"""What a deploy calls a model's longest context is what the engine serves."""
+"""The longest context of a model at deploy is that of the engine."""
 
 import itertools
 import logging

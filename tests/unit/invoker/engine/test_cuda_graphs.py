@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.engine.cuda_graphs import Bucket, Replay, bucket_of, static_inputs
+from invoker.engine.cuda_graphs import GraphBucket, Replay, bucket_for, static_inputs
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
-from invoker.engine.scheduler import Chunk
-from tests.engine_fixture import KV_BYTES, cached_image, make_decoder, run_all, sequence
+from invoker.engine.kv.cache import PAGE_TOKENS, pages_for
+from invoker.engine.scheduling.scheduler import Chunk
+from tests.fixtures.engine import KV_BYTES, cached_image, make_decoder, run_all, sequence
 
 
 class Recorder:
@@ -73,7 +73,7 @@ def test_what_cannot_be_captured_runs_without(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.ERROR, "invoker.engine"):
         found = run_all(_engine("llama", capture), _requests())
     assert found == run_all(make_decoder("llama"), _requests())
-    assert caplog.text.count("could not be captured") == 1
+    assert caplog.text.count("CUDA graphs are disabled") == 1
 
 
 def _chunk(start: int, first_page: int, count: int = 1, last: bool = True) -> Chunk:
@@ -82,22 +82,22 @@ def _chunk(start: int, first_page: int, count: int = 1, last: bool = True) -> Ch
 
 
 def test_buckets() -> None:
-    assert bucket_of([_chunk(0, 0)]) == Bucket(sequences=1, pages=16)
-    assert bucket_of([_chunk(255, 0)] * 3) == Bucket(sequences=4, pages=16)
-    assert bucket_of([_chunk(0, 0), _chunk(256, 9)]) == Bucket(sequences=2, pages=32)
-    assert bucket_of([_chunk(0, 0)] * 64) == Bucket(sequences=64, pages=16)
-    assert bucket_of([_chunk(0, 0)] * 65) is None
-    assert bucket_of([_chunk(16 * 512, 0)] * 16) is None  # too much to copy
-    assert bucket_of([]) is None
-    assert bucket_of([_chunk(0, 0), _chunk(0, 9, count=5)]) is None
-    assert bucket_of([_chunk(0, 0), _chunk(0, 9, last=False)]) is None
+    assert bucket_for([_chunk(0, 0)]) == GraphBucket(sequences=1, pages=16)
+    assert bucket_for([_chunk(255, 0)] * 3) == GraphBucket(sequences=4, pages=16)
+    assert bucket_for([_chunk(0, 0), _chunk(256, 9)]) == GraphBucket(sequences=2, pages=32)
+    assert bucket_for([_chunk(0, 0)] * 64) == GraphBucket(sequences=64, pages=16)
+    assert bucket_for([_chunk(0, 0)] * 65) is None
+    assert bucket_for([_chunk(16 * 512, 0)] * 16) is None  # too much to copy
+    assert bucket_for([]) is None
+    assert bucket_for([_chunk(0, 0), _chunk(0, 9, count=5)]) is None
+    assert bucket_for([_chunk(0, 0), _chunk(0, 9, last=False)]) is None
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=20))
 def test_padding_repeats_what_is_there(starts: list[int]) -> None:
     chunks = [_chunk(start, 100 * i) for i, start in enumerate(starts)]
     ids = list(range(1, len(chunks) + 1))
-    bucket = bucket_of(chunks)
+    bucket = bucket_for(chunks)
     assert bucket is not None and bucket.sequences < 2 * len(chunks)
     n = bucket.sequences
     found_ids, positions, slots, table = np.split(static_inputs(bucket, chunks, ids), [n, 2 * n, 3 * n])

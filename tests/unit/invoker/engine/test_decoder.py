@@ -13,10 +13,10 @@ from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import kv_bytes_needed, make_engine
 from invoker.engine.paths import LayerPath
-from invoker.engine.scheduler import StepPlan
-from invoker.engine.sequences import BadSequence
-from tests.checkpoints import CONTEXT, VOCABULARY, make_model, write_checkpoint
-from tests.engine_fixture import KINDS_AND_PATHS, cached_image, load_image, make_decoder, run_all, sequence
+from invoker.engine.scheduling.scheduler import StepPlan
+from invoker.engine.scheduling.sequence_table import InvalidSequence
+from tests.fixtures.checkpoints import CONTEXT, VOCABULARY, make_model, write_checkpoint
+from tests.fixtures.engine import KINDS_AND_PATHS, cached_image, load_image, make_decoder, run_all, sequence
 
 TOKENS = 32
 
@@ -27,10 +27,10 @@ def _prompts(count: int, longest: int = 60, seed: int = 1) -> list[list[int]]:
 
 
 def _reference_logits(model: torch.nn.Module, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """What a full forward without cache says at each position that `output` was chosen from.
+    """Return the logits of a full forward without cache at each position of `output`.
 
-    One forward gives them all: if its best tokens are `output`, then by causality a forward of every
-    prefix would have chosen the same.
+    One forward suffices: if its best tokens are `output`, then by causality a forward of every prefix would
+    have chosen the same.
     """
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0]
@@ -122,7 +122,7 @@ def test_preemption_changes_no_token(kind: str, caplog: pytest.LogCaptureFixture
     page = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, 1, 1)
     with caplog.at_level(logging.INFO, "invoker.engine"):
         scarce = run_all(make_decoder(kind, kv=8 * page), requests)
-    assert "gave up its KV pages" in caplog.text
+    assert "preempted, its KV cache" in caplog.text
     assert scarce == run_all(make_decoder(kind), requests)
 
 
@@ -181,12 +181,12 @@ def test_what_cannot_run_is_refused_at_once() -> None:
     refused = {
         "running already": sequence("a", [1]),
         "prompt is empty": sequence("b", []),
-        "outside of": sequence("b", [1, VOCABULARY]),
+        "outside": sequence("b", [1, VOCABULARY]),
         "generated already": sequence("b", [1], [2, 3], max_tokens=2),
         "top_p": sequence("b", [1], top_p=0.0),
     }
     for message, request in refused.items():
-        with pytest.raises(BadSequence, match=message):
+        with pytest.raises(InvalidSequence, match=message):
             engine.add(request)
     with pytest.raises(OutOfKvCache):
         engine.add(sequence("b", [1] * CONTEXT))

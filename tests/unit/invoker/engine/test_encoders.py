@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 from invoker.engine.contract import ModelSpec, UnsupportedModel
-from invoker.engine.encoders import EncoderEngine, is_encoder, steps_of_range, tower_spans
-from invoker.engine.encoders_batches import MAX_BATCH_TOKENS, BadInput, TextLimits, text_batches
-from invoker.engine.encoders_towers import Carry, EncoderInputs
-from invoker.engine.encoders_weights import module_name
+from invoker.engine.encoders.batches import MAX_BATCH_TOKENS, InvalidInput, TextLimits, text_batches
+from invoker.engine.encoders.engine import EncoderEngine, is_encoder, steps_for_range, tower_spans
+from invoker.engine.encoders.towers import Carry, EncoderInputs
+from invoker.engine.encoders.weights import module_name
 from registry.errors import CheckpointError
 from registry.images.pack import plan_checkpoint
-from tests.encoder_checkpoints import (
+from tests.fixtures.encoder_checkpoints import (
     CLASSIFIERS,
     ENCODERS,
     IMAGE,
@@ -31,7 +31,7 @@ from tests.encoder_checkpoints import (
     VOCABULARY,
     write_encoder,
 )
-from tests.engine_fixture import MemoryRegion, load_image
+from tests.fixtures.engine import MemoryRegion, load_image
 
 TEXTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [20, 21, 22], [3, 98, 4, 98, 7]]
 
@@ -166,11 +166,11 @@ def test_any_partition_is_bit_identical_and_reads_only_its_spans(
 
 
 def poisoned(case: Packed, first: int, last: int) -> MemoryRegion:
-    """The image with NaN wherever the range does not need it."""
+    """Return the image with NaN wherever the range does not need it."""
     region = MemoryRegion(case.spec.manifest.nbytes)
     assert region.buffer is not None and case.region.buffer is not None
     region.buffer[:] = b"\xff" * region.nbytes
-    for step in steps_of_range(case.spec.manifest, first, last):
+    for step in steps_for_range(case.spec.manifest, first, last):
         region.buffer[step.start : step.end] = case.region.buffer[step.start : step.end]
     return region
 
@@ -235,8 +235,8 @@ def test_batches_are_sorted_padded_and_bounded() -> None:
         ("bert", ("embed", [[1], []], None), "text 1 has no tokens"),
         ("bert", ("embed", [[1] * 65], None), "65 tokens, the model takes at most 64"),
         ("roberta", ("embed", [[2] * 63], None), "63 tokens, the model takes at most 62"),
-        ("bert", ("embed", [[99]], None), "outside of 0 to 98"),
-        ("bert", ("embed", [[-1]], None), "outside of 0 to 98"),
+        ("bert", ("embed", [[99]], None), r"outside \[0, 99\)"),
+        ("bert", ("embed", [[-1]], None), r"outside \[0, 99\)"),
         ("bert", ("classify", (), images(1, 16)), "computes embed, not classify"),
         ("vit", ("classify", (), None), "must be an array"),
         ("vit", ("classify", (), images(1, 20)), "images are 20x20 pixels, the model takes 16x16"),
@@ -248,17 +248,17 @@ def test_batches_are_sorted_padded_and_bounded() -> None:
 def test_inputs_that_do_not_fit_are_refused(
     packed: dict[str, Packed], kind: str, call: tuple[str, Any, Any], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=message) as refused:
+    with pytest.raises(InvalidInput, match=message) as refused:
         packed[kind].engine().compute(*call, "mean", True)
     assert refused.value.code == "bad_request"
 
 
 def test_a_part_of_the_layers_does_not_compute_alone(packed: dict[str, Packed]) -> None:
-    with pytest.raises(BadInput, match="only the layers"):
+    with pytest.raises(InvalidInput, match="only the layers"):
         packed["bert"].engine((0, 2)).compute("embed", [[1]], None, "mean", True)
     with pytest.raises(UnsupportedModel, match="layers"):
         packed["bert"].engine((2, 9))
-    with pytest.raises(BadInput, match="not a range of one tower"):
+    with pytest.raises(InvalidInput, match="not a range of one tower"):
         packed["clip"].engine().forward_range(EncoderInputs(), None, 2, 4)
 
 
@@ -266,7 +266,7 @@ def test_an_image_that_does_not_fit_the_config_is_refused(packed: dict[str, Pack
     case = packed["bert"]
     for change, message in (
         ({"hidden_size": 64}, "shape"),
-        ({"num_hidden_layers": 2}, "layers are not those"),
+        ({"num_hidden_layers": 2}, "layers do not match"),
         ({"num_hidden_layers": 5}, "lacks"),
         ({"num_attention_heads": 5}, "config.json"),
         ({"quantization_config": {"bits": 4}}, "quantised"),

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from invoker.engine.contract import ModelSpec, OutOfKvCache, UnsupportedModel
 from invoker.engine.families import FAMILIES, geometry_of, parse_config
 from invoker.engine.fused import FusedLayers
-from invoker.engine.kv_cache import KvPool, KvShape
+from invoker.engine.kv.cache import KvPool, KvShape
 from invoker.engine.layout import StepLayout, build_layout, group_by_length
 from invoker.engine.paths import LayerPath
-from invoker.engine.scheduler import Chunk
+from invoker.engine.scheduling.scheduler import Chunk
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import BoundStage, bind
-from tests.checkpoints import LAYERS, VOCABULARY
-from tests.engine_fixture import KINDS_AND_PATHS, MemoryRegion, cached_image
+from tests.fixtures.checkpoints import LAYERS, VOCABULARY
+from tests.fixtures.engine import KINDS_AND_PATHS, MemoryRegion, cached_image
 
 PAGES = 24
 
@@ -61,14 +61,14 @@ def test_the_fused_path_is_taken_where_it_applies(caplog: pytest.LogCaptureFixtu
         spec, region, _ = cached_image(kind, dtype)
         with caplog.at_level(logging.INFO, "invoker.engine"):
             taken = bind(_config(spec, **config), region).path
-        return taken, caplog.records[-1].getMessage().split(": ", 1)[1]
+        return taken, caplog.records[-1].getMessage().split(": ", 2)[2]
 
     hf = LayerPath.HUGGING_FACE
     assert path("llama") == (LayerPath.FUSED, "q|k|v and gate|up are views of the image")
     assert path("gpt2") == (hf, "there are no fused modules for GPT2LMHeadModel")
     assert path("llama", hidden_act="gelu") == (hf, "the fused modules compute SiLU, not gelu")
     k, v = (f"model.layers.0.self_attn.{name}_proj.bias" for name in "kv")
-    assert path("qwen2-tied") == (hf, f"{k} and {v} do not lie side by side")
+    assert path("qwen2-tied") == (hf, f"{k} and {v} are not adjacent")
 
 
 def test_only_the_layers_of_a_stage_decide_its_path() -> None:
@@ -88,7 +88,7 @@ def test_binding_leaves_the_config_alone() -> None:
 
 
 def _poison_all_but(spec: ModelSpec, region: MemoryRegion, first: int, last: int) -> MemoryRegion:
-    """A copy of the image in which every byte that the stage may not need is part of a NaN."""
+    """Return a copy of the image in which every byte that the stage may not need is part of a NaN."""
     manifest = spec.manifest
     clean = MemoryRegion(region.nbytes)
     clean.buffer[:] = b"\xff" * region.nbytes
@@ -130,7 +130,7 @@ def _run(stages: list[StageExecutor], steps: list[tuple[torch.Tensor, StepLayout
 
 @st.composite
 def step_sequences(draw: st.DrawFn) -> list[tuple[torch.Tensor, StepLayout]]:
-    """A few steps over up to three sequences, each in chunks of any length, on pages side by side or not."""
+    """Draw a few steps over up to three sequences, each in chunks of any length, on adjacent pages or not."""
     free = draw(st.one_of(st.just(range(PAGES)), st.permutations(range(PAGES))))
     count = draw(st.integers(1, 3))
     pages = [tuple(free[6 * i : 6 * i + 6]) for i in range(count)]
@@ -181,7 +181,7 @@ def _chunks(pages: Sequence[tuple[int, ...]], starts: Sequence[int], count: int)
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
-def test_where_pages_lie_changes_nothing(kind: str, path: LayerPath) -> None:
+def test_the_places_of_pages_change_nothing(kind: str, path: LayerPath) -> None:
     # Short ones, a page more than is worth a copy, long ones; prompts in two chunks, then decoded together.
     lengths = (1, 30, 63, 64, 90, 91)
     side_by_side = [tuple(range(7 * i, 7 * i + 7)) for i in range(6)]
@@ -212,7 +212,7 @@ def test_where_pages_lie_changes_nothing(kind: str, path: LayerPath) -> None:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_long_sequences_decode_over_their_keys_where_these_lie() -> None:
+def test_long_sequences_decode_over_their_keys_in_place() -> None:
     pages = [(4, 5, 6, 7, 8), (10, 11, 12, 13, 14, 15), (30, 29, 28, 27, 26, 25), (40, 41, 42, 43, 44, 45)]
     chunks = _chunks(pages, (64, 95, 95, 95), 1)
     layout = build_layout(chunks, torch.float32, torch.device("cpu"))

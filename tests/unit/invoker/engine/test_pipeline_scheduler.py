@@ -1,4 +1,4 @@
-"""Steps of a pipeline over fake stages: no token is lost, repeated or changed, whatever is under way."""
+"""Steps of a pipeline over fake stages: no token is lost, repeated or changed, whatever is in flight."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.engine.conductor import Conductor, PipelineShape
+from benchmarks.engine.local_pipeline import LocalPipeline
 from invoker.engine.contract import OutOfKvCache, TokenOutput
 from invoker.engine.fake import continuation
 from invoker.engine.fake_stage import FakeStage
-from invoker.engine.kv_cache import PAGE_TOKENS
-from invoker.engine.pipeline import LocalPipeline
-from invoker.engine.scheduler import Limits
-from invoker.engine.sequences import BadSequence
+from invoker.engine.kv.cache import PAGE_TOKENS
+from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
+from invoker.engine.scheduling.scheduler import StepLimits
+from invoker.engine.scheduling.sequence_table import InvalidSequence
 from invoker.engine.stage_contract import StageInput, StageOutput
-from tests.engine_fixture import sequence
-from tests.stage_fixture import pipeline_of, run_pipeline
+from tests.fixtures.engine import sequence
+from tests.fixtures.stage import pipeline_of, run_pipeline
 
 VOCABULARY = 500
 
@@ -29,9 +29,13 @@ def _stages(cuts: Sequence[int], *, tied: bool = False, pages: int = 64) -> list
     ]
 
 
-def _conductor(stages: int = 2, pages: int = 64, steps: int = 3, limits: Limits | None = None) -> Conductor:
+def _scheduler(
+    stages: int = 2, pages: int = 64, steps: int = 3, limits: StepLimits | None = None
+) -> PipelineScheduler:
     shape = PipelineShape(stages=stages, pages=pages, context=512, vocabulary=VOCABULARY, steps=steps)
-    return Conductor(shape, limits or Limits(sequences=8, prefill_tokens=24, turn_tokens=16))
+    return PipelineScheduler(
+        shape, limits or StepLimits(sequences=8, prefill_tokens=24, shared_prefill_tokens=16)
+    )
 
 
 def _prompt(index: int, length: int) -> list[int]:
@@ -40,12 +44,12 @@ def _prompt(index: int, length: int) -> list[int]:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, str]]]:
-    """Pages, and sequences as (prompt, tokens to generate, flow) that fit them one by one."""
+    """Pages, and sequences as (prompt, tokens to generate, tenant) that fit them one by one."""
     pages = draw(st.integers(2, 12))
     most = pages * PAGE_TOKENS
     prompts = st.integers(1, min(100, most - 1))
     sizes = draw(st.lists(st.tuples(prompts, st.integers(1, 30), st.sampled_from("ab")), max_size=8))
-    return pages, [(prompt, min(length, most - prompt), flow) for prompt, length, flow in sizes]
+    return pages, [(prompt, min(length, most - prompt), tenant) for prompt, length, tenant in sizes]
 
 
 @settings(max_examples=40, deadline=None)
@@ -56,7 +60,7 @@ def workloads(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, str]]]:
     steps=st.integers(1, 6),
     cancels=st.dictionaries(st.integers(0, 7), st.integers(1, 60), max_size=3),
 )
-def test_everyone_gets_its_tokens(
+def test_each_sequence_gets_its_tokens(
     workload: tuple[int, list[tuple[int, int, str]]],
     tied: bool,
     stages: int,
@@ -65,11 +69,11 @@ def test_everyone_gets_its_tokens(
 ) -> None:
     pages, sizes = workload
     fakes = _stages(range(stages + 1), tied=tied, pages=pages)
-    limits = Limits(sequences=4, prefill_tokens=20, turn_tokens=8)
-    pipeline = LocalPipeline(fakes, _conductor(stages, pages, steps, limits))
-    for i, (prompt, length, flow) in enumerate(sizes):
+    limits = StepLimits(sequences=4, prefill_tokens=20, shared_prefill_tokens=8)
+    pipeline = LocalPipeline(fakes, _scheduler(stages, pages, steps, limits))
+    for i, (prompt, length, tenant) in enumerate(sizes):
         one = sequence(str(i), _prompt(i, prompt), max_tokens=length, ignore_eos=True)
-        pipeline.add(replace(one, flow=flow))
+        pipeline.add(replace(one, tenant=tenant))
     tokens: dict[str, list[int]] = {str(i): [] for i in range(len(sizes))}
     turns = 0
     while pipeline.has_work:
@@ -82,7 +86,7 @@ def test_everyone_gets_its_tokens(
             assert not output.error, output.error
             if output.token_id is not None:
                 tokens[output.request_id].append(output.token_id)
-        pipeline.conductor.check_integrity()
+        pipeline.scheduler.check_integrity()
     for i, (prompt, length, _) in enumerate(sizes):
         expected = continuation(_prompt(i, prompt), length, VOCABULARY)
         found = tokens[str(i)]
@@ -92,45 +96,45 @@ def test_everyone_gets_its_tokens(
 
 
 def test_sequences_are_spread_over_micro_batches() -> None:
-    conductor = _conductor(stages=3, steps=4)
+    scheduler = _scheduler(stages=3, steps=4)
     stage = _stages([0, 1])[0]
     for i in range(8):
-        conductor.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
+        scheduler.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
 
     def steps() -> list[StageInput]:
         found = []
-        while (given := conductor.next_step()) is not None:
+        while (given := scheduler.next_step()) is not None:
             found.append(given)
         return found
 
     (first,) = steps()
     assert first.step.tokens == 8
-    conductor.take(stage.run(first))
+    scheduler.complete_step(stage.run(first))
     sizes = []
     for _ in range(4):
         under_way = steps()
         sizes.append([len(one.step.chunks) for one in under_way])
-        assert conductor.steps_under_way == len(under_way)
+        assert scheduler.steps_in_flight == len(under_way)
         for one in under_way:
-            conductor.take(stage.run(one))
+            scheduler.complete_step(stage.run(one))
     assert sizes == [[3, 3, 2]] * 4
 
 
 def test_one_step_at_a_time_takes_all() -> None:
-    conductor = _conductor(stages=3, steps=1)
+    scheduler = _scheduler(stages=3, steps=1)
     stage = _stages([0, 1])[0]
     for i in range(6):
-        conductor.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
+        scheduler.add(sequence(str(i), _prompt(i, 1), max_tokens=9, ignore_eos=True))
     for _ in range(3):
-        step = conductor.next_step()
-        assert step is not None and len(step.step.chunks) == 6 and conductor.next_step() is None
-        conductor.take(stage.run(step))
+        step = scheduler.next_step()
+        assert step is not None and len(step.step.chunks) == 6 and scheduler.next_step() is None
+        scheduler.complete_step(stage.run(step))
 
 
 def test_a_long_prompt_fills_the_pipeline_by_itself() -> None:
-    conductor = _conductor(stages=3, steps=4)
-    conductor.add(sequence("a", _prompt(1, 100), max_tokens=2, ignore_eos=True))
-    steps = [conductor.next_step() for _ in range(4)]
+    scheduler = _scheduler(stages=3, steps=4)
+    scheduler.add(sequence("a", _prompt(1, 100), max_tokens=2, ignore_eos=True))
+    steps = [scheduler.next_step() for _ in range(4)]
     chunks = [chunk for one in steps if one is not None for chunk in one.step.chunks]
     assert [(c.start, c.count, c.last) for c in chunks] == [
         (0, 24, False),
@@ -138,20 +142,20 @@ def test_a_long_prompt_fills_the_pipeline_by_itself() -> None:
         (48, 24, False),
         (72, 24, False),
     ]
-    assert conductor.next_step() is None
+    assert scheduler.next_step() is None
     stage = _stages([0, 1])[0]
     told: list[TokenOutput] = []
     for one in steps:
         assert one is not None
-        told += conductor.take(stage.run(one))
+        told += scheduler.complete_step(stage.run(one))
     assert [(output.token_id, output.work) for output in told] == [(None, 24)] * 4
-    last = conductor.next_step()
-    assert last is not None and last.step.chunks[0].last and conductor.next_step() is None
+    last = scheduler.next_step()
+    assert last is not None and last.step.chunks[0].last and scheduler.next_step() is None
 
 
-def test_a_failed_step_ends_its_sequences_and_nobody_elses() -> None:
+def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     stages = _stages([0, 1, 2, 3], tied=True)
-    pipeline = pipeline_of(stages, Limits(sequences=8, prefill_tokens=24, turn_tokens=16))
+    pipeline = pipeline_of(stages, StepLimits(sequences=8, prefill_tokens=24, shared_prefill_tokens=16))
     prompts = {str(i): _prompt(i, 6 + i) for i in range(6)}
     for request_id, prompt in prompts.items():
         pipeline.add(sequence(request_id, prompt, max_tokens=20, ignore_eos=True))
@@ -176,7 +180,7 @@ def test_a_failed_step_ends_its_sequences_and_nobody_elses() -> None:
     assert [stage.sequences for stage in stages] == [0, 0, 0]
 
 
-def test_who_leaves_goes_on_elsewhere_from_its_tokens() -> None:
+def test_a_drained_sequence_continues_elsewhere_from_its_tokens() -> None:
     stages = _stages([0, 2, 3])
     pipeline = pipeline_of(stages)
     for i in range(5):
@@ -186,12 +190,12 @@ def test_who_leaves_goes_on_elsewhere_from_its_tokens() -> None:
         for output in pipeline.step():
             if output.token_id is not None:
                 seen[output.request_id].append(output.token_id)
-    assert pipeline.conductor.steps_under_way
-    left = pipeline.conductor.leave()
-    assert pipeline.conductor.steps_under_way == 0 and pipeline.sequences == 0
+    assert pipeline.scheduler.steps_in_flight
+    left = pipeline.scheduler.drain()
+    assert pipeline.scheduler.steps_in_flight == 0 and pipeline.sequences == 0
     for one in left:
         assert list(one.generated_ids) == seen[one.request_id]
-    # What was under way comes to its end, and changes nothing.
+    # The steps in flight end, and change nothing.
     while pipeline.has_work:
         assert pipeline.step() == []
     assert [stage.sequences for stage in stages] == [0, 0]
@@ -200,83 +204,85 @@ def test_who_leaves_goes_on_elsewhere_from_its_tokens() -> None:
         assert seen[str(i)] + rest.get(str(i), []) == continuation(_prompt(i, 10 * i + 1), 12, VOCABULARY)
 
 
-def test_who_moves_leaves_its_kv_with_the_step_that_closes_it() -> None:
-    conductor = _conductor(limits=Limits(sequences=1, prefill_tokens=24, turn_tokens=24))
+def test_a_moved_sequence_exports_its_kv_with_the_step_that_closes_it() -> None:
+    scheduler = _scheduler(limits=StepLimits(sequences=1, prefill_tokens=24, shared_prefill_tokens=24))
     for i in range(2):
-        conductor.add(sequence(str(i), _prompt(i, 30), max_tokens=4, ignore_eos=True))
-    first = conductor.next_step()
+        scheduler.add(sequence(str(i), _prompt(i, 30), max_tokens=4, ignore_eos=True))
+    first = scheduler.next_step()
     assert first is not None and [one.call for one in first.step.opened] == ["0"]
-    name = conductor.move("0")
+    name = scheduler.move("0")
     assert name == first.step.opened[0].sequence
-    assert conductor.move("1") == ""  # no stage knows it yet
-    conductor.check_integrity()
-    last = conductor.next_step()  # behind the first one: who goes on with it waits for its K and V
-    assert last is not None and (last.step.closed, last.step.kept) == ((name,), (name,))
-    assert last.step.chunks == () and conductor.next_step() is None
-    conductor.take(StageOutput(step=first.step, hidden=None))
-    # A stage that never heard of it is told again.
-    assert conductor.fail(last.step.number, "lost") == []
-    again = conductor.next_step()
-    assert again is not None and (again.step.closed, again.step.kept) == ((name,), (name,))
-    conductor.take(StageOutput(step=again.step, hidden=None))
-    assert not conductor.has_work
+    assert scheduler.move("1") == ""  # no stage holds it yet
+    scheduler.check_integrity()
+    last = scheduler.next_step()  # behind the first one: the new engine waits for its K and V
+    assert last is not None and (last.step.closed, last.step.exported) == ((name,), (name,))
+    assert last.step.chunks == () and scheduler.next_step() is None
+    scheduler.complete_step(StageOutput(step=first.step, hidden=None))
+    # A stage that did not receive it gets it again.
+    assert scheduler.fail_step(last.step.number, "lost") == []
+    again = scheduler.next_step()
+    assert again is not None and (again.step.closed, again.step.exported) == ((name,), (name,))
+    scheduler.complete_step(StageOutput(step=again.step, hidden=None))
+    assert not scheduler.has_work
 
 
-def test_what_is_to_be_put_aside_waits_for_no_place_among_the_steps() -> None:
-    conductor = _conductor(steps=2)
+def test_an_export_does_not_wait_for_a_free_step() -> None:
+    scheduler = _scheduler(steps=2)
     for i in range(2):
-        conductor.add(sequence(str(i), _prompt(i, 60), max_tokens=4, ignore_eos=True))
-    steps = [conductor.next_step() for _ in range(2)]
-    assert all(steps) and conductor.next_step() is None
-    name = conductor.move("0")
-    kept = conductor.next_step()
-    assert kept is not None and (kept.step.kept, kept.step.chunks) == ((name,), ())
-    assert conductor.next_step() is None
+        scheduler.add(sequence(str(i), _prompt(i, 60), max_tokens=4, ignore_eos=True))
+    steps = [scheduler.next_step() for _ in range(2)]
+    assert all(steps) and scheduler.next_step() is None
+    name = scheduler.move("0")
+    kept = scheduler.next_step()
+    assert kept is not None and (kept.step.exported, kept.step.chunks) == ((name,), ())
+    assert scheduler.next_step() is None
     for step in [*steps, kept]:
         assert step is not None
-        conductor.take(StageOutput(step=step.step, hidden=None))
-    conductor.check_integrity()
-    assert conductor.next_step() is not None  # the other one goes on
+        scheduler.complete_step(StageOutput(step=step.step, hidden=None))
+    scheduler.check_integrity()
+    assert scheduler.next_step() is not None  # the other one continues
 
 
-def test_names_begin_as_they_are_to() -> None:
+def test_names_have_the_prefix() -> None:
     shape = PipelineShape(stages=2, pages=64, context=512, vocabulary=VOCABULARY, steps=3)
-    conductor = Conductor(shape, Limits(sequences=8, prefill_tokens=24, turn_tokens=16), names="run-")
-    conductor.add(sequence("a", _prompt(0, 5), max_tokens=4, ignore_eos=True))
-    first = conductor.next_step()
+    scheduler = PipelineScheduler(
+        shape, StepLimits(sequences=8, prefill_tokens=24, shared_prefill_tokens=16), names="run-"
+    )
+    scheduler.add(sequence("a", _prompt(0, 5), max_tokens=4, ignore_eos=True))
+    first = scheduler.next_step()
     assert first is not None and [one.sequence for one in first.step.opened] == ["run-0"]
-    assert conductor.move("a") == "run-0"
+    assert scheduler.move("a") == "run-0"
 
 
 def test_a_name_is_not_used_again() -> None:
-    conductor = _conductor()
+    scheduler = _scheduler()
     stage = _stages([0, 1])[0]
-    conductor.add(sequence("a", [1, 2], max_tokens=5))
-    first = conductor.next_step()
+    scheduler.add(sequence("a", [1, 2], max_tokens=5))
+    first = scheduler.next_step()
     assert first is not None
-    conductor.cancel("a")
-    conductor.add(sequence("a", [3], max_tokens=5))
-    assert conductor.take(stage.run(first)) == []  # of the first one
-    first = conductor.next_step()
+    scheduler.cancel("a")
+    scheduler.add(sequence("a", [3], max_tokens=5))
+    assert scheduler.complete_step(stage.run(first)) == []  # of the first one
+    first = scheduler.next_step()
     assert first is not None and first.step.closed == ("0",) and first.step.opened[0].sequence == "1"
-    (told,) = conductor.take(stage.run(first))
+    (told,) = scheduler.complete_step(stage.run(first))
     assert told.token_id == continuation([3], 1, VOCABULARY)[0]
 
 
 def test_a_head_that_forgets_a_token_ends_the_sequence() -> None:
-    conductor = _conductor()
-    conductor.add(sequence("a", [1, 2]))
-    first = conductor.next_step()
+    scheduler = _scheduler()
+    scheduler.add(sequence("a", [1, 2]))
+    first = scheduler.next_step()
     assert first is not None
-    (told,) = conductor.take(StageOutput(step=first.step, hidden=None))
-    assert "without what it wants" in told.error and not conductor.sequences
+    (told,) = scheduler.complete_step(StageOutput(step=first.step, hidden=None))
+    assert "returned no token" in told.error and not scheduler.sequences
 
 
 def test_what_can_never_run_is_refused() -> None:
-    conductor = _conductor(pages=2)
-    assert conductor.max_sequence_tokens == 32
+    scheduler = _scheduler(pages=2)
+    assert scheduler.max_sequence_tokens == 32
     with pytest.raises(OutOfKvCache):
-        conductor.add(sequence("a", [1] * 32))
-    with pytest.raises(BadSequence):
-        conductor.add(sequence("a", [VOCABULARY]))
-    assert not conductor.has_work
+        scheduler.add(sequence("a", [1] * 32))
+    with pytest.raises(InvalidSequence):
+        scheduler.add(sequence("a", [VOCABULARY]))
+    assert not scheduler.has_work

@@ -12,10 +12,10 @@ import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
 from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continuation
-from invoker.engine.kv_slices import KvSlice
-from invoker.engine.runner import NOBODY, EngineClosed, EngineRunner
-from tests.engine_fixture import make_decoder, run_all, sequence
-from tests.patience import PATIENCE_S
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
+from tests.fixtures.engine import make_decoder, run_all, sequence
+from tests.fixtures.patience import PATIENCE_S
 
 
 def _run(main: Coroutine[object, object, None]) -> None:
@@ -56,7 +56,7 @@ def test_a_real_engine_behind_the_runner() -> None:
     _run(main())
 
 
-def test_k_and_v_that_came_along_are_let_go_of_once_the_engine_has_them() -> None:
+def test_imported_k_and_v_are_released_once_the_engine_has_them() -> None:
     class Taking(FakeEngine):
         def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
             assert kv
@@ -68,7 +68,7 @@ def test_k_and_v_that_came_along_are_let_go_of_once_the_engine_has_them() -> Non
         kept = weakref.ref(data)
         slices = (KvSlice(first=0, last=1, data=data),)
         async with aclosing(
-            runner.generate(sequence("r", [1, 2, 3], max_tokens=4), NOBODY, slices)
+            runner.generate(sequence("r", [1, 2, 3], max_tokens=4), UNBILLED, slices)
         ) as outputs:
             del data, slices
             await anext(outputs)
@@ -88,7 +88,7 @@ def test_a_stream_that_is_closed_frees_its_sequence_before_the_next_step() -> No
         async with aclosing(runner.generate(sequence("left", [2]))) as outputs:
             gate.release()
             await anext(outputs)
-        # The name is free again, and the first stream's outputs do not reach the second.
+        # The name is available again, and the first stream's outputs do not reach the second.
         again = asyncio.create_task(_tokens(runner, sequence("left", [3], max_tokens=3)))
         gate.open()
         assert await again == continuation([3], 3)

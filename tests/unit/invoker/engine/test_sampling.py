@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.engine.sampling import Draw, sample, uniforms
-from registry.messages import Sampling
+from invoker.engine.sampling import SamplingRow, sample, uniforms
+from registry.messages.node import Sampling
 
 SEEDS = st.integers(0, 2**64 - 1)
 CPU = torch.device("cpu")
 
 
-def _draw(position: int = 0, **values: object) -> Draw:
-    return Draw(sampling=Sampling(max_tokens=1, **values), position=position)  # type: ignore[arg-type]
+def _draw(position: int = 0, **values: object) -> SamplingRow:
+    return SamplingRow(sampling=Sampling(max_tokens=1, **values), position=position)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(SEEDS, st.integers(0, 1 << 40)), min_size=1, max_size=8))

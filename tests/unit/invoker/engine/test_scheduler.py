@@ -1,11 +1,11 @@
-"""The page allocator and the scheduler: no page is lost, everyone finishes, flows share the prompts."""
+"""The page allocator and the scheduler: no page is lost, each sequence finishes, tenants share prefill."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from invoker.engine.kv_cache import PAGE_TOKENS, pages_for
-from invoker.engine.pages import OutOfPages, PageAllocator
-from invoker.engine.scheduler import Limits, Scheduler
+from invoker.engine.kv.cache import PAGE_TOKENS, pages_for
+from invoker.engine.kv.pages import OutOfPages, PageAllocator
+from invoker.engine.scheduling.scheduler import Scheduler, StepLimits
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=60))
@@ -41,18 +41,18 @@ def _apart(pages: tuple[int, ...]) -> bool:
     return pages != tuple(range(pages[0], pages[0] + len(pages)))
 
 
-def test_sequences_that_grow_in_turns_keep_their_pages_side_by_side() -> None:
+def test_sequences_that_grow_in_turns_keep_their_pages_adjacent() -> None:
     allocator = PageAllocator(30)
     held = [allocator.allocate(2, most) for most in (10, 12, 8)]
     for _ in range(6):
         held = [pages + allocator.grow(pages, 1) for pages in held]
     assert not any(map(_apart, held)), held
-    # What is left of one that ended early goes to the next that fits.
+    # The remaining claim of one that ended early goes to the next that fits.
     allocator.release(held[1])
     assert allocator.allocate(3, 12) == (10, 11, 12)
 
 
-def test_claims_make_nobody_wait() -> None:
+def test_claims_delay_no_sequence() -> None:
     allocator = PageAllocator(12)
     first = allocator.allocate(2, 10)
     second = allocator.allocate(6, 6)  # fits nowhere in one piece but behind the first
@@ -73,28 +73,32 @@ def test_a_lone_sequence_gets_a_contiguous_run() -> None:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[int, Limits, list[tuple[int, int, int, str]]]:
-    """Pages, limits, and sequences as (arrival step, prompt, tokens to generate, flow) that fit the pages."""
+def workloads(draw: st.DrawFn) -> tuple[int, StepLimits, list[tuple[int, int, int, str]]]:
+    """Draw pages, limits, and fitting sequences as (arrival step, prompt, tokens to generate, tenant)."""
     pages = draw(st.integers(2, 10))
     most = pages * PAGE_TOKENS
     sequences = draw(st.integers(1, 6))
     prefill = draw(st.integers(1, 40))
-    limits = Limits(sequences=sequences, prefill_tokens=prefill, turn_tokens=draw(st.integers(1, prefill)))
-    flows = st.sampled_from("abc"[: draw(st.integers(1, 3))])
-    load = st.tuples(st.integers(0, 20), st.integers(1, most - 1), st.integers(1, 60), flows)
+    limits = StepLimits(
+        sequences=sequences, prefill_tokens=prefill, shared_prefill_tokens=draw(st.integers(1, prefill))
+    )
+    tenants = st.sampled_from("abc"[: draw(st.integers(1, 3))])
+    load = st.tuples(st.integers(0, 20), st.integers(1, most - 1), st.integers(1, 60), tenants)
     rows = draw(st.lists(load, min_size=1, max_size=10))
-    return pages, limits, [(a, p, min(n, most - p), flow) for a, p, n, flow in sorted(rows)]
+    return pages, limits, [(a, p, min(n, most - p), tenant) for a, p, n, tenant in sorted(rows)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(workloads(), st.data())
-def test_everyone_finishes_each_flow_in_order_and_pages_come_back(
-    workload: tuple[int, Limits, list[tuple[int, int, int, str]]], data: st.DataObject
+def test_every_sequence_finishes_each_tenant_in_order_and_pages_come_back(
+    workload: tuple[int, StepLimits, list[tuple[int, int, int, str]]], data: st.DataObject
 ) -> None:
     pages, limits, rows = workload
     allocator = PageAllocator(pages)
     scheduler = Scheduler(limits, allocator)
-    arriving = [(arrival, f"{flow}{i:02}", prompt, n) for i, (arrival, prompt, n, flow) in enumerate(rows)]
+    arriving = [
+        (arrival, f"{tenant}{i:02}", prompt, n) for i, (arrival, prompt, n, tenant) in enumerate(rows)
+    ]
     left = {name: count for _, name, _, count in arriving}
     length: dict[str, int] = {}
     cached: dict[str, int] = {}
@@ -129,7 +133,7 @@ def test_everyone_finishes_each_flow_in_order_and_pages_come_back(
             cached[name] += chunk.count
             if name not in admitted:
                 admitted.append(name)
-        scheduler.ran()
+        scheduler.step_done()
         for chunk in plan.chunks:
             if chunk.last:
                 name = chunk.request_id
@@ -143,93 +147,99 @@ def test_everyone_finishes_each_flow_in_order_and_pages_come_back(
         scheduler.check_integrity()
         step += 1
         assert step < 20_000, "no progress"
-    for flow in "abc":
-        own = [name for name in admitted if name[0] == flow]
+    for tenant in "abc":
+        own = [name for name in admitted if name[0] == tenant]
         assert own == sorted(own)
     assert allocator.used == 0
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=19, turn_tokens=19), PageAllocator(100))
+    scheduler = Scheduler(
+        StepLimits(sequences=4, prefill_tokens=19, shared_prefill_tokens=19), PageAllocator(100)
+    )
     scheduler.add("short", 3)
     assert [(c.request_id, c.count, c.last) for c in scheduler.plan().chunks] == [("short", 3, True)]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.append_token("short")
     scheduler.add("long", 50)
     for count, last in ((19, False), (19, False), (12, True)):
         chunks = scheduler.plan().chunks
         assert [(c.request_id, c.count) for c in chunks] == [("short", 1), ("long", count)]
         assert chunks[1].last == last
-        scheduler.ran()
+        scheduler.step_done()
         scheduler.append_token("short")
 
 
-def test_the_youngest_gives_way_and_is_computed_again() -> None:
+def test_the_youngest_is_preempted_and_recomputed() -> None:
     allocator = PageAllocator(4)
-    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64, turn_tokens=64), allocator)
+    scheduler = Scheduler(StepLimits(sequences=4, prefill_tokens=64, shared_prefill_tokens=64), allocator)
     scheduler.add("old", 32)
     scheduler.add("young", 32)
     assert len(scheduler.plan().chunks) == 2
-    scheduler.ran()
+    scheduler.step_done()
     for name in ("old", "young"):
         scheduler.append_token(name)
     plan = scheduler.plan()
     assert plan.preempted == ("young",)
     assert [c.request_id for c in plan.chunks] == ["old"]
     assert repr(scheduler) == "<Scheduler 1 running, 1 waiting, <PageAllocator 3 of 4 used>>"
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.remove("old")
     chunk = scheduler.plan().chunks[0]
     assert (chunk.request_id, chunk.start, chunk.count) == ("young", 0, 33)
     assert len(chunk.pages) == pages_for(33)
 
 
-def test_a_newcomer_is_not_behind_the_prompts_of_a_flow_that_sent_many() -> None:
-    scheduler = Scheduler(Limits(sequences=16, prefill_tokens=512, turn_tokens=64), PageAllocator(1000))
+def test_a_newcomer_is_not_behind_the_prompts_of_a_tenant_that_sent_many() -> None:
+    scheduler = Scheduler(
+        StepLimits(sequences=16, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
+    )
     for i in range(8):
         scheduler.add(f"flood{i}", 500, "flood")
     # From an idle engine a whole step; then short ones.
     assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("flood0", 500), ("flood1", 12)]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.append_token("flood0")
     for _ in range(4):
         chunks = scheduler.plan().chunks
         assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64)]
-        scheduler.ran()
+        scheduler.step_done()
         scheduler.append_token("flood0")
     scheduler.add("quiet", 300, "quiet")
-    # Its whole prompt runs in the next step, and the other flow's goes on in the one after.
+    # Its whole prompt runs in the next step, and the other tenant's goes on in the one after.
     assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("quiet", 300)]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.append_token("quiet")
     chunks = scheduler.plan().chunks
     assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64), ("quiet", 1)]
     scheduler.check_integrity()
 
 
-def test_what_a_flow_ran_while_no_other_wanted_to_is_not_held_against_it() -> None:
-    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=512, turn_tokens=64), PageAllocator(1000))
+def test_what_a_flow_ran_while_no_other_had_a_backlog_is_not_charged() -> None:
+    scheduler = Scheduler(
+        StepLimits(sequences=8, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
+    )
     for name in ("flood0", "flood1"):
         scheduler.add(name, 10, "flood")
     scheduler.plan()
-    scheduler.ran()
+    scheduler.step_done()
     for quiet in ("quiet0", "quiet1"):
         for name in ("flood0", "flood1"):
             scheduler.append_token(name)
         scheduler.add(quiet, 400, "quiet")
         assert [c.count for c in scheduler.plan().chunks] == [400]
-        scheduler.ran()
+        scheduler.step_done()
         scheduler.remove(quiet)
-        assert [c.count for c in scheduler.plan().chunks] == [1, 1]  # by now nobody has a prompt
-        scheduler.ran()
+        assert [c.count for c in scheduler.plan().chunks] == [1, 1]  # no sequence has a prompt now
+        scheduler.step_done()
     for name in ("flood0", "flood1"):
         scheduler.append_token(name)
     scheduler.add("flood2", 100, "flood")
     scheduler.add("quiet2", 400, "quiet")
     assert [c.request_id for c in scheduler.plan().chunks] == ["quiet2"]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.append_token("quiet2")
-    scheduler.add("other", 400, "other")  # what decodes waits for one newcomer, and then has its turn
+    scheduler.add("other", 400, "other")  # decoding waits for one newcomer, and then continues
     assert [c.count for c in scheduler.plan().chunks] == [1, 1, 1, 400]
 
 
@@ -239,32 +249,32 @@ def test_what_a_flow_ran_while_no_other_wanted_to_is_not_held_against_it() -> No
     st.integers(16, 100),
     st.lists(st.integers(100, 400), min_size=1),
 )
-def test_flows_that_always_want_more_run_as_much_as_each_other(
+def test_backlogged_tenants_run_as_much_as_each_other(
     widths: list[int], turn: int, lengths: list[int]
 ) -> None:
-    """However many prompts each has there at once, and however long they are."""
-    limits = Limits(sequences=64, prefill_tokens=100, turn_tokens=turn)
+    """For any number and length of prompts."""
+    limits = StepLimits(sequences=64, prefill_tokens=100, shared_prefill_tokens=turn)
     scheduler = Scheduler(limits, PageAllocator(2000))
     served = dict.fromkeys(range(len(widths)), 0)
     serial = 0
 
-    def add(flow: int) -> None:
+    def add(tenant: int) -> None:
         nonlocal serial
-        scheduler.add(f"{flow}-{serial}", lengths[serial % len(lengths)], str(flow))
+        scheduler.add(f"{tenant}-{serial}", lengths[serial % len(lengths)], str(tenant))
         serial += 1
 
-    for flow, width in enumerate(widths):
+    for tenant, width in enumerate(widths):
         for _ in range(width):
-            add(flow)
+            add(tenant)
     for _ in range(60):
         plan = scheduler.plan()
-        scheduler.ran()
+        scheduler.step_done()
         for chunk in plan.chunks:
-            flow = int(chunk.request_id.split("-")[0])
-            served[flow] += chunk.count
-            if chunk.last:  # one token is all it wants
+            tenant = int(chunk.request_id.split("-")[0])
+            served[tenant] += chunk.count
+            if chunk.last:  # it needs only one token
                 scheduler.remove(chunk.request_id)
-                add(flow)
+                add(tenant)
         assert max(served.values()) - min(served.values()) <= 2 * max(turn, *lengths)
 
 
@@ -278,24 +288,24 @@ def test_flows_that_always_want_more_run_as_much_as_each_other(
 def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_most(
     width: int, turn: int, flood: list[tuple[int, int]], quiet: list[tuple[int, int, int]]
 ) -> None:
-    """A flood is always `width` wide; the other flow's (prompt, tokens, pause in steps) follow each other."""
+    """A flood is always `width` wide; the other's (prompt, tokens, pause in steps) follow each other."""
     prefill = 200
-    limits = Limits(sequences=16, prefill_tokens=prefill, turn_tokens=turn)
+    limits = StepLimits(sequences=16, prefill_tokens=prefill, shared_prefill_tokens=turn)
     scheduler = Scheduler(limits, PageAllocator(1000))
     left: dict[str, int] = {}
     stalled: dict[str, int] = {}  # steps since a sequence of the flood that decodes had a token
     serial = 0
 
-    def add(flow: str, prompt: int, tokens: int) -> None:
+    def add(tenant: str, prompt: int, tokens: int) -> None:
         nonlocal serial
-        scheduler.add(f"{flow}{serial}", prompt, flow)
-        left[f"{flow}{serial}"] = tokens
+        scheduler.add(f"{tenant}{serial}", prompt, tenant)
+        left[f"{tenant}{serial}"] = tokens
         serial += 1
 
     def step() -> int:
-        """Run one; how many prompt tokens of the flood were in it."""
+        """Run one step; return the number of prompt tokens of the flood."""
         plan, of_prompts = scheduler.plan(), 0
-        scheduler.ran()
+        scheduler.step_done()
         ran = {chunk.request_id for chunk in plan.chunks}
         for name in stalled:
             stalled[name] = 0 if name in ran else stalled[name] + 1
@@ -323,7 +333,7 @@ def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_mo
     for number in range(width):
         add("f", *flood[number % len(flood)])
     step()
-    owed = 0  # what the newcomer's flow ran before, and the flood has not run since
+    owed = 0  # what the newcomer's tenant ran before, and the flood has not run since
     for prompt, tokens, pause in quiet:
         for _ in range(pause):
             owed = max(0, owed - step())
@@ -338,53 +348,59 @@ def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_mo
             owed = max(0, owed - step())
 
 
-def test_a_flow_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
-    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=64, turn_tokens=64), PageAllocator(100))
+def test_a_tenant_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
+    scheduler = Scheduler(
+        StepLimits(sequences=8, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
+    )
     scheduler.add("a0", 200, "a")
     scheduler.add("b0", 64, "b")
     scheduler.plan()
-    scheduler.ran()
+    scheduler.step_done()
     assert [c.request_id for c in scheduler.plan().chunks] == ["b0"]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.remove("b0")
     scheduler.add("a1", 200, "a")
     scheduler.add("b1", 64, "b")  # both ran 64 tokens, and it has fewer sequences here
     assert [c.request_id for c in scheduler.plan().chunks] == ["b1"]
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.remove("b1")
     scheduler.add("b2", 64, "b")
     assert [c.request_id for c in scheduler.plan().chunks] == ["a0"]
-    scheduler.ran()
+    scheduler.step_done()
     for name in ("a0", "a1", "b2"):
         scheduler.remove(name)
     scheduler.add("a2", 64, "a")
-    scheduler.add("b3", 64, "b")  # with nobody there all begin anew
+    scheduler.add("b3", 64, "b")  # with no sequence left all tags are reset
     assert [c.request_id for c in scheduler.plan().chunks] == ["a2"]
 
 
-def test_a_flow_that_runs_nothing_gets_pages_from_one_that_holds_most() -> None:
-    scheduler = Scheduler(Limits(sequences=8, prefill_tokens=640, turn_tokens=640), PageAllocator(8))
+def test_a_tenant_that_runs_nothing_gets_pages_from_one_that_holds_most() -> None:
+    scheduler = Scheduler(
+        StepLimits(sequences=8, prefill_tokens=640, shared_prefill_tokens=640), PageAllocator(8)
+    )
     for i in range(4):
         scheduler.add(f"flood{i}", 2 * PAGE_TOKENS, "flood")
     assert len(scheduler.plan().chunks) == 4
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.add("quiet", 3 * PAGE_TOKENS, "quiet")
     plan = scheduler.plan()
     assert plan.preempted == ("flood3", "flood2")
     assert plan.chunks[-1].request_id == "quiet" and plan.chunks[-1].last
     scheduler.check_integrity()
-    scheduler.ran()
-    scheduler.add("more", PAGE_TOKENS, "quiet")  # for what is more than one they wait
+    scheduler.step_done()
+    scheduler.add("more", PAGE_TOKENS, "quiet")  # more than one sequence has to wait
     assert scheduler.plan().preempted == ()
     scheduler.check_integrity()
 
 
-def test_a_flow_that_runs_nothing_gets_a_place_from_one_that_has_most() -> None:
-    scheduler = Scheduler(Limits(sequences=4, prefill_tokens=64, turn_tokens=64), PageAllocator(100))
+def test_a_tenant_that_runs_nothing_gets_a_place_from_one_that_has_most() -> None:
+    scheduler = Scheduler(
+        StepLimits(sequences=4, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
+    )
     for i in range(5):
         scheduler.add(f"flood{i}", 8, "flood")
     assert len(scheduler.plan().chunks) == 4
-    scheduler.ran()
+    scheduler.step_done()
     scheduler.add("quiet", 8, "quiet")
     plan = scheduler.plan()
     assert plan.preempted == ("flood3",)

@@ -1,4 +1,4 @@
-"""A chain of stages gives the whole engine's tokens, and reads nothing of what has not arrived."""
+"""A chain of stages yields the whole engine's tokens, and reads no bytes that have not arrived."""
 
 import copy
 import functools
@@ -10,13 +10,13 @@ import torch
 
 from invoker.engine.contract import NewSequence
 from invoker.engine.factory import kv_bytes_needed
-from invoker.engine.image_ranges import bytes_of_layers
+from invoker.engine.image_ranges import layer_byte_ranges
 from invoker.engine.paths import LayerPath
-from invoker.engine.scheduler import Limits
+from invoker.engine.scheduling.scheduler import StepLimits
 from invoker.engine.stage_engine import StageEngine
-from tests.checkpoints import LAYERS, VOCABULARY
-from tests.engine_fixture import cached_image, make_decoder, run_all, sequence
-from tests.stage_fixture import make_stages, pipeline_of, run_pipeline
+from tests.fixtures.checkpoints import LAYERS, VOCABULARY
+from tests.fixtures.engine import cached_image, make_decoder, run_all, sequence
+from tests.fixtures.stage import make_stages, pipeline_of, run_pipeline
 
 CUTS = {"halves": (0, 2, 4), "uneven": (0, 1, 4), "three": (0, 1, 2, 4), "four": (0, 1, 2, 3, 4)}
 FUSED, HF = LayerPath.FUSED, LayerPath.HUGGING_FACE
@@ -65,7 +65,7 @@ def test_tokens_equal_the_whole_engines(kind: str, path: LayerPath, cut: str) ->
 def test_64_requests_that_come_and_go(kind: str) -> None:
     requests = _mixed(64, seed=5)
     stages = make_stages(kind, CUTS["three"])
-    limits = Limits(sequences=32, prefill_tokens=64, turn_tokens=48)
+    limits = StepLimits(sequences=32, prefill_tokens=64, shared_prefill_tokens=48)
     found = run_pipeline(pipeline_of(stages, limits), requests, at_once=32)
     assert found == run_all(make_decoder(kind, max_sequences=32), requests, at_once=32)
     _assert_empty(stages)
@@ -75,7 +75,7 @@ def test_64_requests_that_come_and_go(kind: str) -> None:
 def test_little_room_changes_no_token(kind: str) -> None:
     requests = _mixed(10, seed=6)
     whole = make_decoder(kind)
-    # A stage with less room than the others: what fits it is what the pipeline takes.
+    # A stage with fewer pages than the others limits the pipeline.
     stages = make_stages(kind, (0, 1, 2, 4), kv=1 << 20)
     spec, region, _ = cached_image(kind)
     page = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, 1, 1, layers=1)
@@ -85,7 +85,7 @@ def test_little_room_changes_no_token(kind: str) -> None:
     _assert_empty(stages)
 
 
-def test_cancelled_sequences_disturb_nobody() -> None:
+def test_cancelled_sequences_disturb_no_other() -> None:
     requests = _mixed(8, seed=9)
     expected = run_all(make_decoder("llama-tied"), requests)
     stages = make_stages("llama-tied", CUTS["four"])
@@ -97,7 +97,7 @@ def test_cancelled_sequences_disturb_nobody() -> None:
     steps = 0
     while pipeline.has_work:
         steps += 1
-        if steps == 9:  # some of their steps are under way
+        if steps == 9:  # some of their steps are in flight
             for request_id in gone:
                 pipeline.cancel(request_id)
         for output in pipeline.step():
@@ -130,10 +130,10 @@ def test_bfloat16_is_greedy_up_to_near_ties() -> None:
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gpt2"])
 def test_the_bytes_of_all_stages_are_the_image(kind: str) -> None:
     manifest = cached_image(kind)[0].manifest
-    parts = [bytes_of_layers(manifest, i, i + 1) for i in range(LAYERS)]
+    parts = [layer_byte_ranges(manifest, i, i + 1) for i in range(LAYERS)]
     edges = sorted(span for part in parts for span in part)
     assert [start for start, _ in edges] == [0, *(end for _, end in edges[:-1])]
     assert edges[-1][1] == manifest.nbytes
-    assert bytes_of_layers(manifest, 0, LAYERS) == ((0, manifest.nbytes),)
+    assert layer_byte_ranges(manifest, 0, LAYERS) == ((0, manifest.nbytes),)
     assert all(len(part) == 1 for part in parts), "a layer needs bytes from far away"
     assert [part[0][0] for part in parts] == sorted(part[0][0] for part in parts)

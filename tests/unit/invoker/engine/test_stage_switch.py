@@ -1,4 +1,4 @@
-"""Sequences of a pipeline go on in a whole engine, by their tokens or with K and V: no token changes."""
+"""Sequences of a pipeline continue in a whole engine, by their tokens or with K and V: no token changes."""
 
 import logging
 import random
@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.engine.local_pipeline import LocalPipeline
 from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import kv_bytes_needed
-from invoker.engine.kv_cache import KvPool, KvShape
-from invoker.engine.kv_slices import KvSlice
-from invoker.engine.pipeline import LocalPipeline
-from invoker.engine.scheduler import Limits
-from invoker.engine.sequences import BadSequence
-from invoker.engine.stage_contract import OutOfStep, StageInput, rows_as_bytes, rows_of_bytes
-from tests.checkpoints import LAYERS, VOCABULARY
-from tests.engine_fixture import cached_image, make_decoder, run_all, sequence
-from tests.stage_fixture import make_stages, pipeline_of
+from invoker.engine.kv.cache import KvPool, KvShape
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.scheduling.scheduler import StepLimits
+from invoker.engine.scheduling.sequence_table import InvalidSequence
+from invoker.engine.stage_contract import OutOfStep, StageInput, rows_as_bytes, rows_from_bytes
+from tests.fixtures.checkpoints import LAYERS, VOCABULARY
+from tests.fixtures.engine import cached_image, make_decoder, run_all, sequence
+from tests.fixtures.stage import make_stages, pipeline_of
 
 TOKENS = 24
 
@@ -39,7 +39,7 @@ def _requests(count: int = 6) -> list[NewSequence]:
 
 
 def _some_steps(pipeline: LocalPipeline, steps: int) -> dict[str, list[int]]:
-    """The tokens that came within so many steps."""
+    """Return the tokens of `steps` steps."""
     seen: dict[str, list[int]] = {request.request_id: [] for request in _requests()}
     for _ in range(steps):
         for output in pipeline.step():
@@ -49,7 +49,7 @@ def _some_steps(pipeline: LocalPipeline, steps: int) -> dict[str, list[int]]:
 
 
 def _rest(engine: DecoderEngine) -> tuple[dict[str, list[int]], int]:
-    """The tokens that the engine generates, and how many tokens it ran for them."""
+    """Return the generated tokens, and the number of tokens that were run."""
     tokens: dict[str, list[int]] = {}
     work = 0
     while engine.has_work:
@@ -73,10 +73,10 @@ def test_a_switch_changes_no_token(kind: str, steps: int, moves: bool) -> None:
     for request in requests:
         pipeline.add(request)
     seen = _some_steps(pipeline, steps)
-    # Steps are under way: what they did so far is on some stages only.
-    assert pipeline.conductor.steps_under_way
-    names = {request.request_id: pipeline.conductor.name_of(request.request_id) for request in requests}
-    left = pipeline.conductor.leave()
+    # Steps are in flight: their results are on some stages only.
+    assert pipeline.scheduler.steps_in_flight
+    names = {request.request_id: pipeline.scheduler.stage_name(request.request_id) for request in requests}
+    left = pipeline.scheduler.drain()
     whole = make_decoder(kind)
     saved = 0
     for one in left:
@@ -84,8 +84,8 @@ def test_a_switch_changes_no_token(kind: str, steps: int, moves: bool) -> None:
         if moves:
             try:
                 kv = [stage.export_kv(names[one.request_id]) for stage in stages]
-            except (OutOfStep, BadSequence):
-                kv = []  # it has not come to all stages
+            except (OutOfStep, InvalidSequence):
+                kv = []  # it has not reached all stages
         whole.add(one, kv)
         known = len(one.prompt_ids) + len(one.generated_ids)
         saved += min([known - 1, *(part.tokens for part in kv)]) if kv else 0
@@ -109,7 +109,7 @@ def test_what_a_pipeline_exports_is_what_a_whole_engine_holds(kind: str) -> None
         while tokens < 5:
             tokens += sum(output.token_id is not None for output in one.step())
     own = engine.export_kv("0")
-    parts = [stage.export_kv(pipeline.conductor.name_of("0")) for stage in pipeline.stages]
+    parts = [stage.export_kv(pipeline.scheduler.stage_name("0")) for stage in pipeline.stages]
     parts.insert(1, pipeline.stages[0].export_kv("0", (1, 3)))
     assert own.tokens == len(request.prompt_ids) + 4
     assert [(part.first, part.last) for part in parts] == [(0, 3), (1, 3), (3, 4)]
@@ -138,10 +138,10 @@ def test_exported_kv_comes_back_from_any_pages(apart: bool) -> None:
     assert torch.equal(pools[1].read(slice(0, 1), pages, 48), untouched)
 
 
-def test_moved_kv_is_forgotten_where_a_sequence_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+def test_moved_kv_is_dropped_where_a_sequence_is_preempted(caplog: pytest.LogCaptureFixture) -> None:
     requests = _requests()
     expected = run_all(make_decoder("llama"), requests)
-    source = make_decoder("llama", max_sequences=6, prefill_budget=400, turn_budget=400)
+    source = make_decoder("llama", max_sequences=6, prefill_budget=400, shared_prefill_budget=400)
     for request in requests:
         source.add(request)
     seen = {output.request_id: [output.token_id] for output in source.step()}
@@ -155,7 +155,7 @@ def test_moved_kv_is_forgotten_where_a_sequence_gives_way(caplog: pytest.LogCapt
         narrow.add(replace(request, generated_ids=first), kv)
     with caplog.at_level(logging.INFO, "invoker.engine"):
         rest, _ = _rest(narrow)
-    assert "gave up its KV pages" in caplog.text
+    assert "preempted, its KV cache" in caplog.text
     assert {name: [*first, *rest[name]] for name, first in seen.items()} == expected
 
 
@@ -179,20 +179,22 @@ def test_kv_that_does_not_fit_is_refused() -> None:
         [part(0, 4, kv.data[..., :8])],
         [KvSlice(first=0, last=4, data=kv.data[:3])],
     ):
-        with pytest.raises(BadSequence):
+        with pytest.raises(InvalidSequence):
             engine.add(sequence("a", [1, 2, 3], [4]), slices)
     assert not engine.has_work
-    with pytest.raises(BadSequence, match="not in"):
+    with pytest.raises(InvalidSequence, match="not in"):
         source.export_kv("a", (2, 5))
-    with pytest.raises(BadSequence, match="no sequence"):
+    with pytest.raises(InvalidSequence, match="no sequence"):
         source.export_kv("b")
 
 
 def test_a_stage_refuses_what_does_not_follow() -> None:
     first, second = make_stages("llama", (0, 2, 4))
-    conductor = pipeline_of([first, second], Limits(sequences=8, prefill_tokens=24, turn_tokens=16)).conductor
-    conductor.add(sequence("a", list(range(30))))
-    one, two = conductor.next_step(), conductor.next_step()
+    scheduler = pipeline_of(
+        [first, second], StepLimits(sequences=8, prefill_tokens=24, shared_prefill_tokens=16)
+    ).scheduler
+    scheduler.add(sequence("a", list(range(30))))
+    one, two = scheduler.next_step(), scheduler.next_step()
     assert one is not None and two is not None
     with pytest.raises(OutOfStep, match="does not follow"):
         first.run(two)
@@ -200,7 +202,7 @@ def test_a_stage_refuses_what_does_not_follow() -> None:
         first.run(StageInput(step=one.step, data=one.data[:23]))
     with pytest.raises(OutOfStep, match="open already"):
         first.run(one)
-    with pytest.raises(OutOfStep, match="2 rows for the 0 tokens"):
+    with pytest.raises(OutOfStep, match="2 rows for the 0 sampled tokens"):
         first.finish(StageInput(step=one.step, data=torch.zeros(2, 64)))
     with pytest.raises(OutOfStep, match="no sequence"):
         second.export_kv("0")
@@ -212,10 +214,10 @@ def test_rows_pass_a_buffer_without_a_copy(dtype: str) -> None:
     sent = rows_as_bytes(rows)
     assert sent.nbytes == rows.nbytes and sent.format == "B" and sent.ndim == 1
     received = bytearray(sent)
-    found = rows_of_bytes(memoryview(received), rows.dtype, 4)
+    found = rows_from_bytes(memoryview(received), rows.dtype, 4)
     assert torch.equal(found, rows)
     rows[0, 0] = 7  # both are views
     received[:] = sent
     assert found[0, 0] == 7
     assert rows_as_bytes(rows[:0]).nbytes == 0
-    assert rows_of_bytes(memoryview(b""), rows.dtype, 4).shape == (0, 4)
+    assert rows_from_bytes(memoryview(b""), rows.dtype, 4).shape == (0, 4)

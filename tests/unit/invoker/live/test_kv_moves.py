@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from registry.live_messages import MOVED, LeaveCalls
-from registry.messages import Generate
-from tests.patience import PATIENCE_S
-from tests.stages_fixture import (
+from registry.messages.live import MOVED, HandOffCalls
+from registry.messages.node import Generate
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.stages import (
     CUTS,
     Answer,
     LiveCluster,
@@ -28,8 +28,10 @@ ALWAYS = ("--kv-moves", "always")
 
 
 async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
-    """What a pipeline made of the requests until all of them, or those that are named, were to leave it; the
-    middle node is whole by then."""
+    """Return the pipeline's replies until all requests, or the named ones, moved.
+
+    The middle node has loaded the whole model by then.
+    """
     let_serve(live)
     seen: asyncio.Queue[int] = asyncio.Queue()
     async with open_pipeline(live, CUTS):
@@ -38,7 +40,7 @@ async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Seque
             await seen.get()
         await live.nodes[1].until_ready()
         if leaving:
-            await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0, request_ids=tuple(leaving)))
+            await live.head.node.ask(HandOffCalls(pipeline="p", epoch=0, request_ids=tuple(leaving)))
             await asyncio.gather(*running)
     return await asyncio.gather(*running)
 
@@ -46,7 +48,7 @@ async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Seque
 async def _all_tokens(
     live: LiveCluster, leaving: Sequence[str] = (), broken: bool = False
 ) -> tuple[list[Answer], dict[str, list[int]]]:
-    """What came of the requests, and all tokens of each, the rest of which the middle node gives."""
+    """Return the answers, and all tokens of each request; the middle node generates the rest."""
     requests = requests_for(live, 5, tokens=TOKENS)
     answers = await _begun(live, requests, leaving)
 
@@ -84,8 +86,8 @@ def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.Log
     moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
     # One after the other, though all were asked for at once.
-    brought = [line for line in told if "goes on: transfer: always" in line or "tokens brought" in line]
-    assert ["tokens brought" in line for line in brought] == [False, True] * len(moved)
+    brought = [line for line in told if "transfer: always" in line or "loaded K and V" in line]
+    assert ["loaded K and V" in line for line in brought] == [False, True] * len(moved)
 
 
 def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +100,7 @@ def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCa
     moved = _moved(asyncio.run(main()))
     assert all(got.kv is not None and len(got.kv.stages) == 3 for got in moved)
     told = [record.getMessage() for record in caplog.records]
-    assert sum("tokens brought" in line for line in told) == len(moved)
+    assert sum("loaded K and V" in line for line in told) == len(moved)
 
 
 def test_a_pipeline_that_is_formed_anew_keeps_nothing(
@@ -117,7 +119,7 @@ def test_a_pipeline_that_is_formed_anew_keeps_nothing(
                 for _ in range(5 * len(requests)):
                     await seen.get()
                 await live.nodes[1].until_ready()
-                await live.head.node.ask(LeaveCalls(pipeline="p", epoch=0))
+                await live.head.node.ask(HandOffCalls(pipeline="p", epoch=0))
                 answers = await asyncio.gather(*running)
             pairs = zip(requests, answers, strict=True)
             rest = await asyncio.gather(*(goes_on(live.nodes[1], one, got, got.kv) for one, got in pairs))
@@ -126,7 +128,7 @@ def test_a_pipeline_that_is_formed_anew_keeps_nothing(
             return answers
 
     assert all(got.kv is None for got in _moved(asyncio.run(main())))
-    assert not any("goes on" in record.getMessage() for record in caplog.records)
+    assert not any("call " in record.getMessage() for record in caplog.records)
 
 
 def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,8 +140,8 @@ def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.L
 
     moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
-    assert sum("goes on by computing its" in line for line in told) == len(moved)
-    assert not any("tokens brought" in line for line in told)
+    assert sum("recomputing" in line for line in told) == len(moved)
+    assert not any("loaded K and V" in line for line in told)
 
 
 @pytest.mark.parametrize("policy", ["auto", "never"])
@@ -155,9 +157,9 @@ def test_whatever_is_decided_the_tokens_are_the_same(
 
     moved = _moved(asyncio.run(main()))
     told = [record.getMessage() for record in caplog.records]
-    decided = [line for line in told if " goes on: " in line]
+    decided = [line for line in told if ": transfer: " in line or ": recompute: " in line]
     assert len(decided) == len(moved)
     if policy == "never":
         assert all(line.endswith("recompute: always") for line in decided)
     else:
-        assert all(" tokens are computed in " in line for line in decided)
+        assert all(": recomputing " in line for line in decided)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from invoker.engine.kv_cache import KvShape
-from invoker.engine.kv_slices import KvSlice, empty_slice
-from invoker.stages.door import FetchedKv
-from invoker.stages.frames import LinkLost
-from invoker.stages.kv_choice import KvPolicy, PrefillRate
-from invoker.stages.kv_moves import KvMoves
-from invoker.stages.link import StageKey
-from registry.live_messages import KvAt, KvStage
-from tests.patience import PATIENCE_S
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice, empty_slice
+from invoker.kv.choice import KvPolicy, PrefillRate
+from invoker.kv.transfer import KvConnector
+from invoker.links.framing import LinkLost
+from invoker.links.link import StageKey
+from invoker.links.listener import FetchedKv
+from registry.messages.live import KvLocation, KvStage
+from tests.fixtures.patience import PATIENCE_S
 
 SHAPE = KvShape(layers=2, heads=1, head_dim=4, dtype=torch.float32)
 TOKENS = 3
@@ -47,7 +47,7 @@ class Stages:
         async with self._news:
             await self._news.wait_for(lambda: self.asked == list(asked))
 
-    def give(self, name: str) -> None:
+    def finish(self, name: str) -> None:
         self.given[name].set_result(None)
 
     def fail(self, name: str, error: Exception) -> None:
@@ -57,18 +57,18 @@ class Stages:
 @dataclass(frozen=True, slots=True)
 class Scene:
     stages: Stages
-    moves: KvMoves
+    connector: KvConnector
 
     def bring(self, name: str) -> "asyncio.Task[Sequence[KvSlice]]":
         held = (KvStage(link="a", host="a", first=0, last=1), KvStage(link="b", host="b", first=1, last=2))
-        at = KvAt(pipeline="p", epoch=0, sequence=name, stages=held)
-        return asyncio.create_task(self.moves.bring(name, TOKENS, at, SHAPE, PrefillRate()))
+        at = KvLocation(pipeline="p", epoch=0, sequence=name, stages=held)
+        return asyncio.create_task(self.connector.load(name, TOKENS, at, SHAPE, PrefillRate()))
 
 
 def run(main: Callable[[Scene], Awaitable[None]], **settings: float) -> None:
     async def made() -> None:
         stages = Stages()
-        await main(Scene(stages, KvMoves(stages, KvPolicy.ALWAYS, **settings)))
+        await main(Scene(stages, KvConnector(stages, KvPolicy.ALWAYS, **settings)))
 
     asyncio.run(asyncio.wait_for(made(), PATIENCE_S))
 
@@ -78,9 +78,9 @@ def test_calls_take_turns_in_their_order() -> None:
         brought = [scene.bring(name) for name in ("r0", "r1", "r2")]
         for number, one in enumerate(brought):
             await scene.stages.until(*(f"r{before}" for before in range(number + 1)))
-            scene.stages.give(f"r{number}")
+            scene.stages.finish(f"r{number}")
             assert sorted(found.first for found in await one) == [0, 1]
-        assert scene.moves.brought_tokens == 3 * TOKENS
+        assert scene.connector.loaded_tokens == 3 * TOKENS
 
     run(main)
 
@@ -98,9 +98,9 @@ def test_one_that_fails_or_leaves_lets_the_next_one_have_its_turn(error: Excepti
         brought[2].cancel()  # it waits
         brought[1].cancel()  # it has its turn
         await scene.stages.until("r0", "r1", "r3")
-        scene.stages.give("r3")
+        scene.stages.finish("r3")
         await scene.stages.until("r0", "r1", "r3", "r4")
-        scene.stages.give("r4")
+        scene.stages.finish("r4")
         assert all([await brought[3], await brought[4]])
 
     run(main)
@@ -111,7 +111,7 @@ def test_what_is_not_kept_any_more_is_computed() -> None:
         first = scene.bring("r0")
         await scene.stages.until("r0")
         assert await scene.bring("r1") == ()
-        scene.stages.give("r0")
+        scene.stages.finish("r0")
         assert await first
 
     run(main, keep_s=0.0)
@@ -119,16 +119,16 @@ def test_what_is_not_kept_any_more_is_computed() -> None:
 
 def test_what_is_to_be_computed_waits_for_nobody() -> None:
     async def main(scene: Scene) -> None:
-        moves = KvMoves(scene.stages, KvPolicy.AUTO)
+        connector = KvConnector(scene.stages, KvPolicy.AUTO)
         fast, unknown = PrefillRate(), PrefillRate()
-        fast.ran(1, SHAPE.layers, 1.0)  # a token a second: all that comes is sooner
-        at = KvAt(
+        fast.record(1, SHAPE.layers, 1.0)  # a token a second: all that comes is sooner
+        at = KvLocation(
             pipeline="p", epoch=0, sequence="r0", stages=(KvStage(link="a", host="a", first=0, last=2),)
         )
-        first = asyncio.create_task(moves.bring("r0", TOKENS, at, SHAPE, fast))
+        first = asyncio.create_task(connector.load("r0", TOKENS, at, SHAPE, fast))
         await scene.stages.until("r0")
-        assert await moves.bring("r1", TOKENS, at, SHAPE, unknown) == ()
-        scene.stages.give("r0")
+        assert await connector.load("r1", TOKENS, at, SHAPE, unknown) == ()
+        scene.stages.finish("r0")
         assert await first
 
     run(main)
@@ -138,12 +138,12 @@ def test_what_did_not_come_in_time_twice_is_not_asked_for_again() -> None:
     """Two calls wait for the least time that one waits; those behind them, as short as these, do not."""
 
     async def main(scene: Scene) -> None:
-        moves, rate = KvMoves(scene.stages, KvPolicy.AUTO), PrefillRate()
-        rate.ran(TOKENS, SHAPE.layers, 0.01)
+        connector, rate = KvConnector(scene.stages, KvPolicy.AUTO), PrefillRate()
+        rate.record(TOKENS, SHAPE.layers, 0.01)
         stages = (KvStage(link="a", host="a", first=0, last=2),)
         for name in ("r0", "r1", "r2"):
-            at = KvAt(pipeline="p", epoch=0, sequence=name, stages=stages)
-            assert await moves.bring(name, TOKENS, at, SHAPE, rate) == ()
+            at = KvLocation(pipeline="p", epoch=0, sequence=name, stages=stages)
+            assert await connector.load(name, TOKENS, at, SHAPE, rate) == ()
         assert scene.stages.asked == ["r0", "r1"]
 
     run(main)

@@ -4,23 +4,23 @@ import asyncio
 
 import pytest
 
+from invoker.base.errors import NoSuchPipeline, PipelineLost
 from invoker.engine.contract import NewSequence, TokenOutput
 from invoker.engine.fake import FakeEngine, continuation
 from invoker.engine.fake_stage import FakeStage
-from invoker.engine.kv_slices import KvSlice
-from invoker.engine.runner import NOBODY, EngineRunner, NoMeter
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.runner import UNBILLED, EngineRunner, NullMeter
 from invoker.engine.stage_contract import StageInput, StageOutput
-from invoker.errors import NoSuchPipeline, PipelineLost
-from invoker.instance import Instance
-from invoker.lifecycle import Lifecycle
-from invoker.meter_accounts import Account
-from invoker.stages.lone import PATIENCE_S, LoneDriver
-from invoker.stages.metered import StepCalls
-from registry.instance import InstanceState
-from registry.live_messages import MOVED
-from registry.messages import Sampling
-from tests import patience
-from tests.invoker_fixture import start_request
+from invoker.instances.instance import Instance
+from invoker.instances.lifecycle import Lifecycle
+from invoker.metering.accounts import MeterAccount
+from invoker.pipeline.metered import StepCalls
+from invoker.prefill.layerwise import READY_TIMEOUT_S, LayerwisePrefillDriver
+from registry.messages.live import MOVED
+from registry.messages.node import Sampling
+from registry.records.instance import InstanceState
+from tests.fixtures import patience
+from tests.fixtures.invoker import start_request
 
 LAYERS = 3
 PROMPT = (1, 2, 3, 4)
@@ -36,7 +36,7 @@ class Layers:
         self.fault: Exception | None = None
 
     def calls(self) -> StepCalls:
-        return StepCalls(NoMeter(), lambda _: NOBODY)
+        return StepCalls(NullMeter(), lambda _: UNBILLED)
 
     async def make(self, layer: int) -> FakeStage:
         await self.landed.wait()
@@ -78,17 +78,19 @@ class Scene:
             state=InstanceState.LOADING,
             since=0.0,
             phase="fetch",
-            phase_began_s=0.0,
+            phase_started_s=0.0,
         )
-        account = Account(1, "i", "f", 1, "loading", starting=True, from_us=0, from_at=0.0)
+        account = MeterAccount(1, "i", "f", 1, "loading", starting=True, from_us=0, from_at=0.0)
         self.instance = Instance(start_request("i", None), life, account, lambda _: None)
-        self.driver = LoneDriver(self.instance, self.layers, first, name="p", patience_s=patience_s)
+        self.driver = LayerwisePrefillDriver(
+            self.instance, self.layers, first, name="p", ready_timeout_s=patience_s
+        )
 
     async def ask(self) -> list[TokenOutput]:
         request = NewSequence(
             request_id="r", prompt_ids=PROMPT, generated_ids=(), sampling=Sampling(max_tokens=TOKENS)
         )
-        return [output async for output in self.driver.generate(request, NOBODY)]
+        return [output async for output in self.driver.generate(request, UNBILLED)]
 
     def is_whole(self) -> None:
         self.layers.landed.set()
@@ -116,7 +118,7 @@ def test_what_waits_for_too_long_is_moved() -> None:
 
 def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
     async def main() -> None:
-        scene = Scene(FakeStage(0, 1, LAYERS), PATIENCE_S)
+        scene = Scene(FakeStage(0, 1, LAYERS), READY_TIMEOUT_S)
         asked = asyncio.create_task(scene.ask())
         scene.is_whole()
         with pytest.raises(PipelineLost, match="instance i has ended"):
@@ -130,14 +132,14 @@ def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
 def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> None:
     async def main() -> None:
         first = NoRoom(runs=runs)
-        scene = Scene(first, PATIENCE_S)
+        scene = Scene(first, READY_TIMEOUT_S)
         scene.instance.runner = runner = EngineRunner(FakeEngine())
         asked = asyncio.create_task(scene.ask())
         await first.tried.wait()
         scene.is_whole()
         outputs = await asked
         assert [one.token_id for one in outputs if one.token_id is not None] == continuation(PROMPT, TOKENS)
-        assert scene.driver.failure is None and scene.driver.helped == 0
+        assert scene.driver.failure is None and scene.driver.prefilled_prompts == 0
         await ended(scene)
         await runner.aclose()
 
@@ -146,12 +148,12 @@ def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> Non
 
 def test_a_fault_that_nobody_foresaw_ends_it_and_is_told() -> None:
     async def main() -> None:
-        scene = Scene(FakeStage(0, 1, LAYERS), PATIENCE_S)
+        scene = Scene(FakeStage(0, 1, LAYERS), READY_TIMEOUT_S)
         scene.layers.fault = fault = KeyError("a mistake of ours")
         scene.layers.landed.set()
         await scene.driver.wait_closed()
         assert scene.driver.failure is fault
-        scene.driver.end(fault)
+        scene.driver.fail(fault)
         with pytest.raises(KeyError):
             await scene.ask()
         await scene.driver.aclose()

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from registry.channel import Channel
+from registry.channel.client import Channel
 from registry.errors import ChannelClosed, RemoteError
-from registry.live_messages import KvAt, OpenPipeline, PipelineOpened, StageOf
-from registry.messages import Generate, Sampling, Tokens
-from registry.node import NodeRecord
-from registry.redis_state import RedisState
-from tests.checkpoints import LAYERS
-from tests.patience import PATIENCE_S
-from tests.stages_fixture import expected_of, rest_of
-from tests.zygote_fixture import Machine, Model, ask, channel_to, joined, machine_of, make_model, put
+from registry.messages.live import KvLocation, OpenPipeline, PipelineOpened, StageSpec
+from registry.messages.node import Generate, Sampling, Tokens
+from registry.records.node import NodeRecord
+from registry.redis.state import RedisState
+from tests.fixtures.checkpoints import LAYERS
+from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.stages import expected_of, rest_of
+from tests.fixtures.zygote import Machine, Model, ask, channel_to, joined, machine_of, make_model, put
 
 CLUSTER = f"stages-{os.getpid()}"
 SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
@@ -78,10 +78,10 @@ def some_requests(head: int) -> list[Generate]:
 
 
 def opening_of(names: Sequence[str], records: Sequence[NodeRecord]) -> OpenPipeline:
-    """A pipeline of three nodes."""
+    """Open a pipeline of three nodes."""
     edges = (0, 1, 3, LAYERS)
     stages = tuple(
-        StageOf(
+        StageSpec(
             node=names[place],
             address=records[place].channel,
             instance=f"i{place}",
@@ -94,7 +94,7 @@ def opening_of(names: Sequence[str], records: Sequence[NodeRecord]) -> OpenPipel
 
 
 async def until_moved(channel: Channel, request: Generate, seen: asyncio.Queue[int]) -> list[Tokens]:
-    """What comes of a call until it ends or moves."""
+    """Return a call's replies until it ends or moves."""
     found = []
     async with channel.call(request) as replies:
         async for reply in replies:
@@ -106,7 +106,7 @@ async def until_moved(channel: Channel, request: Generate, seen: asyncio.Queue[i
 
 
 async def until_lost(channel: Channel, request: Generate, seen: asyncio.Queue[int]) -> list[int]:
-    """The tokens that came before the pipeline was lost, or all."""
+    """Return the tokens received before the pipeline was lost, or all."""
     ids: list[int] = []
     try:
         async with channel.call(request) as replies:
@@ -194,14 +194,14 @@ def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int
             return await asyncio.gather(*map(whole, requests, moved))
 
     assert asyncio.run(main()) == list(expected_of(machine.folder / f"{kind}-kv", requests).values())
-    assert " tokens brought" in machine.zygote.log(names[1]).read_text()
+    assert " loaded K and V" in machine.zygote.log(names[1]).read_text()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
 
 
 async def _goes_on(
-    channel: Channel, request: Generate, ids: list[int], instance: str, kv: KvAt | None = None
+    channel: Channel, request: Generate, ids: list[int], instance: str, kv: KvLocation | None = None
 ) -> list[int]:
     if len(ids) == TOKENS:
         return []

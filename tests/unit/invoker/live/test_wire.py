@@ -12,23 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invoker.engine.fake_stage import FakeStage
-from invoker.engine.stage_contract import Opening, StageChunk, StageStep, rows_as_bytes
-from invoker.engine.stage_rows import RowsOf
-from invoker.stages.frames import (
-    HEADER_BYTES,
-    MAX_SAID_BYTES,
+from invoker.engine.stage_contract import OpenSequence, StageChunk, StageStep, rows_as_bytes
+from invoker.engine.stage_rows import StageRows
+from invoker.links.frames import (
+    MAX_MESSAGE_BYTES,
     MAX_STEP_TOKENS,
     FailedStep,
-    Frame,
-    FrameReader,
-    LinkLost,
-    pack_failed,
-    pack_step,
+    StageMessage,
+    encode_failed,
+    encode_step,
+    stage_reader,
 )
-from invoker.stages.wire import Wire
-from registry.messages import Sampling
+from invoker.links.framing import HEADER_BYTES, FrameReader, LinkLost
+from invoker.links.wire import StageWire
+from registry.messages.node import Sampling
 
-ROWS = RowsOf(FakeStage(2, 4, 6))  # rows of 8 bytes
+ROWS = StageRows(FakeStage(2, 4, 6))  # rows of 8 bytes
 
 
 def a_step(number: int, counts: list[int], closed: tuple[str, ...] = ()) -> StageStep:
@@ -37,7 +36,9 @@ def a_step(number: int, counts: list[int], closed: tuple[str, ...] = ()) -> Stag
     )
     sampling = Sampling(max_tokens=9, seed=number, stop_token_ids=(1, 2))
     opened = tuple(
-        Opening(sequence=chunk.sequence, most=50, sampling=sampling, call=f"call-{chunk.sequence}+1")
+        OpenSequence(
+            sequence=chunk.sequence, max_tokens=50, sampling=sampling, call=f"call-{chunk.sequence}+1"
+        )
         for chunk in chunks[:2]
     )
     return StageStep(number=number, closed=closed, opened=opened, chunks=chunks)
@@ -51,12 +52,22 @@ steps = st.builds(
 )
 
 
+def bytes_of_step(step: StageStep, rows_bytes: int) -> bytes:
+    return bytes(encode_step(step, rows_bytes))
+
+
+def bytes_of_failed(number: int, reason: str) -> bytes:
+    return bytes(encode_failed(number, reason))
+
+
 def framed(step: StageStep) -> bytes:
     rows = random.Random(step.number).randbytes(ROWS.nbytes(step))
-    return pack_step(step, len(rows)) + rows
+    return bytes(encode_step(step, len(rows))) + rows
 
 
-def read(reader: FrameReader, data: bytes, cuts: random.Random) -> Iterator[tuple[object, bytes]]:
+def read(
+    reader: FrameReader[StageMessage], data: bytes, cuts: random.Random
+) -> Iterator[tuple[object, bytes]]:
     while data:
         into = reader.buffer()
         count = min(len(into), len(data), cuts.choice([1, 7, 1000]))
@@ -64,18 +75,18 @@ def read(reader: FrameReader, data: bytes, cuts: random.Random) -> Iterator[tupl
         data = data[count:]
         frame = reader.advance(count)
         while frame is not None:
-            yield frame.said, bytes(frame.rows)
+            yield frame.message, bytes(frame.payload)
             frame = reader.advance(0)
 
 
 @given(st.lists(st.one_of(steps, st.integers(0, 99)), max_size=5), st.randoms())
 def test_frames_survive_the_wire_however_it_is_cut(sent: list[StageStep | int], cuts: random.Random) -> None:
-    data = b"".join(pack_failed(one, "why") if isinstance(one, int) else framed(one) for one in sent)
+    data = b"".join(bytes_of_failed(one, "why") if isinstance(one, int) else framed(one) for one in sent)
     wanted = [
         (FailedStep(one, "why"), b"") if isinstance(one, int) else (one, framed(one)[-ROWS.nbytes(one) :])
         for one in sent
     ]
-    got = list(read(FrameReader(ROWS.nbytes), data, cuts))
+    got = list(read(stage_reader(ROWS.nbytes), data, cuts))
     assert [said for said, _ in got] == [said for said, _ in wanted]
     for (said, rows), (_, expected) in zip(got, wanted, strict=True):
         if isinstance(said, StageStep) and said.chunks:
@@ -88,40 +99,40 @@ def test_frames_survive_the_wire_however_it_is_cut(sent: list[StageStep | int], 
         b"GET / HTTP/1.1\r\n\r\n\r\n",
         struct.pack("<4sBxxxIQ", b"HCS1", 3, 10, 0),
         struct.pack("<4sBxxxIQ", b"HCS1", 1, 0, 0),
-        struct.pack("<4sBxxxIQ", b"HCS1", 1, MAX_SAID_BYTES + 1, 0),
+        struct.pack("<4sBxxxIQ", b"HCS1", 1, MAX_MESSAGE_BYTES + 1, 0),
         struct.pack("<4sBxxxIQ", b"HCS1", 1, 4, 0) + b"\xff\xff\xff\xff",
-        pack_step(a_step(1, [3]), 8),
-        pack_step(a_step(1, [3]), 1 << 60),
-        pack_step(a_step(1, [MAX_STEP_TOKENS, 1]), 8 * MAX_STEP_TOKENS + 8),
-        pack_step(a_step(1, [0]), 0),
-        pack_step(a_step(1, [-1]), 0),
-        pack_step(a_step(-1, [1]), 8),
+        bytes_of_step(a_step(1, [3]), 8),
+        bytes_of_step(a_step(1, [3]), 1 << 60),
+        bytes_of_step(a_step(1, [MAX_STEP_TOKENS, 1]), 8 * MAX_STEP_TOKENS + 8),
+        bytes_of_step(a_step(1, [0]), 0),
+        bytes_of_step(a_step(1, [-1]), 0),
+        bytes_of_step(a_step(-1, [1]), 8),
     ],
     ids=range(11),
 )
 def test_what_is_no_frame_is_refused_before_memory_is_taken(bad: bytes) -> None:
     with pytest.raises(LinkLost):
-        list(read(FrameReader(ROWS.nbytes), bad, random.Random(1)))
+        list(read(stage_reader(ROWS.nbytes), bad, random.Random(1)))
 
 
 def test_damage_raises_nothing_else() -> None:
     random_ = random.Random(5)
     for _ in range(1000):
-        raw = bytearray(framed(a_step(3, [2, 1, 4], ("a",))) + pack_failed(4, "why"))
+        raw = bytearray(framed(a_step(3, [2, 1, 4], ("a",))) + bytes_of_failed(4, "why"))
         for _ in range(random_.randint(1, 4)):
             raw[random_.randrange(len(raw))] = random_.randrange(256)
         try:
-            list(read(FrameReader(ROWS.nbytes), bytes(raw), random_))
+            list(read(stage_reader(ROWS.nbytes), bytes(raw), random_))
         except LinkLost:
             continue
 
 
 @contextmanager
-def wires() -> Iterator[tuple[Wire[Frame], Wire[Frame]]]:
+def wires() -> Iterator[tuple[StageWire[StageMessage], StageWire[StageMessage]]]:
     """Two stages, each the other's neighbour on both sides."""
     one, other = socket.socketpair(), socket.socketpair()
-    first = Wire(other[1], one[0], FrameReader(ROWS.nbytes))
-    second = Wire(one[1], other[0], FrameReader(ROWS.nbytes))
+    first = StageWire(other[1], one[0], stage_reader(ROWS.nbytes))
+    second = StageWire(one[1], other[0], stage_reader(ROWS.nbytes))
     try:
         yield first, second
     finally:
@@ -129,12 +140,12 @@ def wires() -> Iterator[tuple[Wire[Frame], Wire[Frame]]]:
         second.close()
 
 
-def received(wire: Wire[Frame], sender: Wire[Frame]) -> tuple[object, torch.Tensor]:
-    """The next frame; whoever sends it has more to send than the socket takes."""
+def received(wire: StageWire[StageMessage], sender: StageWire[StageMessage]) -> tuple[object, torch.Tensor]:
+    """Receive the next frame, from a sender with more data than the socket buffers."""
     while (frame := wire.receive()) is None:
         sender.wake()
         sender.wait()
-    return frame.said, ROWS.given(frame.said, frame.rows).data.clone()  # type: ignore[arg-type]
+    return frame.message, ROWS.stage_input(frame.message, frame.payload).data.clone()  # type: ignore[arg-type]
 
 
 def test_rows_larger_than_the_sockets_buffers_come_whole_and_in_order() -> None:
@@ -144,12 +155,12 @@ def test_rows_larger_than_the_sockets_buffers_come_whole_and_in_order() -> None:
             step = a_step(number, [9000, 7000])
             rows = torch.arange(16_000, dtype=torch.float64).view(-1, 1) + number
             sent_rows = rows_as_bytes(rows)
-            first.push(memoryview(pack_step(step, len(sent_rows))), sent_rows)
+            first.send((encode_step(step, len(sent_rows))), sent_rows)
             sent.append((step, rows))
         for step, rows in sent:
             said, data = received(second, first)
             assert said == step and torch.equal(data, rows)
-        assert repr(first) == "<Wire with 0 bytes to send>"
+        assert repr(first) == "<StageWire 0 bytes to send>"
 
 
 def test_frames_that_come_together_are_taken_one_by_one() -> None:
@@ -157,8 +168,8 @@ def test_frames_that_come_together_are_taken_one_by_one() -> None:
         sent = [a_step(number, [1] * number) for number in range(1, 4)]
         for step in sent:
             rows = torch.full((step.number, 1), float(step.number), dtype=torch.float64)
-            parts = (memoryview(pack_step(step, rows.nbytes)), rows_as_bytes(rows))
-            first.push(*parts)
+            parts = ((encode_step(step, rows.nbytes)), rows_as_bytes(rows))
+            first.send(*parts)
         for step in sent:
             said, data = received(second, first)
             assert said == step and data.tolist() == [[step.number]] * step.number
@@ -168,7 +179,7 @@ def test_frames_that_come_together_are_taken_one_by_one() -> None:
 def test_a_neighbour_that_leaves_is_noticed_on_both_sides() -> None:
     with wires() as (first, second):
         first.close()
-        with pytest.raises(LinkLost, match="before"):
+        with pytest.raises(LinkLost, match="previous"):
             second.receive()
         with pytest.raises(LinkLost):
             second.wait()
@@ -184,5 +195,5 @@ def test_a_wire_that_waits_is_woken() -> None:
 
 
 def test_header_is_as_long_as_it_says() -> None:
-    assert len(pack_failed(1, "")) - len(pack_failed(1, "x" * 5)) == -5
+    assert len(bytes_of_failed(1, "")) - len(bytes_of_failed(1, "x" * 5)) == -5
     assert struct.calcsize("<4sBxxxIQ") == HEADER_BYTES

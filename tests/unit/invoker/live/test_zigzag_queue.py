@@ -5,17 +5,17 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zigzag_oracle import least_average_s
-from zigzag_times import Relief, finish_times
 
-from registry.zigzag import Batch, Work, ZigZagQueue
-
-
-def batches_of(*tokens: int) -> list[Batch]:
-    return [Batch(name=f"r{place}", tokens=count) for place, count in enumerate(tokens)]
+from invoker.prefill.zigzag_queue import LayerWork, PromptBatch, ZigZagQueue
+from tests.fixtures.zigzag_oracle import least_average_s
+from tests.fixtures.zigzag_times import Relief, finish_times
 
 
-def case(rng: random.Random) -> tuple[list[Batch], Relief]:
+def batches_of(*tokens: int) -> list[PromptBatch]:
+    return [PromptBatch(name=f"r{place}", tokens=count) for place, count in enumerate(tokens)]
+
+
+def case(rng: random.Random) -> tuple[list[PromptBatch], Relief]:
     layers = rng.randint(2, 6)
     batches = batches_of(*(rng.choice([1, 1, 2, 3, 4, 8]) for _ in range(rng.randint(2, 6))))
     mean = sum(batch.tokens for batch in batches) / len(batches)
@@ -27,7 +27,7 @@ def case(rng: random.Random) -> tuple[list[Batch], Relief]:
     )
 
 
-def average_s(batches: list[Batch], relief: Relief) -> float:
+def average_s(batches: list[PromptBatch], relief: Relief) -> float:
     ended = finish_times(batches, relief)
     assert sorted(ended) == sorted(batch.name for batch in batches)
     return sum(ended.values()) / len(batches)
@@ -60,22 +60,22 @@ def test_the_papers_example() -> None:
 def test_a_half_loaded_target_relieves_its_source(loaded: int) -> None:
     """Of 8 layers: with half of them there the pair serves about twice what the source serves alone."""
     queue, ends = ZigZagQueue(8), []
-    queue.loaded(loaded)
+    queue.set_loaded_layers(loaded)
     waiting = iter(range(1000))
     for _ in range(6):
-        queue.add(Batch(name=f"r{next(waiting)}", tokens=1))
+        queue.add(PromptBatch(name=f"r{next(waiting)}", tokens=1))
     free_at = {"target": 0.0, "source": 0.0}
-    running: dict[str, Work | None] = {"target": None, "source": None}
+    running: dict[str, LayerWork | None] = {"target": None, "source": None}
     now = 0.0
     while now < 400:
         for who, work in running.items():
             if work is None or free_at[who] > now:
                 continue
             running[who] = None
-            if who == "source" or queue.ran(work):
+            if who == "source" or queue.complete(work):
                 ends.append(now)
-                queue.add(Batch(name=f"r{next(waiting)}", tokens=1))
-        for who, ask in (("source", queue.for_source), ("target", queue.for_target)):
+                queue.add(PromptBatch(name=f"r{next(waiting)}", tokens=1))
+        for who, ask in (("source", queue.pop_for_source), ("target", queue.next_for_target)):
             if running[who] is None and (got := ask()) is not None:
                 running[who], free_at[who] = got, now + got.last - got.first
         now = min(free_at[who] for who, work in running.items() if work is not None)
@@ -87,24 +87,24 @@ def test_the_earliest_with_a_loaded_layer_comes_first() -> None:
     queue = ZigZagQueue(3)
     first, second = batches_of(5, 7)
     queue.add(first)
-    assert queue.for_target() is None  # no layer is there yet
+    assert queue.next_for_target() is None  # no layer is there yet
     queue.add(second)
-    queue.loaded(1)
-    work = queue.for_target()
-    assert work == Work(batch=first, first=0, last=1)
-    assert queue.for_source() is None  # the earliest is running: one layer is not long
-    other = queue.for_target()
-    assert other == Work(batch=second, first=0, last=1)
-    assert not queue.ran(work) and not queue.ran(other)
-    assert queue.for_target() is None
-    queue.loaded(2)
-    again = queue.for_target()
-    assert again == Work(batch=first, first=1, last=2)
+    queue.set_loaded_layers(1)
+    work = queue.next_for_target()
+    assert work == LayerWork(batch=first, first=0, last=1)
+    assert queue.pop_for_source() is None  # the earliest is running: one layer is not long
+    other = queue.next_for_target()
+    assert other == LayerWork(batch=second, first=0, last=1)
+    assert not queue.complete(work) and not queue.complete(other)
+    assert queue.next_for_target() is None
+    queue.set_loaded_layers(2)
+    again = queue.next_for_target()
+    assert again == LayerWork(batch=first, first=1, last=2)
     assert repr(queue) == "<ZigZagQueue [0,2) of 3 loaded: r0 1+, r1 1>"
-    assert not queue.ran(again)
-    assert queue.for_source() == Work(batch=first, first=2, last=3)
-    assert queue.for_source() == Work(batch=second, first=1, last=3)
-    assert queue.for_source() is None and len(queue) == 0
+    assert not queue.complete(again)
+    assert queue.pop_for_source() == LayerWork(batch=first, first=2, last=3)
+    assert queue.pop_for_source() == LayerWork(batch=second, first=1, last=3)
+    assert queue.pop_for_source() is None and len(queue) == 0
 
 
 def test_one_that_is_dropped_while_it_runs_is_gone() -> None:
@@ -113,12 +113,12 @@ def test_one_that_is_dropped_while_it_runs_is_gone() -> None:
     queue.add(only)
     with pytest.raises(ValueError, match="already"):
         queue.add(only)
-    queue.loaded(2)
-    work = queue.for_target()
+    queue.set_loaded_layers(2)
+    work = queue.next_for_target()
     assert work is not None
     queue.drop(only.name)
-    assert not queue.ran(work)
-    assert queue.for_source() is None
+    assert not queue.complete(work)
+    assert queue.pop_for_source() is None
 
 
 @given(
@@ -151,16 +151,16 @@ def test_each_layer_of_each_batch_runs_once(layers: int, count: int, moves: list
     queue, done = ZigZagQueue(layers), {f"r{place}": 0 for place in range(count)}
     for batch in batches_of(*[1] * count):
         queue.add(batch)
-    running: list[Work] = []
+    running: list[LayerWork] = []
     loaded = 0
     for move in [*moves, *["ran", "source"] * (count + len(moves))]:
         if move == "load":
             loaded += 1
-            queue.loaded(loaded)
+            queue.set_loaded_layers(loaded)
         elif move == "ran":
             if running:
-                queue.ran(running.pop(0))
-        elif (work := (queue.for_target if move == "target" else queue.for_source)()) is not None:
+                queue.complete(running.pop(0))
+        elif (work := (queue.next_for_target if move == "target" else queue.pop_for_source)()) is not None:
             assert work.first == done[work.batch.name] < work.last
             done[work.batch.name] = work.last
             running += [work] if move == "target" else []

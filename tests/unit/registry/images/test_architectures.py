@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from images_fixture import llama_config, llama_tensors, write_checkpoint
 from safetensors import safe_open
 
 from registry.errors import CheckpointError
-from registry.function import Task
 from registry.images.architectures import TABLE, architecture_of, context_length_of, read_config, task_of
 from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.pack import PackPlan, hash_image, plan_checkpoint
 from registry.images.verify import check_units
+from registry.records.function import FunctionTask
+from tests.fixtures.images import llama_config, llama_tensors, write_checkpoint
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": 64, "max_position_embeddings": 64}
@@ -109,17 +109,23 @@ def test_every_row_of_the_table_is_tried() -> None:
 @pytest.mark.parametrize(
     ("name", "task", "context", "tied", "spans"),
     [
-        ("llama", Task.GENERATE, 64, False, "embed layer0 layer1 head"),
-        ("llama-tied-biased", Task.GENERATE, 64, True, "embed layer0 layer1 head"),
-        ("gpt2-no-prefix", Task.GENERATE, 64, True, "embed layer0 layer1 head"),
-        ("bert-masked-lm", Task.EMBED, 64, False, "embed layer0 layer1 head"),
-        ("roberta", Task.EMBED, 62, False, "embed layer0 layer1 head"),
-        ("distilbert", Task.EMBED, 512, False, "embed layer0 layer1 head"),
-        ("vit", Task.CLASSIFY, 0, False, "embed layer0 layer1 head"),
-        ("resnet-basic", Task.CLASSIFY, 0, False, "embed stage0.layer0 stage0.layer1 stage1.layer0 head"),
+        ("llama", FunctionTask.GENERATE, 64, False, "embed layer0 layer1 head"),
+        ("llama-tied-biased", FunctionTask.GENERATE, 64, True, "embed layer0 layer1 head"),
+        ("gpt2-no-prefix", FunctionTask.GENERATE, 64, True, "embed layer0 layer1 head"),
+        ("bert-masked-lm", FunctionTask.EMBED, 64, False, "embed layer0 layer1 head"),
+        ("roberta", FunctionTask.EMBED, 62, False, "embed layer0 layer1 head"),
+        ("distilbert", FunctionTask.EMBED, 512, False, "embed layer0 layer1 head"),
+        ("vit", FunctionTask.CLASSIFY, 0, False, "embed layer0 layer1 head"),
+        (
+            "resnet-basic",
+            FunctionTask.CLASSIFY,
+            0,
+            False,
+            "embed stage0.layer0 stage0.layer1 stage1.layer0 head",
+        ),
         (
             "clip",
-            Task.FEATURES,
+            FunctionTask.FEATURES,
             64,
             False,
             "text.embed text.layer0 text.layer1 text.head "
@@ -127,8 +133,8 @@ def test_every_row_of_the_table_is_tried() -> None:
         ),
     ],
 )
-def test_what_the_table_says_of_a_model(
-    saved: Callable[[str], Path], name: str, task: Task, context: int, tied: bool, spans: str
+def test_the_table_row_of_a_model(
+    saved: Callable[[str], Path], name: str, task: FunctionTask, context: int, tied: bool, spans: str
 ) -> None:
     plan = plan_checkpoint(saved(name))
     assert (task_of(plan.config), context_length_of(plan.config), plan.tied_head) == (task, context, tied)
@@ -232,11 +238,11 @@ def test_an_unknown_tensor_is_named(tmp_path: Path, extra: str) -> None:
     [
         (
             {"architectures": ["Mamba2ForCausalLM"]},
-            "unknown architecture 'Mamba2ForCausalLM'.*BertModel.*LlamaFor",
+            "unsupported architecture 'Mamba2ForCausalLM'.*BertModel.*LlamaFor",
         ),
-        ({"architectures": [7]}, "unknown architecture 7"),
-        ({"architectures": None, "model_type": "t5"}, "unknown architecture 't5'"),
-        ({"architectures": None, "model_type": None}, "unknown architecture None"),
+        ({"architectures": [7]}, "unsupported architecture 7"),
+        ({"architectures": None, "model_type": "t5"}, "unsupported architecture 't5'"),
+        ({"architectures": None, "model_type": None}, "unsupported architecture None"),
         ({"num_hidden_layers": -1}, "num_hidden_layers must be"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be"),

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.cast_fetch import cast_of
+from invoker.loading.cast_fetch import cast_of
 from registry.images.manifest import MANIFEST_FORMAT, LayerSpan, Manifest, layer_borders
-from registry.messages import CastPeer, CastRef
+from registry.messages.node import CastPeer, CastRef
 
 
 def manifest(*spans: tuple[str, int, str, int]) -> Manifest:

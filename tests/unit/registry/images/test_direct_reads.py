@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_weights import forget, recall
+from benchmarks.load.weights import drop_from_cache, read_into_cache
 from registry.images.local_reader import DIRECT_BYTES
 from registry.images.local_store import LocalStore
 from registry.images.page_cache import PageCacheMap
@@ -36,9 +36,9 @@ def test_reads_give_the_bytes_of_the_blob(
 ) -> None:
     blob = tmp_path / "blobs" / DIGEST
     if cached == "all":
-        recall(blob)
+        read_into_cache(blob)
     else:
-        forget(blob)
+        drop_from_cache(blob)
     if cached == "a part":
         with blob.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -54,7 +54,7 @@ def test_reads_give_the_bytes_of_the_blob(
 
 def test_large_reads_leave_nothing_in_the_page_cache(store: LocalStore, tmp_path: Path) -> None:
     blob = tmp_path / "blobs" / DIGEST
-    forget(blob)
+    drop_from_cache(blob)
     with blob.open("rb") as file:
         cached = PageCacheMap(file.fileno())
         if cached.cached_share(0, DIRECT_BYTES):
@@ -65,7 +65,7 @@ def test_large_reads_leave_nothing_in_the_page_cache(store: LocalStore, tmp_path
             assert view == CONTENT[: len(view)]
         assert cached.cached_share(0, 4 * DIRECT_BYTES) == 0
         assert reader.cached(0, 4 * DIRECT_BYTES) is None
-        recall(blob)
+        read_into_cache(blob)
         assert reader.cached(0, 4 * DIRECT_BYTES) is not None
         reader.close()
         assert cached.cached_share(0, 4 * DIRECT_BYTES) == cached.cached_share(5, 4096) == 1

@@ -1,4 +1,4 @@
-"""Where blobs may be kept: paths and URLs, and the marker that says whose a store is."""
+"""Where blobs may be kept: paths and URLs, and the marker that names the cluster of a store."""
 
 import asyncio
 import json

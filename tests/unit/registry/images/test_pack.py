@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images_fixture import DTYPES, encode, llama_config, llama_tensors, write_checkpoint
 
 from registry.errors import CheckpointError, StoreError, StoreFull
 from registry.images.assets import MAX_ASSET_BYTES, collect_assets
 from registry.images.codec import decode_manifest, encode_manifest, manifest_digest
+from registry.images.layer_tensors import LayerTensors
 from registry.images.layout import lay_out
 from registry.images.manifest import ALIGNMENT, UNIT_BYTES
 from registry.images.pack import PackPlan, hash_image, pack_to_folder, plan_checkpoint
-from registry.images.parts import Part
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor
 from registry.images.verify import check_units
+from tests.fixtures.images import DTYPES, encode, llama_config, llama_tensors, write_checkpoint
 
 
 def read_all(plan: PackPlan) -> bytes:
@@ -55,7 +55,7 @@ def test_layout_covers_every_byte_once_and_aligned(
     steps = []
     for index, tensors in enumerate(parts):
         names = tuple(f"{index}.{i}" for i in range(len(tensors)))
-        steps.append(Part(kind="layer", index=index, tower="", names=names))
+        steps.append(LayerTensors(kind="layer", index=index, tower="", names=names))
         for name, (stored, shape) in zip(names, tensors, strict=True):
             nbytes = int(np.prod(shape, dtype=int)) * DTYPE_BYTES[stored]
             sources[name] = SourceTensor(

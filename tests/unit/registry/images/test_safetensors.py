@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images_fixture import encode, frame, llama_config, llama_tensors, write_checkpoint
 
 from registry.errors import CheckpointError
 from registry.images.safetensors_file import INDEX_FILE, read_checkpoint, read_header
+from tests.fixtures.images import encode, frame, llama_config, llama_tensors, write_checkpoint
 
 GOOD = encode({"a": np.arange(6, dtype="<f4").reshape(2, 3), "b": np.arange(4, dtype="<i8")})
 
@@ -48,7 +48,7 @@ def entry(**changes: object) -> dict[str, object]:
     [
         (b"", "too short"),
         (b"\0" * 7, "too short"),
-        ((1 << 60).to_bytes(8, "little") + b"{}", "no safetensors file"),
+        ((1 << 60).to_bytes(8, "little") + b"{}", "not a safetensors file"),
         ((1000).to_bytes(8, "little") + b"{}", "truncated"),
         (frame(entry()) + b"\0" * 7, "truncated: tensor 'x'"),
         (frame(entry()) + b"\0" * 9, "1 bytes behind"),
@@ -149,7 +149,7 @@ def test_an_index_and_its_shards_must_agree(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, llama_tensors(), llama_config(), shards=2)
     good = (folder / INDEX_FILE).read_text()
     edit_index(folder, "model.extra.weight", "model-00001-of-00002.safetensors")
-    with pytest.raises(CheckpointError, match=r"'model\.extra\.weight' should be in"):
+    with pytest.raises(CheckpointError, match=r"'model\.extra\.weight' is not in"):
         read_checkpoint(folder)
     index = json.loads(good)
     del index["weight_map"]["model.norm.weight"]

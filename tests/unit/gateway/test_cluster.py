@@ -1,0 +1,169 @@
+"""What operators ask: scale, warm, drop, host copies, logs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.core.contract import DispatchError, WaitStage
+from gateway.fakes.node import tokens_after
+from registry.errors import NotFound, RemoteError
+from registry.records.function import Scaling
+from registry.records.node import Tier
+from tests.fixtures.control import ask, make_call, make_version, open_cluster, open_gateway
+
+
+async def test_scale_sets_the_number_once() -> None:
+    async with open_cluster(3) as cluster:
+        version = await cluster.deploy(Scaling(keep_alive_s=60.0))
+        await cluster.control.cluster.scale("f", 3, (), wait=True)
+        assert len(cluster.ready()) == 3
+        assert cluster.counts("store_reads") == 1
+        await cluster.control.cluster.scale("f", 1, (), wait=True)
+        assert len(cluster.ready()) == 1
+        await cluster.control.cluster.scale("f", 0, (), wait=True)
+        assert cluster.control.state_cache.instances() == []
+        answer = await ask(cluster.control, make_call(version))  # asleep until the next request
+        assert answer.ids == tokens_after((1, 2, 3), 4)
+
+
+async def test_scale_on_a_named_node_moves_the_instance_there() -> None:
+    async with open_cluster(3) as cluster:
+        await cluster.deploy()
+        await cluster.control.cluster.scale("f", 1, ("n1",), wait=True)
+        assert [i.node for i in cluster.ready()] == ["n1"]
+        await cluster.control.cluster.scale("f", 1, ("n2",), wait=True)
+        await cluster.until_ready(1)
+        assert [i.node for i in cluster.ready()] == ["n2"]
+        assert {i.start_kind.value for i in cluster.ready()} == {"cold"}
+        assert cluster.counts("store_reads") == 1
+
+
+async def test_scale_says_why_it_cannot() -> None:
+    async with open_cluster(2) as cluster:
+        await cluster.deploy(Scaling(max_instances=2))
+        scale = cluster.control.cluster.scale
+        with pytest.raises(NotFound):
+            await scale("nobody", 1, (), wait=True)
+        with pytest.raises(NotFound, match="no node 'n9'; usable nodes: n0, n1"):
+            await scale("f", 1, ("n9",), wait=True)
+        for instances, on, code in [
+            (3, (), "bad_request"),
+            (2, ("n0",), "bad_request"),
+        ]:
+            with pytest.raises(DispatchError) as caught:
+                await scale("f", instances, on, wait=True)
+            assert caught.value.code == code
+        for node in cluster.nodes.values():
+            node.start_error = RemoteError("start_failed", "broken handler")
+        with pytest.raises(DispatchError, match="broken handler") as caught:
+            await scale("f", 2, (), wait=True)
+        assert caught.value.code == "start_failed"
+
+
+async def test_scale_may_be_asked_of_any_gateway() -> None:
+    async with open_cluster(2) as cluster, open_gateway(cluster, "g1") as other:
+        version = await cluster.deploy()
+        await other.changes.wait_for(lambda: other.state_cache.current("f") == version)
+        await other.cluster.scale("f", 2, (), wait=True)
+        assert cluster.counts("starts") == 2
+
+
+async def test_warm_fills_the_host_tiers_with_one_store_read() -> None:
+    async with open_cluster(3) as cluster:
+        version = await cluster.deploy()
+        stages = [stage async for stage in cluster.control.cluster.warm("f", None, ())]
+        assert stages[-1].fraction == 1.0
+        assert version.image is not None
+        assert all(node.holds(version.image, Tier.HOST) for node in cluster.nodes.values())
+        assert cluster.counts("store_reads") == 1
+        assert [stage async for stage in cluster.control.cluster.warm("f", 2, ())] == []
+        with pytest.raises(DispatchError):
+            [stage async for stage in cluster.control.cluster.warm("f", 4, ())]
+
+
+async def test_warms_that_are_asked_for_at_once_are_one_cast() -> None:
+    async with open_cluster(3) as cluster:
+        version = await cluster.deploy()
+        control, state_cache = cluster.control.cluster, cluster.control.state_cache
+        holders = lambda: [one.id for one in state_cache.holders(version.image or "", Tier.HOST)]  # noqa: E731
+        await cluster.control.changes.wait_for(lambda: bool(holders()))
+        others = set(cluster.nodes) - set(holders())
+        warms = [control.warm("f", None, (name,)) for name in others]
+
+        async def run(warm: AsyncIterator[WaitStage]) -> None:
+            assert [stage async for stage in warm][-1].fraction == 1.0
+
+        await asyncio.gather(*map(run, warms))
+        (cast,) = [status.record for status in await cluster.state.casts()]
+        assert {member.node for member in cast.targets} == others and cast.epoch == 1
+
+
+async def test_leaving_warm_early_stops_it() -> None:
+    async with open_cluster(2) as cluster:
+        await cluster.deploy()
+        for node in cluster.nodes.values():
+            node.loading.close()
+        warming = cluster.control.cluster.warm("f", None, ())
+        async for _ in warming:
+            break
+        await warming.aclose()  # type: ignore[attr-defined]
+        for node in cluster.nodes.values():
+            node.loading.open()
+
+
+async def test_drop_takes_an_image_from_a_tier_and_one_copy_comes_back() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy()
+        assert version.image is not None
+        await cluster.control.cluster.ensure_host_copy(version)
+        holders = lambda: cluster.control.state_cache.holders(version.image, Tier.HOST)  # noqa: E731
+        await cluster.control.changes.wait_for(lambda: len(holders()) == 1)
+        await cluster.control.cluster.drop("f", "host", [holders()[0].id])
+        await cluster.control.changes.wait_for(lambda: len(holders()) == 1)
+        assert cluster.counts("store_reads") == 2
+
+
+async def test_a_copy_that_nodes_of_a_host_share_is_dropped_once() -> None:
+    async with open_cluster(3, host="one") as cluster:
+        await cluster.deploy()
+        await cluster.control.cluster.scale("f", 3, (), wait=True)
+        await cluster.control.cluster.drop("f", "host", ())
+        assert cluster.counts("drops") == 1
+        await cluster.control.cluster.drop("f", "gpu", ())
+        assert cluster.counts("drops") == 4
+
+
+async def test_a_shared_copy_is_dropped_by_whoever_is_left_of_its_host() -> None:
+    async with open_cluster(3, host="one") as cluster:
+        await cluster.deploy()
+        await cluster.control.cluster.scale("f", 3, (), wait=True)
+        for name in ("n0", "n2"):
+            await cluster.nodes[name].kill()  # of which the gateway does not know yet
+        await cluster.control.cluster.drop("f", "host", ())
+        assert cluster.nodes["n1"].counts["drops"] == 1
+
+
+async def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() -> None:
+    async with open_cluster(2) as cluster:
+        draft = make_version(image="not-deployed-yet")
+        assert draft.image is not None
+        await asyncio.gather(*(cluster.control.cluster.ensure_host_copy(draft) for _ in range(3)))
+        assert cluster.counts("store_reads") == 1
+        assert sum(node.holds(draft.image, Tier.HOST) for node in cluster.nodes.values()) == 1
+        await cluster.control.cluster.ensure_host_copy(make_version(image=None))
+
+
+async def test_logs_are_merged_and_prefixed() -> None:
+    async with open_cluster(2) as cluster:
+        await cluster.deploy()
+        lines = [line async for line in cluster.control.cluster.logs("f", 10, False)]
+        assert sorted(lines) == ["n0 | a line of f", "n1 | a line of f"]
+
+
+async def test_the_view_is_the_state_as_known_here() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy()
+        view = cluster.control.cluster.view()
+        assert view.versions == (version,)
+        assert [up.record.id for up in view.nodes] == ["n0", "n1"]

@@ -1,0 +1,336 @@
+"""The control loop over fake nodes: scaling, deaths, redeploys, replication, two gateways, no state."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+import pytest
+
+from gateway.cluster.state_cache import VersionKey
+from gateway.control.assembly import ControlSettings, make_control
+from gateway.core.contract import DispatchError, WaitStage
+from gateway.fakes.channel import FakeChannel
+from gateway.fakes.node import tokens_after
+from gateway.planning.policy import ConcurrencyTarget
+from registry.clock import FakeClock
+from registry.errors import StateUnavailable
+from registry.memory.state import MemoryState
+from registry.messages.node import RequestUsage
+from registry.records.change import Change, Snapshot
+from registry.records.function import FunctionVersion, Scaling
+from registry.records.instance import InstanceState
+from registry.records.node import NodeRecord, Tier
+from tests.fixtures.control import (
+    MIB,
+    AnyBlobs,
+    FakeCluster,
+    ask,
+    digest,
+    make_call,
+    make_version,
+    open_cluster,
+    open_gateway,
+)
+
+QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
+FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
+EXPECTED = tokens_after((1, 2, 3), 4)
+
+
+async def first_holder(cluster: FakeCluster, version: FunctionVersion) -> str:
+    """Return the node that keeps the copy in host memory, once there is one."""
+    state_cache, image = cluster.control.state_cache, version.image
+    assert image is not None
+    await cluster.control.changes.wait_for(lambda: len(state_cache.holders(image, Tier.HOST)) == 1)
+    return state_cache.holders(image, Tier.HOST)[0].id
+
+
+async def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(QUICK)
+        first = await ask(cluster.control, make_call(version))
+        assert first.assigned.start_kind == "warm"  # the deploy left a host copy behind
+        await cluster.until_gone()
+        assert cluster.counts("stops") == 1
+        await ask(cluster.control, make_call(version))
+        assert cluster.counts("store_reads") == 1
+
+
+async def test_load_starts_several_at_once_and_they_go_when_it_ends() -> None:
+    async with open_cluster(3, policy=ConcurrencyTarget(stable_s=0.05)) as cluster:
+        for node in cluster.nodes.values():
+            node.token.close()
+        version = await cluster.deploy(QUICK)
+        calls = [asyncio.create_task(ask(cluster.control, make_call(version))) for _ in range(3)]
+        await cluster.until_ready(3)
+        assert cluster.counts("starts") == 3
+        for node in cluster.nodes.values():
+            node.token.open()
+        assert [(await call).ids for call in calls] == [EXPECTED] * 3
+        await cluster.until_gone()
+
+
+async def test_every_deployed_image_gets_a_host_copy_and_gets_it_again_when_the_node_dies() -> None:
+    async with open_cluster(3) as cluster:
+        version = await cluster.deploy()
+        dead = await first_holder(cluster, version)
+        assert cluster.counts("warms") == 1
+        holders = lambda: cluster.control.state_cache.holders(version.image or "", Tier.HOST)  # noqa: E731
+        await cluster.nodes[dead].kill()
+        await cluster.control.changes.wait_for(lambda: {n.id for n in holders()} - {dead} != set())
+
+
+async def test_surplus_host_copies_go_when_idle_but_never_the_last() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(Scaling(host_keep_alive_s=0.0))
+        assert version.image is not None
+        async for _ in cluster.control.cluster.warm("f", 2, ()):
+            pass
+        for node in cluster.nodes.values():  # used a moment ago, which is idle enough
+            holdings = tuple(replace(h, last_used_at=1.0) for h in node.record.holdings)
+            node._record = replace(node.record, holdings=holdings)
+            await node.beat()
+        await cluster.control.changes.wait_for(
+            lambda: len(cluster.control.state_cache.holders(version.image, Tier.HOST)) == 1
+        )
+        assert cluster.counts("drops") == 1
+
+
+async def test_a_dead_nodes_calls_go_to_a_new_instance() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(Scaling(max_instances=1))
+        first = await ask(cluster.control, make_call(version))
+        await cluster.nodes[first.assigned.node].kill()
+        second = await ask(cluster.control, make_call(version))
+        assert second.ids == EXPECTED
+        assert second.assigned.node != first.assigned.node
+
+
+async def test_a_node_whose_channel_only_broke_is_dialled_again() -> None:
+    async with open_cluster(1) as cluster:
+        version = await cluster.deploy()
+        await ask(cluster.control, make_call(version))
+        await cluster.nodes["n0"].cut()
+        again = await ask(cluster.control, make_call(version))
+        assert again.ids == EXPECTED
+        assert cluster.counts("starts") == 1
+
+
+async def test_a_redeploy_under_load_fails_no_call_and_replaces_the_instances() -> None:
+    async with open_cluster(2) as cluster:
+        scaling = Scaling(keep_alive_s=30.0, target_concurrency=2)
+        old = await cluster.deploy(scaling)
+        await cluster.control.cluster.scale("f", 1, (), wait=True)
+        served: list[int] = []
+        stop = asyncio.Event()
+
+        async def client(number: int) -> None:
+            while not stop.is_set():
+                current = cluster.control.state_cache.current("f")
+                assert current is not None
+                call = make_call(current, request_id=f"c{number}-{len(served)}")
+                assert (await ask(cluster.control, call)).ids == EXPECTED
+                served.append(current.version)
+
+        clients = [asyncio.create_task(client(number)) for number in range(3)]
+        await asyncio.gather(*(cluster.nodes[i.node].served(10) for i in cluster.ready()))
+        gate = [node.loading for node in cluster.nodes.values()]
+        for one in gate:
+            one.close()
+        new = await cluster.deploy(scaling, image="image-2")
+        await asyncio.wait(
+            [asyncio.create_task(one.arrived()) for one in gate], return_when="FIRST_COMPLETED"
+        )
+        key = VersionKey("f", old.version)
+        assert cluster.control.state_cache.ready(key)  # the old one stays until the new one is ready
+        for one in gate:
+            one.open()
+        await cluster.control.changes.wait_for(lambda: not cluster.control.state_cache.instances(key))
+        await asyncio.gather(*(cluster.nodes[i.node].served(20) for i in cluster.ready()))
+        stop.set()
+        await asyncio.gather(*clients)
+        assert served[-1] == new.version
+        assert {i.version for i in cluster.ready()} == {new.version}
+
+
+async def test_a_call_on_the_old_version_ends_there() -> None:
+    async with open_cluster(2) as cluster:
+        old = await cluster.deploy(Scaling(keep_alive_s=30.0))
+        await cluster.control.cluster.scale("f", 1, (), wait=True)
+        for node in cluster.nodes.values():
+            node.token.close()
+        running = asyncio.create_task(ask(cluster.control, make_call(old)))
+        await cluster.control.changes.wait_for(lambda: cluster.control.stats().in_flight == 1)
+        new = await cluster.deploy(image="image-2")
+        await cluster.control.changes.wait_for(
+            lambda: bool(cluster.control.state_cache.ready(VersionKey("f", new.version)))
+        )
+        for node in cluster.nodes.values():
+            node.token.open()
+        assert (await running).ids == EXPECTED
+        await cluster.control.changes.wait_for(
+            lambda: not cluster.control.state_cache.instances(VersionKey("f", old.version))
+        )
+        pinned = await ask(cluster.control, make_call(old))  # an old version may still be called
+        assert pinned.ids == EXPECTED
+
+
+async def test_an_idle_function_makes_room_for_one_with_calls() -> None:
+    async with open_cluster(1, gpu_bytes=3 * MIB) as cluster:
+        first = await cluster.deploy(nbytes=2 * MIB)
+        second = await cluster.deploy(name="g", image="image-2", nbytes=2 * MIB)
+        await ask(cluster.control, make_call(first))
+        assert (await ask(cluster.control, make_call(second))).ids == EXPECTED
+        assert cluster.ready("f") == []
+
+
+async def test_one_of_two_gateways_controls_and_the_other_takes_over() -> None:
+    async with open_cluster(2, settings=FAST) as cluster:
+        async with open_gateway(cluster, "g1", FAST) as other:
+            version = await cluster.deploy(Scaling(target_concurrency=1, max_instances=1))
+            await cluster.control.changes.wait_for(lambda: cluster.control.stats().controller_epoch == 1)
+            await other.changes.wait_for(lambda: other.state_cache.current("f") == version)
+            answer = await ask(other, make_call(version))  # its demand goes through the state
+            assert answer.ids == EXPECTED
+            assert cluster.counts("starts") == 1
+            assert other.stats().controller_epoch is None
+
+
+async def test_the_lease_passes_on_when_its_holder_stops() -> None:
+    async with open_cluster(1, gateways=0) as cluster:
+        async with open_gateway(cluster, "second", FAST) as second:
+            async with open_gateway(cluster, "late", FAST) as late:
+                await second.changes.wait_for(lambda: second.stats().controller_epoch is not None)
+                assert late.stats().controller_epoch is None
+        version = await cluster.state.create_version(make_version(), None)
+        async with open_gateway(cluster, "third", FAST) as third:
+            await third.changes.wait_for(lambda: third.stats().controller_epoch == 2)
+            await third.changes.wait_for(lambda: third.state_cache.current("f") is not None)
+            assert (await ask(third, make_call(version))).ids == EXPECTED
+
+
+async def test_a_held_call_is_served_after_a_takeover() -> None:
+    async with open_cluster(0, gateways=0) as cluster, AsyncExitStack() as stack:
+        version = await cluster.state.create_version(make_version(), None)
+        async with open_gateway(cluster, "first", FAST) as first:
+            await first.changes.wait_for(lambda: first.stats().controller_epoch is not None)
+            second = await stack.enter_async_context(open_gateway(cluster, "second", FAST))
+            held = asyncio.create_task(ask(second, make_call(version)))
+            await first.changes.wait_for(lambda: any(first.state_cache.version_loads()))
+        await cluster.add_node("n0")
+        assert (await held).ids == EXPECTED
+        assert second.stats().controller_epoch == 2
+
+
+async def test_who_begins_to_lead_stops_nothing_that_is_asked_for() -> None:
+    settings = replace(FAST, link_bytes_s=1e6)  # by which a growing demand waits for a moment
+    async with open_cluster(3, gateways=0) as cluster, AsyncExitStack() as stack:
+        async with open_gateway(cluster, "first", settings) as first:
+            await first.changes.wait_for(lambda: first.stats().controller_epoch is not None)
+            second = await stack.enter_async_context(open_gateway(cluster, "second", settings))
+            cluster.gateways.append(second)
+            version = await cluster.deploy(Scaling(keep_alive_s=0.0, target_concurrency=1))
+            for node in cluster.nodes.values():
+                node.token.close()
+            asked = [
+                asyncio.create_task(ask(second, make_call(version, request_id=f"c{number}")))
+                for number in range(3)
+            ]
+            await cluster.until_ready(3)
+            await second.changes.wait_for(lambda: second.stats().in_flight == 3)
+        await second.changes.wait_for(lambda: list(second.stats().desired.values()) == [3])
+        assert len(second.state_cache.ready(VersionKey("f", 1))) == 3
+        for node in cluster.nodes.values():
+            node.token.open()
+        assert [answer.ids for answer in await asyncio.gather(*asked)] == [EXPECTED] * 3
+
+
+async def test_who_begins_to_lead_decides_once_the_nodes_are_reached() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy()
+        holder = await first_holder(cluster, version)
+    reached = asyncio.Event()
+
+    async def dial(record: NodeRecord) -> FakeChannel:
+        if record.id == holder:
+            await reached.wait()
+        return await cluster.net.dial(record)
+
+    async with make_control(
+        state=cluster.state,
+        blobs=AnyBlobs(),  # type: ignore[arg-type]
+        dial=dial,
+        gateway_id="late",
+        clock=FakeClock(),
+    ) as late:
+        await late.changes.wait_for(lambda: len(list(late.state_cache.usable_nodes())) == 1)
+        await late.changes.wait_for(lambda: late.stats().controller_epoch == 2)
+        held = asyncio.create_task(ask(late, make_call(version)))
+        await late.changes.wait_for(lambda: late.stats().held == 1)
+        reached.set()
+        answer = await held
+        assert (answer.assigned.node, answer.assigned.start_kind) == (holder, "warm")
+
+
+class AwayState(MemoryState):
+    """A state that can be away: then every call raises, and watchers are cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+
+    def _check(self) -> None:
+        if self.gone.is_set():
+            raise StateUnavailable("away")
+
+    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
+        self._check()
+        return await super().acquire_lease(name, holder, ttl_s)
+
+    async def snapshot(self) -> Snapshot:
+        self._check()
+        return await super().snapshot()
+
+    async def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
+        feed = super().watch(cursor)
+        while True:
+            self._check()
+            step = asyncio.ensure_future(anext(feed))
+            gone = asyncio.ensure_future(self.gone.wait())
+            try:
+                await asyncio.wait({step, gone}, return_when=asyncio.FIRST_COMPLETED)
+                self._check()
+                yield step.result()
+            finally:
+                for task in (step, gone):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+
+
+async def test_while_the_state_is_away_routes_keep_serving_and_starts_wait() -> None:
+    state = AwayState()
+    async with open_cluster(2, settings=FAST, state=state) as cluster:
+        version = await cluster.deploy(Scaling(keep_alive_s=60.0))
+        other = await cluster.deploy(name="g", image="image-2")
+        await ask(cluster.control, make_call(version))
+        state.gone.set()
+        await cluster.control.changes.wait_for(lambda: not cluster.control.stats().state_alive)
+        assert (await ask(cluster.control, make_call(version))).ids == EXPECTED
+        starts = cluster.counts("starts")
+        async with cluster.control.dispatcher.run(make_call(other)) as events:
+            assert isinstance(await anext(events), WaitStage)
+            assert (cluster.control.stats().held, cluster.counts("starts")) == (1, starts)
+            state.gone.clear()
+            assert isinstance([event async for event in events][-1], RequestUsage)
+
+
+async def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:
+    async with open_cluster(1, ttl_s=1.0) as cluster:
+        version = await cluster.deploy()
+        assert version.image == digest("image-1")
+        await cluster.control.changes.wait_for(lambda: not cluster.control.state_cache.nodes())
+        assert [i.state for i in cluster.ready() if i.state is InstanceState.READY] == []
+        with pytest.raises(DispatchError, match="no usable node"):
+            await cluster.control.cluster.scale("f", 1, (), wait=True)

@@ -1,0 +1,370 @@
+"""Image owners by rendezvous hashing, pins and their end, and space made for starts. Pure."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.actions import DropAction, PrefetchAction, StartAction, UnpinAction
+from gateway.planning.image_owners import OwnedImage, OwnerHost, assign_owners, is_outdated, score
+from gateway.planning.plan import PendingStart, Plan
+from gateway.planning.planner import ScalingPlanner
+from gateway.planning.policy import ConcurrencyTarget
+from gateway.planning.replicator import Replicator
+from registry.records.change import FunctionChanged, FunctionDeleted, NodeUp
+from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.node import CachedImage, NodeRecord, Tier
+from tests.fixtures.control import MIB, digest, make_holding, make_node, make_version
+
+WALL = 10_000.0
+
+
+class World:
+    """A state cache, and a replicator whose actions are executed at once."""
+
+    def __init__(self) -> None:
+        self.state_cache = ClusterStateCache()
+        self.planner = ScalingPlanner(ConcurrencyTarget(), str)
+        self.replicator = Replicator(self.planner)
+        self.now = 0.0
+
+    def node(self, id_: str, *holdings: CachedImage, **changes: object) -> NodeRecord:
+        used = sum(h.bytes for h in holdings)
+        known = self.state_cache.node(id_)
+        limit = known.record.host_bytes if known else changes.pop("host_bytes", 2 * MIB)
+        record = make_node(
+            id_, holdings=holdings, host_bytes=limit, host_free_bytes=max(0, limit - used), **changes
+        )
+        self.state_cache.apply(NodeUp(record=record, ttl_s=60.0), self.now)
+        self.state_cache.channel_up(id_, record.epoch)
+        return record
+
+    def deploy(self, name: str, image: str, version: int = 1) -> FunctionVersion:
+        made = make_version(name, version, image=image)
+        head = Function(
+            name=name,
+            current=version,
+            versions=tuple(range(1, version + 1)),
+            scaling=Scaling(),
+            created_at=0.0,
+        )
+        self.state_cache.apply(FunctionChanged(function=head, version=made), self.now)
+        return made
+
+    def plan(self, *starts: StartAction) -> Plan:
+        plan = Plan(actions=list(starts))
+        for start in starts:
+            self.planner.pending[start.instance_id] = PendingStart(
+                key=VersionKey(start.version.function, start.version.version),
+                node=start.node,
+                image=start.version.image,
+            )
+        self.replicator.plan(self.state_cache, plan, self.now, WALL + self.now)
+        return plan
+
+    def execute(self, plan: Plan) -> None:
+        for action in plan.actions:
+            if isinstance(action, PrefetchAction):
+                self.planner.on_prefetched(action.version.image or "", action.node)
+                self.change(action.node, action.version.image or "", pinned=action.pin, bytes=MIB)
+            elif isinstance(action, UnpinAction):
+                self.change(action.node, action.image, pinned=False)
+
+    def change(self, node: str, image: str, **changes: object) -> None:
+        entry = self.state_cache.node(node)
+        assert entry is not None
+        held = {holding.image: holding for holding in entry.record.holdings}
+        fresh = CachedImage(image=image, tiers=(Tier.HOST,), bytes=MIB, last_used_at=WALL)
+        held[image] = replace(held.get(image, fresh), **changes)  # type: ignore[arg-type]
+        self.node(node, *held.values(), host=entry.record.host)
+
+    def settle(self) -> list[object]:
+        """Plan and execute until nothing is left to do; return all actions."""
+        done: list[object] = []
+        for _ in range(10):
+            plan = self.plan()
+            if not plan.actions:
+                return done
+            done += plan.actions
+            self.execute(plan)
+        raise AssertionError(f"no end: {done}")
+
+    def owners(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for node in self.state_cache.usable_nodes():
+            for holding in node.holdings:
+                if holding.pinned:
+                    found.setdefault(holding.image, []).append(node.id)
+        return found
+
+
+def held(image: str, *, pinned: bool = False, used: float = WALL) -> CachedImage:
+    return replace(make_holding(image, Tier.HOST, last_used_at=used), pinned=pinned)
+
+
+def start(name: str, version: FunctionVersion, node: str) -> StartAction:
+    return StartAction(instance_id=name, version=version, node=node, holders=(), max_concurrency=1)
+
+
+def test_a_holder_becomes_the_owner_and_no_byte_moves() -> None:
+    world = World()
+    world.deploy("f", "a")
+    world.node("n0")
+    world.node("n1", held("a"))
+    assert [(type(a), a.node, a.pin) for a in world.plan().actions] == [(PrefetchAction, "n1", True)]
+    assert world.plan().actions == []  # it is asked for once
+    world.planner.on_prefetched(digest("a"), "n1")
+    assert world.settle() and world.owners() == {digest("a"): ["n1"]}
+    assert world.settle() == []
+
+
+def test_owners_are_spread_by_bytes() -> None:
+    world = World()
+    for name in "abcdef":
+        world.deploy(name, name)
+    for node in ("n0", "n1", "n2"):
+        world.node(node, host_bytes=8 * MIB)
+    world.settle()
+    counts = [len([h for h in n.holdings if h.pinned]) for n in world.state_cache.usable_nodes()]
+    assert counts == [2, 2, 2]
+    assert all(len(nodes) == 1 for nodes in world.owners().values()) and len(world.owners()) == 6
+
+
+def test_a_dead_owner_is_replaced_by_a_holder_and_yields_when_it_is_back() -> None:
+    world = World()
+    world.deploy("f", "a")
+    world.node("n0", held("a", pinned=True))
+    world.node("n1", held("a"))
+    assert world.settle() == []
+    world.state_cache.channel_down("n0")
+    world.settle()
+    assert world.owners() == {digest("a"): ["n1"]}
+    world.state_cache.channel_up("n0", 1)
+    world.settle()
+    assert [len(nodes) for nodes in world.owners().values()] == [1]
+
+
+def test_what_is_no_longer_deployed_is_not_kept() -> None:
+    world = World()
+    world.deploy("f", "old")
+    world.deploy("g", "gone")
+    world.node("n0", held("old", pinned=True), held("gone", pinned=True))
+    world.deploy("f", "new", version=2)
+    world.node("n1", held("new", pinned=True))
+    assert is_outdated(world.state_cache, digest("old")) and not is_outdated(world.state_cache, digest("new"))
+    assert world.settle() == [UnpinAction(image=digest("old"), node="n0")]
+    world.state_cache.apply(FunctionDeleted(name="g"), 0.0)
+    plan = world.plan()
+    assert plan.actions == [] and plan.next_at == 30.0  # it might have been a deploy under way
+    world.now = 30.0
+    assert world.settle() == [UnpinAction(image=digest("gone"), node="n0")]
+
+
+def test_a_copy_that_a_deploy_has_just_made_stays_kept() -> None:
+    world = World()
+    world.node("n0", held("a", pinned=True))
+    assert world.settle() == []
+    world.deploy("f", "a")
+    world.now = 100.0
+    assert world.settle() == []
+
+
+def test_the_kept_copy_is_never_surplus() -> None:
+    world = World()
+    world.deploy("f", "a")
+    world.node("n0", held("a", pinned=True, used=1.0))
+    world.node("n1", held("a", used=2.0))
+    assert world.plan().actions == [DropAction(image=digest("a"), node="n1", tier=Tier.HOST)]
+
+
+def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:
+    world = World()
+    world.deploy("f", "a")
+    world.deploy("g", "b")
+    version = world.deploy("h", "c")
+    world.node("n0", held("a", pinned=True, used=WALL - 2), held("b", pinned=True, used=WALL - 1))
+    world.node("n1", held("c", pinned=True))
+    plan = world.plan(start("i", version, "n0"))
+    (move,) = plan.actions
+    moved, stays = sorted((digest("a"), digest("b")), key=lambda image: score(image, "host-n0", 2 * MIB))
+    assert isinstance(move, PrefetchAction) and move.version.image == moved and move.pin
+    assert (move.node, [h.node for h in move.holders]) == ("n1", ["n0"])
+    assert world.planner.pending == {}  # it will be placed anew
+    world.execute(plan)
+    plan = world.plan(start("i", version, "n0"))
+    assert plan.actions == [UnpinAction(image=moved, node="n0")]
+    world.execute(plan)
+    again = start("i", version, "n0")
+    assert world.plan(again).actions == [again]
+    assert world.owners() == {moved: ["n1"], stays: ["n0"], digest("c"): ["n1"]}
+
+
+def test_a_start_does_not_wait_where_nobody_can_take_over_or_for_too_long() -> None:
+    world = World()
+    world.deploy("f", "a")
+    version = world.deploy("h", "c")
+    world.node("n0", held("a", pinned=True), host_bytes=MIB)
+    world.node("n1", held("c", pinned=True), host_bytes=MIB)
+    only = start("i", version, "n0")
+    assert only in world.plan(only).actions
+    world.node("n2", host_bytes=MIB)
+    assert only not in world.plan(only).actions
+    world.now = 10.0
+    assert only in world.plan(only).actions
+
+
+def test_kept_copies_move_to_hosts_that_join_later() -> None:
+    world = World()
+    for name in "abcd":
+        world.deploy(name, name)
+    world.node("n0", *(held(name, pinned=True) for name in "abcd"), host_bytes=8 * MIB)
+    assert world.settle() == []
+    world.node("n1", host_bytes=8 * MIB)
+    world.settle()
+    assert sorted(len(nodes) for nodes in world.owners().values()) == [1, 1, 1, 1]
+    assert sum(nodes == ["n1"] for nodes in world.owners().values()) == 2
+
+
+# --- the assignment by itself
+
+HOSTS = [f"h{number}" for number in range(8)]
+SIZES = st.lists(st.integers(1, 4), min_size=0, max_size=30)
+
+
+def hosts_of(names: list[str], memory: int = 1000) -> list[OwnerHost]:
+    return [OwnerHost(id=name, weight=memory, room_bytes=memory, max_bytes=memory) for name in names]
+
+
+def owners_of(images: list[OwnedImage], names: list[str], memory: int = 1000) -> dict[str, str]:
+    return assign_owners(images, hosts_of(names, memory), lambda image: names)
+
+
+def pin(images: list[OwnedImage], owners: dict[str, str]) -> list[OwnedImage]:
+    return [replace(image, pinned=frozenset({owners[image.digest]})) for image in images]
+
+
+@given(SIZES, st.integers(1, 8))
+def test_every_image_has_one_owner_and_moves_come_to_an_end(sizes: list[int], count: int) -> None:
+    names = HOSTS[:count]
+    images = [OwnedImage(digest=f"i{number}", nbytes=size) for number, size in enumerate(sizes)]
+    owners = owners_of(images, names)
+    assert owners.keys() == {image.digest for image in images} and set(owners.values()) <= set(names)
+    assert owners_of(list(reversed(images)), list(reversed(names))) == owners  # all gateways agree
+    excess = excess_bytes(images, owners, count)
+    while (after := owners_of(pin(images, owners), names)) != owners:
+        owners, before = after, excess
+        excess = excess_bytes(images, owners, count)
+        assert excess < before  # only what exceeds the bounds moves, and to hosts within them
+
+
+def excess_bytes(images: list[OwnedImage], owners: dict[str, str], hosts: int) -> float:
+    """Return the bytes by which equal hosts exceed their bounds."""
+    bound = 1.25 * sum(image.nbytes for image in images) / hosts
+    owned = Counter[str]()
+    for image in images:
+        owned[owners[image.digest]] += image.nbytes
+    return sum(max(0.0, nbytes - bound) for nbytes in owned.values())
+
+
+@given(st.integers(0, 60), st.integers(1, 8))
+def test_equal_images_are_spread_evenly(images: int, count: int) -> None:
+    owners = owners_of([OwnedImage(digest=f"i{n}", nbytes=1) for n in range(images)], HOSTS[:count])
+    counts = [list(owners.values()).count(name) for name in HOSTS[:count]]
+    assert max(counts) <= max(1, math.ceil(1.25 * images / count))
+
+
+@given(SIZES, st.integers(2, 8), st.data())
+def test_when_a_host_goes_only_its_images_move(sizes: list[int], count: int, data: st.DataObject) -> None:
+    names = HOSTS[:count]
+    images = [OwnedImage(digest=f"i{number}", nbytes=size) for number, size in enumerate(sizes)]
+    owners = owners_of(images, names)
+    gone = data.draw(st.sampled_from(names))
+    left = [name for name in names if name != gone]
+    after = owners_of(pin(images, owners), left)
+    for digest_, owner in owners.items():
+        assert after[digest_] == owner or owner == gone
+    assert after.keys() == owners.keys()
+
+
+@given(st.integers(0, 40), st.integers(1, 7))
+def test_when_a_host_comes_only_what_exceeds_the_bounds_moves(images: int, count: int) -> None:
+    made = [OwnedImage(digest=f"i{n}", nbytes=1) for n in range(images)]
+    owners = owners_of(made, HOSTS[:count])
+    after = owners_of(pin(made, owners), HOSTS[: count + 1])
+    moved = [one for one in owners if after[one] != owners[one]]
+    bound = max(1, math.floor(1.25 * images / (count + 1)))
+    counts = [list(owners.values()).count(name) for name in HOSTS[:count]]
+    assert len(moved) <= sum(max(0, owned - bound) for owned in counts)
+    assert owners_of(pin(made, after), HOSTS[: count + 1]) == after
+
+
+@given(SIZES, st.data())
+def test_nothing_is_copied_while_a_copy_exists_and_hosts_are_balanced(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    images = [OwnedImage(digest=f"i{number}", nbytes=size) for number, size in enumerate(sizes)]
+    holders = st.frozensets(st.sampled_from(HOSTS), min_size=1)
+    images = [replace(image, holders=data.draw(holders)) for image in images]
+    owners = assign_owners(images, hosts_of(HOSTS), lambda image: ())
+    assert all(owners[image.digest] in image.holders for image in images)
+
+
+@given(SIZES, st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_no_host_owns_more_than_it_holds(sizes: list[int], memories: list[int]) -> None:
+    names = HOSTS[: len(memories)]
+    hosts = [
+        OwnerHost(id=name, weight=memory, room_bytes=memory, max_bytes=memory)
+        for name, memory in zip(names, memories, strict=True)
+    ]
+    images = [OwnedImage(digest=f"i{number}", nbytes=size) for number, size in enumerate(sizes)]
+    owners = assign_owners(images, hosts, lambda image: names)
+    nbytes = {image.digest: image.nbytes for image in images}
+    for host in hosts:
+        assert sum(nbytes[one] for one, owner in owners.items() if owner == host.id) <= host.max_bytes
+    for image in images:
+        if image.digest not in owners:  # it fits nowhere any more
+            assert all(
+                image.nbytes + sum(nbytes[one] for one, owner in owners.items() if owner == host.id)
+                > host.max_bytes
+                for host in hosts
+            )
+
+
+def test_scores_follow_the_weight_of_hosts() -> None:
+    wins = sum(score(f"i{n}", "large", 3) > score(f"i{n}", "small", 1) for n in range(4000))
+    assert 0.72 < wins / 4000 < 0.78
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("join", "leave", "deploy", "delete")), st.integers(0, 5)), max_size=25
+    )
+)
+def test_each_deployed_image_has_one_pinned_copy_after_any_change(steps: list[tuple[str, int]]) -> None:
+    world = World()
+    world.node("n0", host_bytes=32 * MIB)
+    there, deployed = {"n0"}, set[str]()
+    for step, number in steps:
+        node, name = f"n{number}", "abcdef"[number]
+        if step == "join" and node not in there:
+            there.add(node)
+            if world.state_cache.node(node) is None:
+                world.node(node, host_bytes=32 * MIB)
+            world.state_cache.channel_up(node, 1)
+        elif step == "leave" and len(there) > 1:
+            there.discard(node)
+            world.state_cache.channel_down(node)
+        elif step == "deploy":
+            deployed.add(name)
+            world.deploy(name, name)
+        elif step == "delete" and name in deployed:
+            deployed.discard(name)
+            world.state_cache.apply(FunctionDeleted(name=name), world.now)
+        world.now += 100.0
+        world.settle()
+        owners = world.owners()
+        assert owners.keys() == {digest(name) for name in deployed}
+        assert all(len(nodes) == 1 for nodes in owners.values())

@@ -1,0 +1,197 @@
+"""When a function goes live: the rule, its reasons and its laws."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.live.forecast import queue_wait_s
+from gateway.live.policy import LiveDecision, LiveForecast, decide_live
+from registry.records.live import LiveMode
+
+SECONDS = st.one_of(st.floats(0.0, 100.0), st.just(inf))
+FORECASTS = st.builds(
+    LiveForecast,
+    load_s=SECONDS,
+    pipeline_s=SECONDS,
+    queue_s=SECONDS,
+    zigzag_s=SECONDS,
+    queued=st.integers(0, 100),
+    is_single=st.booleans(),
+)
+TARGETS = st.floats(0.01, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "forecast", "target_s", "way", "reason"),
+    [
+        ("off", LiveForecast(load_s=9.0, pipeline_s=1.0), 1.0, "off", "live is off"),
+        ("pipeline", LiveForecast(load_s=0.1, pipeline_s=0.05), 1.0, "pipeline", "live is pipeline"),
+        (
+            "pipeline",
+            LiveForecast(load_s=9.0),
+            1.0,
+            "off",
+            "live is pipeline, but no loading nodes will hold all layers between them",
+        ),
+        ("pipeline", LiveForecast(load_s=9.0, is_single=True), 1.0, "pipeline", "live is pipeline"),
+        (
+            "auto",
+            LiveForecast(load_s=9.0, is_single=True),
+            1.0,
+            "pipeline",
+            "auto: a call waits 9.00 s, the TTFT target is 1.00 s; nodes that load later can join it",
+        ),
+        (
+            "zigzag",
+            LiveForecast(load_s=9.0, pipeline_s=1.0),
+            1.0,
+            "off",
+            "live is zigzag, but no ready instance is overloaded",
+        ),
+        (
+            "zigzag",
+            LiveForecast(load_s=9.0, queue_s=8.0, zigzag_s=4.0, pipeline_s=1.0),
+            1.0,
+            "zigzag",
+            "live is zigzag",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=0.5, pipeline_s=0.1),
+            1.0,
+            "off",
+            "auto: a call waits 500.0 ms, the TTFT target is 1.00 s",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=5.0, queue_s=0.7, pipeline_s=0.1, queued=3),
+            1.0,
+            "off",
+            "auto: 3 queued calls wait 700.0 ms, the TTFT target is 1.00 s",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=5.0, queue_s=7.0, pipeline_s=0.1, queued=30, basis="8 MB"),
+            1.0,
+            "pipeline",
+            "auto: 30 queued calls wait 5.00 s, the TTFT target is 1.00 s (8 MB); pipeline takes 100.0 ms",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=2.0, pipeline_s=1.5, queue_s=3.0, zigzag_s=1.2),
+            1.0,
+            "zigzag",
+            "auto: a call waits 2.00 s, the TTFT target is 1.00 s; zigzag takes 1.20 s, pipeline 1.50 s",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=2.0, pipeline_s=2.5),
+            1.0,
+            "off",
+            "auto: a call waits 2.00 s, the TTFT target is 1.00 s; no live mode is sooner",
+        ),
+        (
+            "auto",
+            LiveForecast(load_s=inf, pipeline_s=2.5),
+            1.0,
+            "pipeline",
+            "auto: a call waits forever, the TTFT target is 1.00 s; pipeline takes 2.50 s",
+        ),
+    ],
+)
+def test_decisions_and_their_reasons(
+    setting: str, forecast: LiveForecast, target_s: float, way: str, reason: str
+) -> None:
+    decision = decide_live(LiveMode(setting), forecast, target_s)
+    assert decision == LiveDecision(way=LiveMode(way), reason=reason)
+
+
+@given(forecast=FORECASTS, target_s=TARGETS)
+def test_auto_goes_live_only_for_the_target_and_only_where_it_helps(
+    forecast: LiveForecast, target_s: float
+) -> None:
+    decision = decide_live(LiveMode.AUTO, forecast, target_s)
+    assert decision.way is not LiveMode.AUTO and "\n" not in decision.reason
+    best_s = min(forecast.live_s(LiveMode.PIPELINE), forecast.live_s(LiveMode.ZIGZAG))
+    if forecast.plain_s <= target_s:
+        assert not decision.is_live
+    elif best_s < forecast.plain_s:
+        assert forecast.live_s(decision.way) == best_s and decision.is_live
+    else:
+        assert decision.is_live == forecast.is_single
+
+
+@given(forecast=FORECASTS, setting=st.sampled_from([LiveMode.PIPELINE, LiveMode.ZIGZAG]))
+def test_a_fixed_mode_is_taken_wherever_it_is_possible(forecast: LiveForecast, setting: LiveMode) -> None:
+    can = {LiveMode.PIPELINE: forecast.pipeline_s, LiveMode.ZIGZAG: forecast.zigzag_s}[setting] < inf
+    can = can or (setting is LiveMode.PIPELINE and forecast.is_single)
+    assert decide_live(setting, forecast, 1.0).way is (setting if can else LiveMode.OFF)
+
+
+@given(
+    queued=st.lists(st.integers(0, 1000), min_size=2, max_size=2).map(sorted),
+    running=st.integers(0, 64),
+    slots=st.integers(0, 64),
+    service_s=st.one_of(st.none(), st.floats(0.0, 60.0)),
+    load_s=st.floats(0.0, 100.0),
+    pipeline_s=SECONDS,
+    zigzag_s=SECONDS,
+    target_s=TARGETS,
+)
+def test_more_queued_work_never_prevents_going_live(
+    queued: list[int],
+    running: int,
+    slots: int,
+    service_s: float | None,
+    load_s: float,
+    pipeline_s: float,
+    zigzag_s: float,
+    target_s: float,
+) -> None:
+    less, more = (
+        decide_live(
+            LiveMode.AUTO,
+            LiveForecast(
+                load_s=load_s,
+                queue_s=queue_wait_s(count, running, slots, service_s),
+                pipeline_s=pipeline_s,
+                zigzag_s=zigzag_s,
+                queued=count,
+            ),
+            target_s,
+        )
+        for count in queued
+    )
+    assert more.is_live or not less.is_live
+
+
+@given(settings=st.lists(st.tuples(st.sampled_from(LiveMode), FORECASTS), min_size=1), target_s=TARGETS)
+def test_a_decision_never_flaps_and_off_is_off(
+    settings: list[tuple[LiveMode, LiveForecast]], target_s: float
+) -> None:
+    before: LiveDecision | None = None
+    for setting, forecast in settings:
+        decision = decide_live(setting, forecast, target_s, before)
+        if setting is LiveMode.OFF:
+            assert decision.way is LiveMode.OFF
+        elif before is not None and before.is_live:
+            assert decision == before
+        before = decision
+
+
+@pytest.mark.parametrize(
+    ("queued", "running", "slots", "service_s", "wait_s"),
+    [
+        (0, 8, 8, None, 0.0),
+        (0, 0, 0, 1.0, inf),
+        (4, 8, 8, None, inf),
+        (16, 8, 8, 0.5, 1.5),
+        (4, 8, 0, 0.5, inf),
+    ],
+)
+def test_the_queue_waits_for_the_throughput_of_ready_instances(
+    queued: int, running: int, slots: int, service_s: float | None, wait_s: float
+) -> None:
+    assert queue_wait_s(queued, running, slots, service_s) == wait_s

@@ -1,0 +1,196 @@
+"""K and V that stages put aside: how long they are kept, and that they come over links as they are."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice, empty_slice, slice_bytes
+from invoker.links.export_buffer import KvExportBuffer
+from invoker.links.framing import LinkLost
+from invoker.links.kv_link import receive_kv, send_kv
+from invoker.links.link import KEY_FRAMES, SERVICE, StageKey
+from invoker.links.listener import FetchedKv, StageListener
+from rdmacast.address import parse_url
+from rdmacast.protocol.handshake import ClientHandshake
+from rdmacast.protocol.tls import NodeTls
+from registry.messages.live import KvStage
+from tests.fixtures.patience import PATIENCE_S, until
+
+SHAPE = KvShape(layers=6, heads=2, head_dim=8, dtype=torch.bfloat16)
+SECRET = b"a secret of the tests, long enough"
+
+
+def key(sequence: str = "7", place: int = 0) -> StageKey:
+    return StageKey(pipeline="p", epoch=1, place=place, sequence=sequence)
+
+
+def some_kv(tokens: int = 40, first: int = 2, last: int = 5, seed: int = 0) -> KvSlice:
+    one = empty_slice(SHAPE, first, last, tokens)
+    one.data.copy_(torch.randn(one.data.shape, generator=torch.Generator().manual_seed(seed)))
+    return one
+
+
+def same(one: KvSlice, other: KvSlice) -> bool:
+    return (one.first, one.last) == (other.first, other.last) and torch.equal(one.data, other.data)
+
+
+def over_a_link(give: Callable[[socket.socket], None], layers: tuple[int, int], most: int) -> KvSlice:
+    giving, taking = socket.socketpair()
+    with taking:
+
+        def run() -> None:
+            with giving:
+                give(giving)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            return receive_kv(taking, SHAPE, layers, most, PATIENCE_S)
+        finally:
+            taking.close()
+            thread.join()
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 20_000])
+def test_a_slice_comes_as_it_is(tokens: int) -> None:
+    one = some_kv(tokens)
+    assert len(slice_bytes(one)) == one.nbytes == 3 * 4 * tokens * 8 * 2
+    assert same(over_a_link(lambda to: send_kv(to, one, PATIENCE_S), (2, 5), tokens), one)
+
+
+@pytest.mark.parametrize(
+    ("layers", "most", "text"),
+    [((2, 4), 40, "40 tokens of layers"), ((2, 5), 39, "40 tokens of layers")],
+)
+def test_what_was_not_asked_for_is_not_taken(layers: tuple[int, int], most: int, text: str) -> None:
+    def give(to: socket.socket) -> None:
+        try:
+            send_kv(to, some_kv(), PATIENCE_S)
+        except OSError:
+            pass  # nobody reads it
+
+    with pytest.raises(LinkLost, match=text):
+        over_a_link(give, layers, most)
+
+
+def test_another_models_kv_and_an_early_end_are_refused() -> None:
+    narrow = KvSlice(first=2, last=5, data=some_kv().data[..., :4].contiguous())
+
+    def other(to: socket.socket) -> None:
+        try:
+            send_kv(to, narrow, PATIENCE_S)
+        except OSError:
+            pass
+
+    with pytest.raises(LinkLost, match="bytes of K and V, expected"):
+        over_a_link(other, (2, 5), 40)
+    with pytest.raises(LinkLost, match="closed the connection"):
+        over_a_link(lambda to: to.sendall(b"\1\0"), (2, 5), 40)
+
+
+async def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
+    exports, one = KvExportBuffer(), some_kv()
+    exports.add(key(), one)
+    assert exports.nbytes == one.nbytes
+    assert await exports.pop(key(), PATIENCE_S) is one
+    assert await exports.pop(key(), 0.0) is None
+
+    async def ask_after_another() -> None:
+        assert await exports.pop(key(), PATIENCE_S) is None
+        exports.add(key(), one)
+
+    taken, _ = await asyncio.gather(exports.pop(key(), PATIENCE_S), ask_after_another())
+    assert taken is one
+    assert exports.nbytes == 0
+
+
+async def test_a_stage_at_work_is_asked_for_what_is_not_there_yet() -> None:
+    exports, one, asked = KvExportBuffer(), some_kv(), list[str]()
+
+    def ask(sequence: str) -> None:
+        asked.append(sequence)
+        exports.add(key(sequence), one)
+
+    with exports.on_request(key(sequence=""), ask):
+        exports.add(key("6"), one)
+        assert await exports.pop(key("6"), 0.0) is one
+        assert await exports.pop(key("7"), PATIENCE_S) is one
+        assert await exports.pop(key("7", place=1), 0.0) is None  # another stage's
+    assert await exports.pop(key("8"), 0.0) is None
+    assert asked == ["7"]
+
+
+async def test_a_shelf_keeps_so_much_for_so_long() -> None:
+    one = some_kv()
+    exports = KvExportBuffer(max_bytes=2 * one.nbytes)
+    for number in range(3):
+        exports.add(key(str(number)), one)
+    assert exports.nbytes == 2 * one.nbytes
+    assert await exports.pop(key("0"), 0.0) is None
+    assert await exports.pop(key("2"), 0.0) is one
+    exports.clear()
+    assert exports.nbytes == 0
+    brief = KvExportBuffer(keep_s=0.0)
+    brief.add(key(), one)
+    expired = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, expired.set)  # due after what was due before
+    await expired.wait()
+    assert brief.nbytes == 0
+
+
+def listener(host: str) -> StageListener:
+    return StageListener("127.0.0.1", 0, "127.0.0.1", host, SECRET, NodeTls())
+
+
+@pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])
+async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), listener(hosts[0]) as here, listener(hosts[1]) as there:
+        one, late, own = some_kv(), some_kv(seed=1), some_kv(seed=2)
+        there.exports.add(key(), one)
+
+        def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[FetchedKv]":
+            stage = KvStage(link=url, host=host, first=2, last=5)
+            work = here.fetch_kv(stage, key(sequence), SHAPE, 40, PATIENCE_S)
+            return asyncio.create_task(work)
+
+        assert same((await fetch("7", there.url, there.host)).kv, one)
+        waiting = fetch("8", there.url, there.host)  # asked for before it is there
+        put_s = time.monotonic()
+        there.exports.add(key("8"), late)
+        found = await waiting
+        assert same(found.kv, late)
+        assert 0 < found.link_s <= time.monotonic() - put_s
+        here.exports.add(key("9"), own)
+        assert await fetch("9", here.url, here.host) == FetchedKv(kv=own, link_s=0.0)
+        with pytest.raises(LinkLost):
+            await fetch("7", "tcp://127.0.0.1:1", "c")
+
+
+def knock(url: str, wanted: StageKey) -> socket.socket:
+    """Return the link of a peer that waits for exported K and V."""
+    endpoint, handshake = parse_url(url), ClientHandshake(SECRET, SERVICE)
+    link = socket.create_connection((endpoint.host, endpoint.port), PATIENCE_S)
+    link.sendall(handshake.opening)
+    while needed := handshake.needed:
+        link.sendall(handshake.receive(link.recv(needed, socket.MSG_WAITALL)))
+    link.sendall(KEY_FRAMES.encode(wanted))
+    return link
+
+
+async def test_who_hangs_up_is_in_nobodys_way() -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
+        link = await asyncio.to_thread(knock, there.url, key())
+        await until(lambda: "1 waiters" in repr(there.exports))
+        link.close()
+        await until(lambda: "0 waiters" in repr(there.exports))
+        one = some_kv()
+        there.exports.add(key(), one)
+        stage = KvStage(link=there.url, host=there.host, first=2, last=5)
+        found = await here.fetch_kv(stage, key(), SHAPE, 40, PATIENCE_S)
+        assert same(found.kv, one)

@@ -1,0 +1,127 @@
+"""The CPU arena, and the images that live in it."""
+
+import asyncio
+
+import pytest
+
+from invoker.base.errors import OutOfDeviceMemory
+from invoker.engine.kv.budget import kv_cache_bytes
+from invoker.instances.device_cache import DeviceCache, DeviceImageState
+from invoker.memory.arena import COPY_CHUNK_BYTES, CpuArena, copy_following
+from rdmacast.server.region import GrowingRegion
+from registry.clock import FakeClock
+
+MIB = 1 << 20
+
+
+def test_regions_are_aligned_and_apart() -> None:
+    arena = CpuArena(MIB)
+    first, second = arena.reserve(1000), arena.reserve(5)
+    assert first.pointer % 256 == second.pointer % 256 == 0
+    assert first.buffer is not None and second.buffer is not None
+    arena.copy_in(first, 0, memoryview(b"a" * 1000))
+    arena.copy_in(second, 1, memoryview(b"bc"))
+    assert bytes(first.buffer) == b"a" * 1000 and bytes(second.buffer)[1:3] == b"bc"
+    with pytest.raises(OutOfDeviceMemory, match="1048576 bytes on cpu: 1047296 bytes are free"):
+        arena.reserve(MIB)
+    arena.free(first)
+    arena.free(second)
+    arena.check_integrity()
+    with pytest.raises(ValueError):
+        arena.free(first)
+    assert arena.largest_free_bytes == MIB
+    arena.close()
+
+
+async def test_a_copy_follows_the_bytes_that_arrive() -> None:
+    size = 2 * COPY_CHUNK_BYTES + 77
+    data = bytes(range(256)) * (size // 256 + 1)
+    source = memoryview(bytearray(data[:size]))
+    growing, arena = GrowingRegion(source), CpuArena(64 * MIB)
+    region = arena.reserve(size)
+    seen: list[int] = []
+    some = asyncio.Event()
+
+    def on_copied(nbytes: int) -> None:
+        seen.append(nbytes)
+        some.set()
+
+    copying = asyncio.create_task(
+        copy_following(arena, region, source.toreadonly(), growing.wait_for, on_copied)
+    )
+    growing.mark(0, COPY_CHUNK_BYTES + 100)
+    await some.wait()
+    assert seen == [COPY_CHUNK_BYTES]
+    growing.mark(COPY_CHUNK_BYTES, size - COPY_CHUNK_BYTES)
+    copied = await copying
+    assert copied.nbytes == size and copied.gb_per_s > 0
+    assert region.buffer == source
+    arena.close()
+
+
+def device_cache_of(nbytes: int, keep_hot_s: float) -> tuple[CpuArena, DeviceCache, list[int]]:
+    arena, changes = CpuArena(nbytes), []
+    return arena, DeviceCache(arena, keep_hot_s, FakeClock(), lambda: changes.append(1)), changes
+
+
+async def test_an_image_without_users_is_freed_at_once_by_default() -> None:
+    arena, device_cache, changes = device_cache_of(MIB, 0.0)
+    device_image = device_cache.reserve("a", 1000)
+    assert not device_cache.holds("a") and device_cache.buffer("a") is None
+    device_cache.settle(device_image, loaded=True)
+    assert device_cache.holds("a") and device_cache.acquire("a") is device_image
+    device_cache.release(device_image)
+    assert device_cache.holds("a")
+    device_cache.release(device_image)
+    assert device_image.state is DeviceImageState.REMOVED and arena.free_bytes == MIB
+    assert len(changes) == 3
+    arena.close()
+
+
+async def test_idle_images_make_room_least_recently_used_first() -> None:
+    clock, arena = FakeClock(), CpuArena(3 * MIB)
+    device_cache = DeviceCache(arena, 60.0, clock, lambda: None)
+    for name in "abc":
+        device_image = device_cache.reserve(name, MIB)
+        device_cache.settle(device_image, loaded=True)
+        device_cache.release(device_image)
+        clock.advance(1.0)
+    used = device_cache.acquire("a")
+    assert used is not None
+    device_cache.free_region(device_cache.reserve_region(MIB))
+    assert [device_cache.holds(name) for name in "abc"] == [True, False, True]
+    with pytest.raises(OutOfDeviceMemory):
+        device_cache.reserve_region(3 * MIB)
+    assert device_cache.holds("c"), "nothing is evicted for what cannot fit anyway"
+    assert not device_cache.drop("a") and device_cache.drop("c")
+    device_cache.release(used)
+    assert device_cache.evictions == 1
+    arena.close()
+
+
+async def test_those_who_joined_a_load_learn_of_its_end() -> None:
+    arena, device_cache, _ = device_cache_of(MIB, 60.0)
+    device_image = device_cache.reserve("a", 1000)
+    joined = device_cache.acquire("a")
+    assert joined is device_image
+    device_cache.settle(device_image, loaded=False)
+    device_cache.release(device_image)
+    await joined.settled.wait()
+    assert joined.state is DeviceImageState.REMOVED and device_cache.acquire("a") is None
+    again = device_cache.reserve("a", 1000)
+    device_cache.release(joined)
+    assert arena.free_bytes == MIB - 1024
+    device_cache.settle(again, loaded=False)
+    device_cache.release(again)
+    assert arena.free_bytes == MIB
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    ("least", "wanted", "free", "expected"),
+    [(10, 80, 1000, 80), (10, 80, 100, 50), (90, 80, 100, 90), (90, 900, 50, 90), (0, 0, 100, 0)],
+)
+def test_the_kv_cache_takes_half_of_what_is_left_but_one_context_at_least(
+    least, wanted, free, expected
+) -> None:
+    assert kv_cache_bytes(min_bytes=least, wanted_bytes=wanted, largest_free_bytes=free) == expected
