@@ -119,14 +119,23 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def starts_platforms(nodeid: str) -> bool:
+    return nodeid.startswith(_PLATFORMS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests that start platforms first: one worker runs all of them, which takes longest."""
+    items.sort(key=lambda item: not starts_platforms(item.nodeid))
+
+
 class PlatformScheduling(LoadScopeScheduling):
     """One worker runs all tests that start platforms, which need the processors; other files stay whole."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "platforms" if file.startswith(_PLATFORMS) else file
+        return "platforms" if starts_platforms(nodeid) else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PlatformScheduling:
+    config.option.loadscopereorder = False
     return PlatformScheduling(config, log)

@@ -73,10 +73,10 @@ def test_three_images_in_four_places_are_never_read_from_disk_twice(
             held = host_copies(tight)
             missing = {n for n, image in images.items() if not any(image in row for row in held.values())}
             assert not missing, f"step {step}: no host holds {missing}: {held}\n{tight.logs(40)}"
-    kept = lambda: [  # noqa: E731
-        holding["image"] for node in tight.nodes() for holding in node["holdings"] if holding.get("kept")
+    pinned = lambda: [  # noqa: E731
+        holding["image"] for node in tight.nodes() for holding in node["holdings"] if holding.get("pinned")
     ]
-    tight.until("each image has one keeper", lambda: sorted(kept()) == sorted(images.values()))
+    tight.until("each image is pinned once", lambda: sorted(pinned()) == sorted(images.values()))
     assert read() == sizes
 
 

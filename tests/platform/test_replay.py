@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def test_nobody_there_is_a_failure_of_the_request() -> None:
     target = StreamEndpoint.of("http://127.0.0.1:9", "")
     done = asyncio.run(stream_completion(target, "r", b"{}", 5.0))
     assert done.failure.startswith("connection")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """Yield a platform which has no other functions, whose instances the usage check would wait for."""
+    made = Platform(data=tmp_path_factory.mktemp("replay"), flags=("--nodes", "1"))
+    made.up()
+    yield made
+    made.down()
 
 
 def replay(platform: Platform, trace: Path, *arguments: str) -> subprocess.Popen[str]:
