@@ -32,9 +32,13 @@ class Client:
         self._http = httpx2.Client(
             base_url=settings.url,
             headers=headers,
-            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )
+        self.set_timeout(timeout_s)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set how long to wait for a response, or for its next piece."""
+        self._http.timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
     def __enter__(self) -> "Client":
         return self

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from cli.client import Client
 from cli.health import warn_if_unhealthy
-from cli.options import client_options, connect, output_option
+from cli.options import client_options, output_option
 from cli.output import emit_rows
 from cli.tables import Column, Row
 from cli.values import age, human_bytes
@@ -64,7 +65,7 @@ def csv_node(node: dict[str, Any]) -> dict[str, Any]:
 @click.command("nodes")
 @output_option
 @client_options
-def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
+def nodes_command(form: str, client: Client) -> None:
     """List nodes with their memory and instances.
 
     \b
@@ -73,7 +74,6 @@ def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
       hypercast nodes -o wide
       hypercast nodes -o json
     """
-    with connect(url, api_key) as client:
-        nodes = client.json("GET", "/admin/nodes")["nodes"]
-        warn_if_unhealthy(client)
+    nodes = client.json("GET", "/admin/nodes")["nodes"]
+    warn_if_unhealthy(client)
     emit_rows([csv_node(node) for node in nodes] if form == "csv" else nodes, COLUMNS, FIELDS, form)

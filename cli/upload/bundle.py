@@ -30,11 +30,10 @@ class Bundle:
 
     task: FunctionTask
     architecture: str
-    dtype: str
-    context_length: int
-    image: str | None
-    manifest: str | None
-    image_bytes: int
+    dtype: str = ""
+    context_length: int = 0
+    image: str | None = None
+    manifest: str | None = None
     assets: dict[str, str]
     description: str
     plan: ImagePlan | None = None
@@ -124,7 +123,6 @@ def bundle_image(
         context_length=context_length,
         image=manifest.sha256,
         manifest=digest,
-        image_bytes=manifest.nbytes,
         assets=assets,
         description=description,
         plan=plan,
@@ -148,11 +146,6 @@ def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
     return Bundle(
         task=FunctionTask.HANDLER,
         architecture=BUILTIN_PREFIX + spec.handler.function if spec.handler.builtin else "handler",
-        dtype="",
-        context_length=0,
-        image=None,
-        manifest=None,
-        image_bytes=0,
         assets=assets,
         description=spec.description,
         blobs=blobs,

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
-from registry.accounting.usage_report import bounded, matches, overlaps, row_of, total
+from registry.accounting.usage_report import UsageTotals, amounts_of, bounded, matches, overlaps
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord, voided
 from registry.state import Ledger, UsageFilter, UsageRow
@@ -65,8 +65,11 @@ class MemoryLedger(Ledger):
         return [self._requests[name] for name in request_ids if name in self._requests]
 
     async def report(self, where: UsageFilter) -> list[UsageRow]:
-        where = bounded(where)
-        return total(row_of(record) for record in self._by_end if matches(where, record))
+        where, totals = bounded(where), UsageTotals()
+        for record in self._by_end:
+            if matches(where, record):
+                totals.add(record.function, record.tenant, amounts_of(record))
+        return totals.rows()
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
         identity = interval.instance_id, interval.state, interval.from_at
