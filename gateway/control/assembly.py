@@ -77,13 +77,12 @@ class ControlStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The open control side; `ready` is set once the cluster's state has been read."""
+    """The open control side."""
 
     dispatcher: CallDispatcher
     cluster: ClusterControl
     state_cache: ClusterStateCache
     changes: ChangeCondition
-    ready: asyncio.Event
     settlement: AckBatcher
     _sync: ClusterStateSync
     _leadership: Leadership
@@ -92,6 +91,11 @@ class Control:
 
     def __repr__(self) -> str:
         return f"<Control {self._leadership!r} {self.state_cache!r}>"
+
+    @property
+    def ready(self) -> asyncio.Event:
+        """Set once the cluster's state has been read."""
+        return self._sync.ready
 
     async def drain(self) -> None:
         """Refuse new calls; return once those in progress have ended."""
@@ -183,17 +187,9 @@ def _assemble(
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
+    slots = settings.dispatch
     dispatcher = CallDispatcher(
-        state_cache,
-        changes,
-        channels,
-        progress,
-        admission,
-        loads,
-        work,
-        clock,
-        rng=rng,
-        settings=settings.dispatch,
+        state_cache, changes, channels, progress, admission, loads, work, clock, rng=rng, settings=slots
     )
     assets = StartAssets(blobs)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))
@@ -208,7 +204,6 @@ def _assemble(
         cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls),
         state_cache=state_cache,
         changes=changes,
-        ready=cluster.sync.ready,
         settlement=settlement,
         _sync=cluster.sync,
         _leadership=leadership,

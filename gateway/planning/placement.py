@@ -119,10 +119,10 @@ def start_candidates(
         if version.image is not None and mismatch(version.architecture, node.device):
             continue
         rank = _NEAREST[tier_of(node, image)] if image else 0
-        if rank > _NEAREST[Tier.HOST] and node.host in host_holders:
-            rank = _NEAREST[Tier.HOST]
-        if rank > _LOADING_RANK and node.host in loading_hosts:
-            rank = _LOADING_RANK
+        if node.host in host_holders:
+            rank = min(rank, _NEAREST[Tier.HOST])
+        elif node.host in loading_hosts:
+            rank = min(rank, _LOADING_RANK)
         found.append(
             StartCandidate(
                 id=node.id,
