@@ -48,7 +48,7 @@ def client_options(command: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(command)
     def connected(url: str | None, api_key: str | None, **values: Any) -> T:
-        with Client(resolve(url, api_key)) as client:
+        with connect(url, api_key) as client:
             return command(client=client, **values)
 
     with_key = click.option("--api-key", help="API key.  [env: HYPERCAST_API_KEY]")(connected)
@@ -112,3 +112,8 @@ def time_options(command: F) -> F:
 def query(**values: object) -> dict[str, object]:
     """Return the values that are set, as query parameters."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def connect(url: str | None, api_key: str | None) -> Client:
+    """Return a client of the gateway chosen by flags, environment or configuration file."""
+    return Client(resolve(url, api_key))

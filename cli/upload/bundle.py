@@ -34,6 +34,7 @@ class Bundle:
     context_length: int = 0
     image: str | None = None
     manifest: str | None = None
+    image_bytes: int = 0
     assets: dict[str, str]
     description: str
     plan: ImagePlan | None = None
@@ -123,6 +124,7 @@ def bundle_image(
         context_length=context_length,
         image=manifest.sha256,
         manifest=digest,
+        image_bytes=manifest.nbytes,
         assets=assets,
         description=description,
         plan=plan,

@@ -179,10 +179,8 @@ def _assemble(
     policy: ScalerPolicy,
     rng: random.Random | None,
 ) -> _Parts:
-    """Create all parts of the control side."""
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
-    work = ChangeCondition()
-    admission, progress = Admission(settings.limits), StartProgress()
+    admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
     channels = NodeChannels(state_cache, changes, dial)
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)

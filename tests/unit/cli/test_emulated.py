@@ -18,7 +18,7 @@ def test_a_deploy_packs_bytes_that_stand_for_the_model() -> None:
     assert bundle.architecture == "emulated:llama2-7b/10000" and bundle.plan is not None
     assert bundle.manifest is not None
     manifest = decode_manifest(bundle.blobs[bundle.manifest])
-    assert (manifest.sha256, manifest.nbytes) == (bundle.image, bundle.plan.nbytes)
+    assert (manifest.sha256, manifest.nbytes) == (bundle.image, bundle.image_bytes)
     assert b'"vocab_size": 32000' in bundle.blobs[bundle.assets["config.json"]]
 
 
