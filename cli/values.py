@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-NANOS = 10**9
+from registry.records.quota import NANOS as NANOS
+
 _SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
 
 

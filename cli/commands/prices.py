@@ -15,6 +15,7 @@ from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
 from cli.values import NANOS, money
+from registry.accounting.usage_groups import HOUR_S
 from registry.records.usage import PriceRate
 
 FIELDS = (*(field.name for field in fields(PriceRate)), "applies")
@@ -25,7 +26,6 @@ PARTS = {
     "completion_mtoken_nanos": "per million generated tokens",
 }
 MAX_NANOS = 10**13
-HOUR_S = 3600
 
 
 def _money_column(field: str, heading: str, *, factor: int = 1, wide: bool = False, drop: int = 0) -> Column:

@@ -13,7 +13,7 @@ from gateway.core.contract import DispatchError, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
 from gateway.planning.placement import choose_sources, choose_warm, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
-from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError
+from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, reason_of
 from registry.messages.node import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
 from registry.records.function import FunctionVersion
@@ -145,7 +145,7 @@ class ClusterControl:
             for task in tasks:
                 task.result()
         except RegistryError as error:
-            raise _start_failed(f"{function} could not be warmed: {_reason(error)}") from error
+            raise _start_failed(f"{function} could not be warmed: {reason_of(error)}") from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -196,7 +196,7 @@ class ClusterControl:
                 await self._fill(fill, target.id, lambda *_: None, pin=True)
             except RegistryError as error:
                 failed.add(target.id)
-                last = _reason(error)
+                last = reason_of(error)
             else:
                 return
         raise _start_failed(f"no host copy of {version.function}: {last}")
@@ -281,7 +281,7 @@ class ClusterControl:
             for node in nodes:
                 await self._calls.refresh(node.id)
         except ChannelError as error:
-            raise _bad_request(f"not dropped from {tier}: {_reason(error)}") from error
+            raise _bad_request(f"not dropped from {tier}: {reason_of(error)}") from error
         finally:
             self._changes.notify_soon()
 
@@ -307,7 +307,7 @@ class ClusterControl:
                     async for line in read_lines:
                         await merged.put(f"{node} | {line}")
             except ChannelError as error:
-                await merged.put(f"{node} | ({_reason(error)})")
+                await merged.put(f"{node} | ({reason_of(error)})")
             await merged.put(None)
 
         readers = [asyncio.create_task(read(node.id)) for node in self._state_cache.usable_nodes()]
@@ -347,10 +347,6 @@ class ClusterControl:
                 await self._changes.wait_for(predicate)
         except TimeoutError:
             raise DispatchError("timeout", f"{what} within {limit_s:g} s", status=504) from None
-
-
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, RemoteError) else str(error)
 
 
 def _bad_request(message: str) -> DispatchError:

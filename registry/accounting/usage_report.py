@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from operator import add
 
 from registry.errors import InvalidRecord
+from registry.records.quota import DAY_S
 from registry.records.usage import InstanceInterval, RequestRecord
 from registry.state import UsageFilter, UsageRow
 
-DAY_S = 86_400
 # A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")

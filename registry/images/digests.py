@@ -17,12 +17,12 @@ MARKER_FILE = "hypercast-store.json"
 MAX_MARKER_BYTES = 64 * 1024
 MAX_RUNNING_HASHES = 64
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(digest: str) -> str:
     """Return `digest`. Raises InvalidRecord if it is malformed: digests become file names."""
-    if not _DIGEST.fullmatch(digest):
+    if not DIGEST.fullmatch(digest):
         raise InvalidRecord(f"not a SHA-256 digest of 64 hex digits: {digest[:80]!r}")
     return digest
 

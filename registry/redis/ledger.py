@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
+from registry.accounting.ledger_pages import PAGE as INTERVALS_PAGE
 from registry.accounting.ledger_pages import each_request
 from registry.accounting.usage_report import (
     COLUMNS,
@@ -74,8 +75,6 @@ return page
 PAGE = 1000
 # Limit of a page's bytes, so that decoding it takes a few milliseconds.
 PAGE_BYTES = 256 << 10
-# Intervals of one page; see ledger_pages.
-INTERVALS_PAGE = 200
 
 
 class RedisLedger(RedisStore):
