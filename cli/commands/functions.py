@@ -1,7 +1,6 @@
 """`list`, `describe`, `rollback` and `delete`."""
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from cli.options import client_options, output_option
 from cli.output import emit_record, emit_rows, write, write_fields
 from cli.progress import note
 from cli.tables import Column, Row
-from cli.values import age, duration, human_bytes, utc
+from cli.values import age_of, duration, human_bytes, utc
 
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
@@ -30,14 +29,14 @@ LIST_COLUMNS = (
     Column(field="min", numeric=True, wide=True),
     Column(field="max", numeric=True, wide=True, shown=lambda row: str(row["max"] or "all nodes")),
     Column(field="bytes", heading="SIZE", numeric=True, drop=1),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["updated_at"])),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["updated_at"])),
     Column(field="architecture", wide=True),
     Column(field="dtype", wide=True),
     Column(field="image", wide=True, shown=lambda row: (row["image"] or "")[:12]),
 )
 MODEL_COLUMNS = (
     Column(field="name", shrink=16),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["created_at"])),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["created_at"])),
 )
 VERSION_COLUMNS = (
     Column(field="version", numeric=True),
@@ -55,7 +54,7 @@ INSTANCE_COLUMNS = (
     Column(field="state", state=True),
     Column(field="start_kind", heading="START", drop=3),
     Column(field="source", heading="LOADED FROM", drop=4),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["since"]), drop=1),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["since"]), drop=1),
     Column(field="error", shrink=12, wide=True),
 )
 PIPELINE_COLUMNS = (
@@ -185,8 +184,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "State": state,
         "URL": call_url(function, url),
         "Description": current["description"],
-        "Created": f"{utc(function['created_at'])} ({_age(function['created_at'])} ago)",
-        "Version": f"{current['version']}, deployed {_age(current['created_at'])} ago",
+        "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
+        "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago",
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
         "Image": image(current),
@@ -263,7 +262,3 @@ def delete_command(name: str, yes: bool, form: str, client: Client) -> None:
     if form in ("json", "csv"):
         emit_record(deleted, form)
     note(f"deleted {name}")
-
-
-def _age(at: float) -> str:
-    return age(time.time() - at)

@@ -12,7 +12,7 @@ from cli.options import DURATION, client_options, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
-from cli.values import age, utc
+from cli.values import age_of, utc
 from registry.errors import InvalidRecord
 from registry.records.api_key import SpendPeriod
 from registry.records.quota import SpendLimit, money, parse_spend_limit
@@ -31,7 +31,7 @@ COLUMNS = (
     Column(field="role", drop=3),
     Column(field="state", state=True),
     Column(field="functions", shrink=9, drop=2, shown=lambda row: ", ".join(row["functions"]) or "all"),
-    Column(field="created_at", heading="AGE", numeric=True, shown=lambda row: _age(row["created_at"])),
+    Column(field="created_at", heading="AGE", numeric=True, shown=lambda row: age_of(row["created_at"])),
     Column(field="expires_at", heading="EXPIRES", drop=5),
     Column(field="revoked_at", heading="REVOKED", wide=True),
     Column(field="requests_per_minute", heading="REQUESTS/MIN", numeric=True, wide=True),
@@ -231,7 +231,7 @@ def shown_key(key: Row) -> list[tuple[str, str]]:
         ("Role", key["role"]),
         ("State", key["state"]),
         ("Functions", ", ".join(key["functions"]) or "all"),
-        ("Created", f"{utc(key['created_at'])} ({_age(key['created_at'])} ago)"),
+        ("Created", f"{utc(key['created_at'])} ({age_of(key['created_at'])} ago)"),
         ("Expires", "never" if key["expires_at"] is None else utc(key["expires_at"])),
         ("Requests per minute", str(key["requests_per_minute"] or none)),
         ("Tokens per minute", str(key["tokens_per_minute"] or none)),
@@ -258,7 +258,3 @@ def revoke(key_id: str, form: str, client: Client) -> None:
     if form in ("json", "csv"):
         emit_record(with_state(revoked, time.time()), form)
     note(f"revoked {key_id}")
-
-
-def _age(at: float) -> str:
-    return age(time.time() - at)

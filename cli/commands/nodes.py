@@ -1,6 +1,5 @@
 """`nodes`: the nodes of the cluster and what each holds."""
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -11,7 +10,7 @@ from cli.health import warn_if_unhealthy
 from cli.options import client_options, output_option
 from cli.output import emit_rows
 from cli.tables import Column, Row
-from cli.values import age, human_bytes
+from cli.values import age_of, human_bytes
 
 FIELDS = (
     *("id", "host", "pid", "state", "device", "gpu_type", "gpu_count"),
@@ -33,7 +32,7 @@ COLUMNS = (
     Column(
         field="images", heading="IN HOST MEMORY", wide=True, shown=lambda row: " ".join(row["tiers"]["host"])
     ),
-    Column(field="age", numeric=True, shown=lambda row: age(time.time() - row["started_at"]), drop=1),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["started_at"]), drop=1),
 )
 
 

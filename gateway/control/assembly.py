@@ -3,7 +3,6 @@
 import asyncio
 import random
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,7 +71,6 @@ class ControlStats:
     rerouted: int
     moved: int
     desired: Mapping[str, int]
-    instances: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +111,6 @@ class Control:
             rerouted=counts.rerouted,
             moved=counts.moved,
             desired={str(key): desired for key, desired in self._controller.desired.items()},
-            instances=Counter(instance.state.value for instance in self.state_cache.instances()),
         )
 
 

@@ -105,10 +105,6 @@ class GpuSums:
     idle_us: int = 0
     lost_us: int = 0
 
-    @property
-    def allocated_us(self) -> int:
-        return self.used_us + self.loading_us + self.idle_us
-
 
 Group = tuple[str, ...]
 

@@ -86,19 +86,13 @@ class _Period:
     statuses: Counter[RequestStatus] = field(default_factory=Counter)
     queue_ms: Counter[int] = field(default_factory=Counter)
     exec_ms: Counter[int] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    billed_gpu_ms: int = 0
-    cost_nanos: int = 0
+    sums: list[int] = field(default_factory=lambda: [0] * len(COLUMNS))
 
     def add(self, record: RequestRecord) -> None:
         self.statuses[record.status] += 1
         self.queue_ms[record.queue_ms] += 1
         self.exec_ms[record.exec_ms] += 1
-        self.prompt_tokens += record.prompt_tokens
-        self.completion_tokens += record.completion_tokens
-        self.billed_gpu_ms += record.billed_gpu_ms
-        self.cost_nanos += record.cost_nanos
+        self.sums[:] = map(add, self.sums, amounts_of(record))
 
 
 class PeriodSums:
@@ -124,18 +118,14 @@ class PeriodSums:
             SummaryRow(
                 function=function,
                 tenant=tenant,
-                requests=period.statuses.total(),
+                **dict(zip(COLUMNS, period.sums, strict=True)),
                 ok=period.statuses[RequestStatus.OK],
                 failed=period.statuses[RequestStatus.FAILED],
                 cancelled=period.statuses[RequestStatus.CANCELLED],
-                prompt_tokens=period.prompt_tokens,
-                completion_tokens=period.completion_tokens,
-                billed_gpu_ms=period.billed_gpu_ms,
                 queue_p50_ms=percentile(period.queue_ms, 50),
                 queue_p95_ms=percentile(period.queue_ms, 95),
                 exec_p50_ms=percentile(period.exec_ms, 50),
                 exec_p95_ms=percentile(period.exec_ms, 95),
-                cost_nanos=period.cost_nanos,
                 currency=currency,
             )
             for (function, tenant, currency), period in sorted(self._periods.items())
