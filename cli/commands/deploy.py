@@ -1,8 +1,8 @@
 """`deploy`: register a model or a handler as a function."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from cli.errors import (
 from cli.options import DURATION, LIVE, NAME, client_options, output_option
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
-from cli.upload.blobs import MemorySource, Source, upload
+from cli.upload.blobs import Source, memory_source, upload
 from cli.upload.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
 from cli.upload.packed import is_packed
 from cli.values import human_bytes
 from registry.config.emulation import is_emulated
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
-from registry.images.plan import ImagePlan, image_chunks
+from registry.images.plan import image_chunks
 from registry.images.source import local_folder
 from registry.records.function import Scaling, check_name
 
@@ -36,18 +36,6 @@ _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
 )
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
-
-
-class ImageSource(Source):
-    """A model image, packed while it is sent."""
-
-    def __init__(self, plan: ImagePlan) -> None:
-        super().__init__(plan.nbytes)
-        self._plan = plan
-
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        for view in image_chunks(self._plan, offset):
-            yield bytes(view)
 
 
 @click.command("deploy")
@@ -202,9 +190,11 @@ def registration(name: str, bundle: Bundle, scaling: dict[str, Any]) -> dict[str
 
 def send(client: Client, bundle: Bundle) -> None:
     """Upload the blobs that the store lacks."""
-    sources: dict[str, Source] = {digest: MemorySource(blob) for digest, blob in bundle.blobs.items()}
+    sources: dict[str, Source] = {digest: memory_source(blob) for digest, blob in bundle.blobs.items()}
     if bundle.image is not None and bundle.plan is not None:
-        sources[bundle.image] = ImageSource(bundle.plan)
+        # Packed while it is sent.
+        packed = partial(image_chunks, bundle.plan)
+        sources[bundle.image] = Source(bundle.plan.nbytes, lambda offset: map(bytes, packed(offset)))
     answer = client.json("POST", "/admin/blobs/missing", json={"digests": sorted(sources)})
     missing = [digest for digest in sources if digest in set(answer["missing"])]
     total = sum(sources[digest].nbytes for digest in missing)
