@@ -21,6 +21,16 @@ from cli.errors import (
 from cli.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 10.0
+_ERRORS: dict[int, tuple[type[CliError], str]] = {
+    400: (UsageError, ""),
+    401: (AuthError, " (set a key with --api-key or HYPERCAST_API_KEY)"),
+    403: (ForbiddenError, " (the API key in use lacks this right)"),
+    404: (MissingError, ""),
+    413: (UsageError, ""),
+    422: (UsageError, ""),
+    504: (TimeoutExceeded, ""),
+    507: (RoomError, ""),
+}
 
 
 class Client:
@@ -32,9 +42,13 @@ class Client:
         self._http = httpx2.Client(
             base_url=settings.url,
             headers=headers,
-            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )
+        self.set_timeout(timeout_s)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set how long to wait for a response, or for its next piece."""
+        self._http.timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
     def __enter__(self) -> "Client":
         return self
@@ -98,21 +112,8 @@ def raise_for(response: httpx2.Response) -> None:
     if response.status_code < 400:
         return
     message = error_message(response)
-    match response.status_code:
-        case 401:
-            raise AuthError(f"{message} (set a key with --api-key or HYPERCAST_API_KEY)")
-        case 403:
-            raise ForbiddenError(f"{message} (the API key in use lacks this right)")
-        case 404:
-            raise MissingError(message)
-        case 400 | 413 | 422:
-            raise UsageError(message)
-        case 504:
-            raise TimeoutExceeded(message)
-        case 507:
-            raise RoomError(message)
-        case _:
-            raise CliError(message)
+    kind, hint = _ERRORS.get(response.status_code, (CliError, ""))
+    raise kind(message + hint)
 
 
 def error_message(response: httpx2.Response) -> str:

@@ -1,5 +1,6 @@
 """Options and value types that several commands share."""
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from registry.units.moments import parse_moment
 _MAX_SECONDS = 2e6  # sockets accept no timeout over 24 days
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def _seconds(text: str) -> float:
@@ -41,10 +43,16 @@ SECONDS = Parsed("seconds", _seconds)
 LIVE = click.Choice([live.value for live in LiveMode])
 
 
-def client_options(command: F) -> F:
-    """Add `--url` and `--api-key`, the arguments of `connect`."""
-    command = click.option("--api-key", help="API key.  [env: HYPERCAST_API_KEY]")(command)
-    return click.option("--url", help="Address of the gateway.  [env: HYPERCAST_URL]")(command)
+def client_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--url` and `--api-key`; the command receives a `client` of that gateway, open while it runs."""
+
+    @functools.wraps(command)
+    def connected(url: str | None, api_key: str | None, **values: Any) -> T:
+        with connect(url, api_key) as client:
+            return command(client=client, **values)
+
+    with_key = click.option("--api-key", help="API key.  [env: HYPERCAST_API_KEY]")(connected)
+    return click.option("--url", help="Address of the gateway.  [env: HYPERCAST_URL]")(with_key)
 
 
 def output_option(command: F) -> F:
@@ -106,6 +114,6 @@ def query(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def connect(url: str | None, api_key: str | None, timeout_s: float = 600.0) -> Client:
+def connect(url: str | None, api_key: str | None) -> Client:
     """Return a client of the gateway chosen by flags, environment or configuration file."""
-    return Client(resolve(url, api_key), timeout_s)
+    return Client(resolve(url, api_key))

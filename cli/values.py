@@ -1,8 +1,10 @@
 """Values as people read them: sizes, times, durations, money."""
 
+import time
 from datetime import UTC, datetime
 
-NANOS = 10**9
+from registry.records.quota import NANOS as NANOS
+
 _SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
 
 
@@ -45,6 +47,11 @@ def age(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def age_of(at: float) -> str:
+    """Return how long ago a moment in Unix seconds was."""
+    return age(time.time() - at)
 
 
 def utc(at: float) -> str:

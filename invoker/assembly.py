@@ -134,8 +134,17 @@ class _Memory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Casting:
     regions: RegionServer
+    listener: StageListener
     connector: Connector
     tls: NodeTls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Images:
+    arena: Arena
+    device_cache: DeviceCache
+    published: PublishedImages
+    loader: ImageLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,44 +156,16 @@ class _Accounting:
 
 
 async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
-    settings, clock = setup.settings, setup.clock
+    settings = setup.settings
     memory = await _open_memory(setup, stack)
     casting = _open_casting(setup, memory.arena, stack)
     accounting = await _open_accounting(setup, stack)
-    device_cache = DeviceCache(memory.arena, settings.keep_hot_s, clock, accounting.publisher.node_changed)
-    published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
-    stack.callback(published.close)
-    sources = await _load_sources(setup, casting, accounting, device_cache)
-    loader = ImageLoader(
-        sources, memory.tier, published, accounting.counters, accounting.publisher.node_changed
-    )
-    rings = LogRings(clock)
-    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
-    resources = InstanceContext(
-        arena=memory.arena,
-        device_cache=device_cache,
-        loader=loader,
-        engines=setup.engines,
-        make_handler=HandlerProcess if settings.allow_handlers else None,
-        scratch_dir=stack.enter_context(scratch_folder(scratch)),
-        clock=clock,
-        meter=accounting.meter,
-        log_line=rings.add,
-    )
-    instances = Instances(
-        settings.node_id,
-        resources,
-        accounting.counters,
-        published=accounting.publisher.instance_changed,
-    )
-    listener = StageListener(
-        settings.listen_host,
-        settings.stage_port,
-        settings.advertise,
-        settings.host_id,
-        settings.secret,
-        casting.tls,
-    )
+    images = await _open_images(setup, memory, casting, accounting, stack)
+    rings = LogRings(setup.clock)
+    resources = _instance_context(setup, images, accounting.meter, rings, stack)
+    changed = accounting.publisher.instance_changed
+    instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
+    listener = casting.listener
     context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
     pipelines = HostedPipelines(
         settings.node_id, settings.secret, listener, context, lambda peer: peer in channel.peers
@@ -192,12 +173,12 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
     dependencies = NodeDependencies(
         settings=settings,
         facts=memory.facts,
-        clock=clock,
+        clock=setup.clock,
         arena=memory.arena,
         tier=memory.tier,
-        device_cache=device_cache,
-        published=published,
-        loader=loader,
+        device_cache=images.device_cache,
+        published=images.published,
+        loader=images.loader,
         instances=instances,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
@@ -212,18 +193,55 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
     node = Node(dependencies, setup.epoch)
     stack.push_async_callback(instances.drain, 0.0)
     stack.push_async_callback(pipelines.aclose)
+    channel = await _open_servers(setup, node, accounting.calls, casting, stack)
+    return node, accounting.publisher, channel
+
+
+async def _open_images(
+    setup: _Setup, memory: _Memory, casting: _Casting, accounting: _Accounting, stack: AsyncExitStack
+) -> _Images:
+    changed = accounting.publisher.node_changed
+    device_cache = DeviceCache(memory.arena, setup.settings.keep_hot_s, setup.clock, changed)
+    published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
+    stack.callback(published.close)
+    sources = await _load_sources(setup, casting, accounting, device_cache)
+    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed)
+    return _Images(arena=memory.arena, device_cache=device_cache, published=published, loader=loader)
+
+
+def _instance_context(
+    setup: _Setup, images: _Images, meter: GpuMeter, rings: LogRings, stack: AsyncExitStack
+) -> InstanceContext:
+    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
+    return InstanceContext(
+        arena=images.arena,
+        device_cache=images.device_cache,
+        loader=images.loader,
+        engines=setup.engines,
+        make_handler=HandlerProcess if setup.settings.allow_handlers else None,
+        scratch_dir=stack.enter_context(scratch_folder(scratch)),
+        clock=setup.clock,
+        meter=meter,
+        log_line=rings.add,
+    )
+
+
+async def _open_servers(
+    setup: _Setup, node: Node, calls: Calls, casting: _Casting, stack: AsyncExitStack
+) -> ChannelServer:
+    settings = setup.settings
     await stack.enter_async_context(casting.regions)
-    await stack.enter_async_context(listener)
+    await stack.enter_async_context(casting.listener)
     channel = ChannelServer(
         TcpAddress(settings.listen_host, settings.listen_port).url,
         settings.secret,
         node.handle,
-        on_peer_closed=lambda peer, _: accounting.calls.peer_closed(peer),
+        on_peer_closed=lambda peer, _: calls.peer_closed(peer),
     )
     await stack.enter_async_context(channel)
     port = parse_url(channel.url).port
     node.listening(TcpAddress(settings.advertise, port).url, casting.regions.address.url)
-    return node, accounting.publisher, channel
+    return channel
 
 
 async def _open_accounting(setup: _Setup, stack: AsyncExitStack) -> _Accounting:
@@ -263,7 +281,9 @@ def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Castin
         exporters=transports.exporters,
     )
     connector = make_connector(settings, setup.root, transports)
-    return _Casting(regions=regions, connector=connector, tls=transports.tls)
+    address = settings.listen_host, settings.stage_port, settings.advertise
+    listener = StageListener(*address, settings.host_id, settings.secret, transports.tls)
+    return _Casting(regions=regions, listener=listener, connector=connector, tls=transports.tls)
 
 
 async def _load_sources(

@@ -159,23 +159,17 @@ class Node:
             raise RemoteError("start_failed", str(error) or type(error).__name__) from error
 
     def _dispatch(self, request: Request) -> AsyncGenerator[Reply, None]:
-        dependencies = self._dependencies
+        dependencies, instances = self._dependencies, self._dependencies.instances
+        clock, calls = dependencies.clock, dependencies.calls
         match request:
             case Generate(pipeline=name) if name:
-                return generate_by(
-                    dependencies.pipelines.get(name), request, dependencies.clock, dependencies.calls
-                )
-            case Generate():
-                instance = dependencies.instances.get(request.instance_id)
-                return generate(
-                    instance, request, dependencies.clock, dependencies.calls, dependencies.kv_connector
-                )
-            case Compute():
-                instance = dependencies.instances.get(request.instance_id)
-                return compute(instance, request, dependencies.clock, dependencies.calls)
-            case InvokeHandler():
-                instance = dependencies.instances.get(request.instance_id)
-                return invoke_handler(instance, request, dependencies.clock, dependencies.calls)
+                return generate_by(dependencies.pipelines.get(name), request, clock, calls)
+            case Generate(instance_id=id_):
+                return generate(instances.get(id_), request, clock, calls, dependencies.kv_connector)
+            case Compute(instance_id=id_):
+                return compute(instances.get(id_), request, clock, calls)
+            case InvokeHandler(instance_id=id_):
+                return invoke_handler(instances.get(id_), request, clock, calls)
             case StartInstance():
                 return self._start(request)
             case StopInstance():

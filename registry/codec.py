@@ -1,42 +1,16 @@
 """Typed encoding of records as JSON; a decoding error names the Redis key of the value."""
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from registry.errors import InvalidRecord
-from registry.records.change import (
-    CastChanged,
-    CastPartEnded,
-    Change,
-    FunctionChanged,
-    FunctionDeleted,
-    InstanceChanged,
-    LiveChanged,
-    LoadReport,
-    NodeGone,
-    NodeUp,
-    ScaleRequested,
-)
+from registry.records.change import Change
 
 T = TypeVar("T")
 
 # The kind of a change in the feed is its class name: JSON alone does not distinguish the classes.
-_CHANGES: dict[bytes, type[Change]] = {
-    kind.__name__.encode(): kind
-    for kind in (
-        NodeUp,
-        NodeGone,
-        InstanceChanged,
-        FunctionChanged,
-        FunctionDeleted,
-        LoadReport,
-        ScaleRequested,
-        CastChanged,
-        CastPartEnded,
-        LiveChanged,
-    )
-}
+_CHANGES: dict[bytes, type[Change]] = {kind.__name__.encode(): kind for kind in get_args(Change)}
 
 # Building a decoder costs far more than a decode.
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -62,6 +62,11 @@ class RemoteError(ChannelError):
         self.message = message
 
 
+def reason_of(error: Exception) -> str:
+    """Return the message of an error, of a RemoteError without its code."""
+    return error.message if isinstance(error, RemoteError) else str(error)
+
+
 class ImageError(RegistryError):
     """A model image cannot be made, read or trusted."""
 

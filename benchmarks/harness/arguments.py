@@ -6,10 +6,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from registry.config.arguments import argument
+from registry.errors import InvalidRecord
 from registry.units.sizes import parse_rate, parse_size
 
 T = TypeVar("T")
+
+
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return `parse` as an argparse type: argparse then shows why a value is bad."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except InvalidRecord as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
 
 size = argument(parse_size)  # 64MiB -> bytes
 rate = argument(parse_rate)  # 200mbit -> bytes per second

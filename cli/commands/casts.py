@@ -7,7 +7,7 @@ import click
 
 from cli.client import Client
 from cli.errors import AuthError, CliError, MissingError, UsageError
-from cli.options import client_options, connect, output_option, query
+from cli.options import client_options, output_option, query
 from cli.output import emit_record, emit_rows, render, write
 from cli.refresh import Frame, redraw
 from cli.tables import Column, Row, colours_wanted, fields, terminal_width
@@ -62,14 +62,7 @@ MAX_REASONS = 12
 )
 @output_option
 @client_options
-def casts_command(
-    cast_id: str | None,
-    function: str | None,
-    watch: bool,
-    form: str,
-    url: str | None,
-    api_key: str | None,
-) -> None:
+def casts_command(cast_id: str | None, function: str | None, watch: bool, form: str, client: Client) -> None:
     """Show casts of the last hour: model images on their way from nodes that hold them to other nodes.
 
     With a cast id, or the beginning of one: its plan, the reason for it, and each node's part. Rates are
@@ -84,11 +77,10 @@ def casts_command(
     """
     if watch and form in ("json", "csv"):
         raise UsageError("--watch shows tables: leave out -o")
-    with connect(url, api_key) as client:
-        if watch:
-            redraw(_Watched(client, cast_id, function, form).frame)
-            return
-        casts = _fetch(client, function, cast_id, summary=cast_id is None and form != "json")
+    if watch:
+        redraw(_Watched(client, cast_id, function, form).frame)
+        return
+    casts = _fetch(client, function, cast_id, summary=cast_id is None and form != "json")
     if cast_id is None:
         emit_rows(casts, COLUMNS, FIELDS, form)
         return

@@ -1,7 +1,8 @@
 """`deploy`: register a model or a handler as a function."""
 
 import re
-from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +18,24 @@ from cli.errors import (
     TimeoutExceeded,
     UsageError,
 )
-from cli.options import DURATION, LIVE, NAME, client_options, connect, output_option
+from cli.options import DURATION, LIVE, NAME, client_options, output_option
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
-from cli.upload.blobs import MemorySource, Source, upload
+from cli.upload.blobs import Source, memory_source, upload
 from cli.upload.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
 from cli.upload.packed import is_packed
 from cli.values import human_bytes
 from registry.config.emulation import is_emulated
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
-from registry.images.plan import ImagePlan
+from registry.images.plan import image_chunks
 from registry.images.source import local_folder
 from registry.records.function import Scaling, check_name
-from registry.records.live import LiveMode
 
+_REGISTERED = (
+    *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
+)
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
-
-
-class ImageSource(Source):
-    """A model image, packed while it is sent."""
-
-    def __init__(self, plan: ImagePlan) -> None:
-        super().__init__(plan.nbytes)
-        self._plan = plan
-
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        for view in self._plan.chunks(offset):
-            yield bytes(view)
 
 
 @click.command("deploy")
@@ -57,10 +48,15 @@ class ImageSource(Source):
 @click.option(
     "--target-concurrency", type=int, help="Concurrent requests per instance to scale for.  [default: 8]"
 )
-@click.option("--keep-alive", type=DURATION, help="Idle time before an instance stops.  [default: 60s]")
+@click.option(
+    "--keep-alive", "keep_alive_s", type=DURATION, help="Idle time before an instance stops.  [default: 60s]"
+)
 @click.option("--live", type=LIVE, help="Serve requests while the model is still loading.  [default: auto]")
 @click.option(
-    "--ttft-target", type=DURATION, help="Target time to first token for --live auto.  [default: 1s]"
+    "--ttft-target",
+    "ttft_target_s",
+    type=DURATION,
+    help="Target time to first token for --live auto.  [default: 1s]",
 )
 @click.option(
     "--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights to this type.  [default: as stored]"
@@ -73,19 +69,13 @@ class ImageSource(Source):
 def deploy_command(
     source: str,
     name: str | None,
-    min_instances: int | None,
-    max_instances: int | None,
-    target_concurrency: int | None,
-    keep_alive: float | None,
-    live: str | None,
-    ttft_target: float | None,
     dtype: str | None,
     model: str | None,
     description: str | None,
     force: bool,
     form: str,
-    url: str | None,
-    api_key: str | None,
+    client: Client,
+    **settings: Any,
 ) -> None:
     """Deploy a model or a handler as a function.
 
@@ -102,20 +92,12 @@ def deploy_command(
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
-    given = {
-        "min_instances": min_instances,
-        "max_instances": max_instances,
-        "target_concurrency": target_concurrency,
-        "keep_alive_s": keep_alive,
-        "live": None if live is None else LiveMode(live),
-        "ttft_target_s": ttft_target,
-    }
-    scaling: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    scaling = {name: value for name, value in settings.items() if value is not None}
     try:
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
         if spec is not None:
-            scaling = {**spec_scaling(spec), **scaling}
+            scaling = asdict(spec.scaling) | scaling
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
         bundle = make_bundle(source, spec, model, dtype, description)
     except ImageError as exc:
@@ -123,13 +105,12 @@ def deploy_command(
     except InvalidRecord as exc:
         raise UsageError(str(exc)) from exc
     try:
-        with connect(url, api_key) as client:
-            if not force:
-                check_task(client, chosen, str(bundle.task), bundle.architecture)
-            send(client, bundle)
-            body = registration(chosen, bundle, scaling) | ({"replace_task": True} if force else {})
-            with waiting("registering; loading the first copy into host memory"):
-                made = client.json("POST", "/admin/functions", json=body)
+        if not force:
+            check_task(client, chosen, str(bundle.task), bundle.architecture)
+        send(client, bundle)
+        body = registration(chosen, bundle, scaling) | ({"replace_task": True} if force else {})
+        with waiting("registering; loading the first copy into host memory"):
+            made = client.json("POST", "/admin/functions", json=body)
     except (AuthError, TimeoutExceeded, UsageError, DeployError):
         raise
     except CliError as exc:
@@ -202,40 +183,18 @@ def make_bundle(
     )
 
 
-def spec_scaling(spec: FunctionSpec) -> dict[str, Any]:
-    """Return the scaling settings of a function.yaml."""
-    return {
-        "min_instances": spec.scaling.min_instances,
-        "max_instances": spec.scaling.max_instances,
-        "target_concurrency": spec.scaling.target_concurrency,
-        "keep_alive_s": spec.scaling.keep_alive_s,
-        "host_keep_alive_s": spec.scaling.host_keep_alive_s,
-        "live": spec.scaling.live,
-        "ttft_target_s": spec.scaling.ttft_target_s,
-    }
-
-
 def registration(name: str, bundle: Bundle, scaling: dict[str, Any]) -> dict[str, Any]:
     """Return the body of the request that registers a version."""
-    return {
-        "name": name,
-        "task": str(bundle.task),
-        "architecture": bundle.architecture,
-        "image": bundle.image,
-        "manifest": bundle.manifest,
-        "assets": bundle.assets,
-        "dtype": bundle.dtype,
-        "context_length": bundle.context_length,
-        "scaling": scaling,
-        "description": bundle.description,
-    }
+    return {"name": name, "scaling": scaling} | {field: getattr(bundle, field) for field in _REGISTERED}
 
 
 def send(client: Client, bundle: Bundle) -> None:
     """Upload the blobs that the store lacks."""
-    sources: dict[str, Source] = {digest: MemorySource(blob) for digest, blob in bundle.blobs.items()}
+    sources: dict[str, Source] = {digest: memory_source(blob) for digest, blob in bundle.blobs.items()}
     if bundle.image is not None and bundle.plan is not None:
-        sources[bundle.image] = ImageSource(bundle.plan)
+        # Packed while it is sent.
+        packed = partial(image_chunks, bundle.plan)
+        sources[bundle.image] = Source(bundle.plan.nbytes, lambda offset: map(bytes, packed(offset)))
     answer = client.json("POST", "/admin/blobs/missing", json={"digests": sorted(sources)})
     missing = [digest for digest in sources if digest in set(answer["missing"])]
     total = sum(sources[digest].nbytes for digest in missing)

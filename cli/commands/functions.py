@@ -1,7 +1,6 @@
 """`list`, `describe`, `rollback` and `delete`."""
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import click
 from cli.client import Client, segment
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.health import warn_if_unhealthy
-from cli.options import client_options, connect, output_option
+from cli.options import client_options, output_option
 from cli.output import emit_record, emit_rows, write, write_fields
 from cli.progress import note
 from cli.tables import Column, Row
-from cli.values import age, duration, human_bytes, utc
+from cli.values import age_of, duration, human_bytes, utc
 
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
@@ -30,14 +29,14 @@ LIST_COLUMNS = (
     Column(field="min", numeric=True, wide=True),
     Column(field="max", numeric=True, wide=True, shown=lambda row: str(row["max"] or "all nodes")),
     Column(field="bytes", heading="SIZE", numeric=True, drop=1),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["updated_at"])),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["updated_at"])),
     Column(field="architecture", wide=True),
     Column(field="dtype", wide=True),
     Column(field="image", wide=True, shown=lambda row: (row["image"] or "")[:12]),
 )
 MODEL_COLUMNS = (
     Column(field="name", shrink=16),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["created_at"])),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["created_at"])),
 )
 VERSION_COLUMNS = (
     Column(field="version", numeric=True),
@@ -55,7 +54,7 @@ INSTANCE_COLUMNS = (
     Column(field="state", state=True),
     Column(field="start_kind", heading="START", drop=3),
     Column(field="source", heading="LOADED FROM", drop=4),
-    Column(field="age", numeric=True, shown=lambda row: _age(row["since"]), drop=1),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["since"]), drop=1),
     Column(field="error", shrink=12, wide=True),
 )
 PIPELINE_COLUMNS = (
@@ -108,7 +107,7 @@ def pipeline(one: dict[str, Any]) -> dict[str, Any]:
 @click.command("list")
 @output_option
 @client_options
-def list_command(form: str, url: str | None, api_key: str | None) -> None:
+def list_command(form: str, client: Client) -> None:
     """List functions.
 
     READY is the number of instances that serve. With a key of the role `caller`, only the names of the
@@ -120,13 +119,12 @@ def list_command(form: str, url: str | None, api_key: str | None) -> None:
       hypercast list -o wide
       hypercast list -o json
     """
-    with connect(url, api_key) as client:
-        try:
-            functions = client.json("GET", "/admin/functions")["functions"]
-        except ForbiddenError:
-            emit_rows(callable_functions(client), MODEL_COLUMNS, ("name", "created_at"), form)
-            return
-        warn_if_unhealthy(client)
+    try:
+        functions = client.json("GET", "/admin/functions")["functions"]
+    except ForbiddenError:
+        emit_rows(callable_functions(client), MODEL_COLUMNS, ("name", "created_at"), form)
+        return
+    warn_if_unhealthy(client)
     emit_rows([summary(function) for function in functions], LIST_COLUMNS, LIST_FIELDS, form)
 
 
@@ -140,7 +138,7 @@ def callable_functions(client: Client) -> list[dict[str, Any]]:
 @click.argument("name")
 @output_option
 @client_options
-def describe_command(name: str, form: str, url: str | None, api_key: str | None) -> None:
+def describe_command(name: str, form: str, client: Client) -> None:
     """Show the settings, versions and instances of a function.
 
     \b
@@ -148,9 +146,8 @@ def describe_command(name: str, form: str, url: str | None, api_key: str | None)
       hypercast describe tiny-coder
       hypercast describe tiny-coder -o json
     """
-    with connect(url, api_key) as client:
-        function = client.json("GET", f"/admin/functions/{segment(name)}")
-        warn_if_unhealthy(client)
+    function = client.json("GET", f"/admin/functions/{segment(name)}")
+    warn_if_unhealthy(client)
     if form in ("json", "csv"):
         emit_record(function, form)
         return
@@ -187,8 +184,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "State": state,
         "URL": call_url(function, url),
         "Description": current["description"],
-        "Created": f"{utc(function['created_at'])} ({_age(function['created_at'])} ago)",
-        "Version": f"{current['version']}, deployed {_age(current['created_at'])} ago",
+        "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
+        "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago",
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
         "Image": image(current),
@@ -227,7 +224,7 @@ def call_url(function: dict[str, Any], url: str) -> str:
 @click.option("--to", "version", type=int, help="Version to return to.  [default: the one before]")
 @output_option
 @client_options
-def rollback_command(name: str, version: int | None, form: str, url: str | None, api_key: str | None) -> None:
+def rollback_command(name: str, version: int | None, form: str, client: Client) -> None:
     """Make an earlier version current. Requests in flight finish on theirs.
 
     \b
@@ -236,9 +233,8 @@ def rollback_command(name: str, version: int | None, form: str, url: str | None,
       hypercast rollback tiny-coder --to 3
     """
     path = f"/admin/functions/{segment(name)}"
-    with connect(url, api_key) as client:
-        before = client.json("GET", path)["current"]["version"]
-        function = client.json("POST", f"{path}/rollback", json={"version": version})
+    before = client.json("GET", path)["current"]["version"]
+    function = client.json("POST", f"{path}/rollback", json={"version": version})
     now = function["current"]["version"]
     if form in ("json", "csv"):
         emit_record({"name": name, "version": now, "previous_version": before}, form)
@@ -250,7 +246,7 @@ def rollback_command(name: str, version: int | None, form: str, url: str | None,
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 @client_options
-def delete_command(name: str, yes: bool, form: str, url: str | None, api_key: str | None) -> None:
+def delete_command(name: str, yes: bool, form: str, client: Client) -> None:
     """Delete a function with all its versions. Usage records stay.
 
     \b
@@ -262,12 +258,7 @@ def delete_command(name: str, yes: bool, form: str, url: str | None, api_key: st
         raise UsageError(f"cannot ask for confirmation without a terminal: add --yes to delete {name}")
     if not yes and not click.confirm(f"Delete {name} and all its versions?", err=True):
         raise CliError(f"{name} was not deleted")
-    with connect(url, api_key) as client:
-        deleted = client.json("DELETE", f"/admin/functions/{segment(name)}")
+    deleted = client.json("DELETE", f"/admin/functions/{segment(name)}")
     if form in ("json", "csv"):
         emit_record(deleted, form)
     note(f"deleted {name}")
-
-
-def _age(at: float) -> str:
-    return age(time.time() - at)

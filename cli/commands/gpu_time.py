@@ -1,10 +1,12 @@
 """`gpu-time`: how accelerators spent their time."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from cli.options import client_options, connect, period_options, query, report_output_options
+from cli.client import Client
+from cli.options import client_options, period_options, query, report_output_options
 from cli.output import emit_report
 from cli.tables import Column, Row
 from registry.accounting.gpu_report import COLUMNS, PROPERTIES, RESOLUTIONS_S
@@ -45,16 +47,7 @@ TIME_COLUMNS = (
 @report_output_options
 @client_options
 def gpu_time_command(
-    by: str,
-    since: float | None,
-    until: float | None,
-    function: str | None,
-    tenant: str | None,
-    resolution: str | None,
-    form: str,
-    file: Path | None,
-    url: str | None,
-    api_key: str | None,
+    by: str, resolution: str | None, form: str, file: Path | None, client: Client, **period: Any
 ) -> None:
     """Show GPU time: used by requests, loading, idle.
 
@@ -68,11 +61,8 @@ def gpu_time_command(
       hypercast gpu-time --by node --resolution 1h
       hypercast gpu-time --since 24h -o parquet --file gpu.parquet
     """
-    parameters = query(
-        by=by, since=since, until=until, function=function, tenant=tenant, resolution=resolution
-    )
-    with connect(url, api_key) as client:
-        rows = client.json("GET", "/admin/usage/gpu-time", params=parameters)["rows"]
+    parameters = query(by=by, **period, resolution=resolution)
+    rows = client.json("GET", "/admin/usage/gpu-time", params=parameters)["rows"]
     groups = {name.strip() for name in by.split(",")}
     names = [name for name in COLUMNS if name in groups or name not in PROPERTIES]
     columns = [column for column in TIME_COLUMNS if column.field in names]

@@ -12,7 +12,7 @@ import httpx2
 
 from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
-from cli.options import SECONDS, client_options, connect
+from cli.options import SECONDS, client_options
 from cli.progress import StageLine, note
 
 
@@ -48,15 +48,12 @@ def invoke_command(
     text: str | None,
     image: Path | None,
     data: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    seed: int | None,
     stream: bool,
     verbose: bool,
     timeout: float,
     form: str,
-    url: str | None,
-    api_key: str | None,
+    client: Client,
+    **sampling: float | None,
 ) -> None:
     """Call a function and print its response.
 
@@ -84,22 +81,20 @@ def invoke_command(
         body = parse_body(data or "")
         if stream:
             body["stream"] = True
-    for key, value in (("max_tokens", max_tokens), ("temperature", temperature), ("seed", seed)):
-        if value is not None:
-            body[key] = value
+    body |= {name: value for name, value in sampling.items() if value is not None}
     refuse_unsendable(body)
     path = f"/functions/{segment(name)}/invoke"
     raw = form == "json" or (data is not None and not body.get("stream"))
-    with connect(url, api_key, timeout) as client:
-        try:
-            if body.get("stream"):
-                print_stream(client, path, body, verbose, raw=raw)
-            else:
-                print_answer(client, path, body, verbose, raw=raw)
-        except UsageError as exc:
-            if data is not None:
-                raise
-            raise wrong_input(name, exc, prompt=prompt is not None, image=image is not None) from exc
+    client.set_timeout(timeout)
+    try:
+        if body.get("stream"):
+            print_stream(client, path, body, verbose, raw=raw)
+        else:
+            print_answer(client, path, body, verbose, raw=raw)
+    except UsageError as exc:
+        if data is not None:
+            raise
+        raise wrong_input(name, exc, prompt=prompt is not None, image=image is not None) from exc
 
 
 def wrong_input(name: str, error: UsageError, *, prompt: bool, image: bool) -> UsageError:

@@ -8,11 +8,11 @@ import click
 
 from cli.client import Client, segment
 from cli.errors import CliError, UsageError
-from cli.options import DURATION, client_options, connect, output_option
+from cli.options import DURATION, client_options, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
-from cli.values import age, utc
+from cli.values import age_of, utc
 from registry.errors import InvalidRecord
 from registry.records.api_key import SpendPeriod
 from registry.records.quota import SpendLimit, money, parse_spend_limit
@@ -31,7 +31,7 @@ COLUMNS = (
     Column(field="role", drop=3),
     Column(field="state", state=True),
     Column(field="functions", shrink=9, drop=2, shown=lambda row: ", ".join(row["functions"]) or "all"),
-    Column(field="created_at", heading="AGE", numeric=True, shown=lambda row: _age(row["created_at"])),
+    Column(field="created_at", heading="AGE", numeric=True, shown=lambda row: age_of(row["created_at"])),
     Column(field="expires_at", heading="EXPIRES", drop=5),
     Column(field="revoked_at", heading="REVOKED", wide=True),
     Column(field="requests_per_minute", heading="REQUESTS/MIN", numeric=True, wide=True),
@@ -83,18 +83,10 @@ def limit_options(*, liftable: bool) -> Callable[[F], F]:
     return decorate
 
 
-def limits_body(
-    requests_per_minute: int | str | None,
-    tokens_per_minute: int | str | None,
-    max_concurrent: int | str | None,
-    spend_limit: SpendLimit | str | None,
-) -> dict[str, Any]:
+def limits_body(limits: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits that were given, as fields of the API."""
-    given: dict[str, Any] = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "max_concurrent": max_concurrent,
-    }
+    given = dict(limits)
+    spend_limit = given.pop("spend_limit")
     if isinstance(spend_limit, SpendLimit):
         given |= {"spend_limit_nanos": spend_limit.nanos, "spend_period": spend_limit.period.value}
     else:
@@ -152,14 +144,10 @@ def create(
     name: str,
     role: str,
     functions: tuple[str, ...],
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    max_concurrent: int | None,
-    spend_limit: SpendLimit | None,
     expires: float | None,
     form: str,
-    url: str | None,
-    api_key: str | None,
+    client: Client,
+    **limits: Any,
 ) -> None:
     """Create a key and print it. It cannot be shown again.
 
@@ -174,11 +162,10 @@ def create(
         "role": role,
         "functions": list(functions),
         "expires_in_s": expires,
-        **limits_body(requests_per_minute, tokens_per_minute, max_concurrent, spend_limit),
+        **limits_body(limits),
     }
-    with connect(url, api_key) as client:
-        made = client.json("POST", "/admin/keys", json=body)
-        warn_of_unknown(client, functions)
+    made = client.json("POST", "/admin/keys", json=body)
+    warn_of_unknown(client, functions)
     if form in ("json", "csv"):
         emit_record(with_state(made, time.time()), form)
         return
@@ -202,7 +189,7 @@ def warn_of_unknown(client: Client, functions: tuple[str, ...]) -> None:
 @keys_command.command("list")
 @output_option
 @client_options
-def list_keys(form: str, url: str | None, api_key: str | None) -> None:
+def list_keys(form: str, client: Client) -> None:
     """List keys (without their secrets) with their limits.
 
     \b
@@ -210,8 +197,7 @@ def list_keys(form: str, url: str | None, api_key: str | None) -> None:
       hypercast keys list
       hypercast keys list -o wide
     """
-    with connect(url, api_key) as client:
-        keys = client.json("GET", "/admin/keys")["keys"]
+    keys = client.json("GET", "/admin/keys")["keys"]
     emit_rows([with_money(with_state(key, time.time())) for key in keys], COLUMNS, FIELDS, form)
 
 
@@ -220,27 +206,17 @@ def list_keys(form: str, url: str | None, api_key: str | None) -> None:
 @limit_options(liftable=True)
 @output_option
 @client_options
-def update(
-    key_id: str,
-    requests_per_minute: int | str | None,
-    tokens_per_minute: int | str | None,
-    max_concurrent: int | str | None,
-    spend_limit: SpendLimit | str | None,
-    form: str,
-    url: str | None,
-    api_key: str | None,
-) -> None:
+def update(key_id: str, form: str, client: Client, **limits: Any) -> None:
     """Set or lift limits of a key; what is not named stays.
 
     \b
     Example:
       hypercast keys update 3f9a… --requests-per-minute 600 --spend-limit none
     """
-    body = limits_body(requests_per_minute, tokens_per_minute, max_concurrent, spend_limit)
+    body = limits_body(limits)
     if not body:
         raise UsageError("name a limit to change, such as --requests-per-minute 600")
-    with connect(url, api_key) as client:
-        changed = client.json("PATCH", f"/admin/keys/{segment(key_id)}", json=body)
+    changed = client.json("PATCH", f"/admin/keys/{segment(key_id)}", json=body)
     changed = with_money(with_state(changed, time.time()))
     emit_record(changed, form, shown_key(changed))
 
@@ -255,7 +231,7 @@ def shown_key(key: Row) -> list[tuple[str, str]]:
         ("Role", key["role"]),
         ("State", key["state"]),
         ("Functions", ", ".join(key["functions"]) or "all"),
-        ("Created", f"{utc(key['created_at'])} ({_age(key['created_at'])} ago)"),
+        ("Created", f"{utc(key['created_at'])} ({age_of(key['created_at'])} ago)"),
         ("Expires", "never" if key["expires_at"] is None else utc(key["expires_at"])),
         ("Requests per minute", str(key["requests_per_minute"] or none)),
         ("Tokens per minute", str(key["tokens_per_minute"] or none)),
@@ -271,19 +247,14 @@ def shown_key(key: Row) -> list[tuple[str, str]]:
 @click.argument("key_id")
 @output_option
 @client_options
-def revoke(key_id: str, form: str, url: str | None, api_key: str | None) -> None:
+def revoke(key_id: str, form: str, client: Client) -> None:
     """Revoke a key. It stops working within seconds.
 
     \b
     Example:
       hypercast keys revoke 3f9a…
     """
-    with connect(url, api_key) as client:
-        revoked = client.json("DELETE", f"/admin/keys/{segment(key_id)}")
+    revoked = client.json("DELETE", f"/admin/keys/{segment(key_id)}")
     if form in ("json", "csv"):
         emit_record(with_state(revoked, time.time()), form)
     note(f"revoked {key_id}")
-
-
-def _age(at: float) -> str:
-    return age(time.time() - at)

@@ -4,8 +4,8 @@ import json
 
 import click
 
-from cli.client import segment
-from cli.options import client_options, connect
+from cli.client import Client, segment
+from cli.options import client_options
 
 
 @click.command("logs")
@@ -30,9 +30,7 @@ from cli.options import client_options, connect
     help="json: one object per line, with `node` and `line`.",
 )
 @client_options
-def logs_command(
-    name: str, lines: int, follow: bool, form: str, url: str | None, api_key: str | None
-) -> None:
+def logs_command(name: str, lines: int, follow: bool, form: str, client: Client) -> None:
     """Print the log of a function from all nodes: starts, phases, errors, a handler's output.
 
     Nodes keep these lines in memory. The log of a node that was killed is in `logs/NODE.log` of the
@@ -43,11 +41,11 @@ def logs_command(
       hypercast logs echo
       hypercast logs echo -f
     """
-    with connect(url, api_key, timeout_s=86400.0 if follow else 60.0) as client:
-        query = {"lines": lines, "follow": str(follow).lower()}
-        with client.stream("GET", f"/admin/functions/{segment(name)}/logs", params=query) as response:
-            for line in response.iter_lines():
-                if form == "json":
-                    node, _, text = line.partition(" | ")
-                    line = json.dumps({"node": node, "line": text}, ensure_ascii=False)
-                click.echo(line)
+    client.set_timeout(86400.0 if follow else 60.0)
+    query = {"lines": lines, "follow": str(follow).lower()}
+    with client.stream("GET", f"/admin/functions/{segment(name)}/logs", params=query) as response:
+        for line in response.iter_lines():
+            if form == "json":
+                node, _, text = line.partition(" | ")
+                line = json.dumps({"node": node, "line": text}, ensure_ascii=False)
+            click.echo(line)

@@ -1,16 +1,16 @@
 """`nodes`: the nodes of the cluster and what each holds."""
 
-import time
 from collections import Counter
 from typing import Any
 
 import click
 
+from cli.client import Client
 from cli.health import warn_if_unhealthy
-from cli.options import client_options, connect, output_option
+from cli.options import client_options, output_option
 from cli.output import emit_rows
 from cli.tables import Column, Row
-from cli.values import age, human_bytes
+from cli.values import age_of, human_bytes
 
 FIELDS = (
     *("id", "host", "pid", "state", "device", "gpu_type", "gpu_count"),
@@ -32,7 +32,7 @@ COLUMNS = (
     Column(
         field="images", heading="IN HOST MEMORY", wide=True, shown=lambda row: " ".join(row["tiers"]["host"])
     ),
-    Column(field="age", numeric=True, shown=lambda row: age(time.time() - row["started_at"]), drop=1),
+    Column(field="age", numeric=True, shown=lambda row: age_of(row["started_at"]), drop=1),
 )
 
 
@@ -64,7 +64,7 @@ def csv_node(node: dict[str, Any]) -> dict[str, Any]:
 @click.command("nodes")
 @output_option
 @client_options
-def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
+def nodes_command(form: str, client: Client) -> None:
     """List nodes with their memory and instances.
 
     \b
@@ -73,7 +73,6 @@ def nodes_command(form: str, url: str | None, api_key: str | None) -> None:
       hypercast nodes -o wide
       hypercast nodes -o json
     """
-    with connect(url, api_key) as client:
-        nodes = client.json("GET", "/admin/nodes")["nodes"]
-        warn_if_unhealthy(client)
+    nodes = client.json("GET", "/admin/nodes")["nodes"]
+    warn_if_unhealthy(client)
     emit_rows([csv_node(node) for node in nodes] if form == "csv" else nodes, COLUMNS, FIELDS, form)

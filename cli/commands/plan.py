@@ -65,12 +65,17 @@ PIPELINE_COLUMNS = (
 )
 @click.option("--size", type=SIZE, help="Size of the model, such as 26GB, to show times.")
 @click.option("--rate", type=RATE, help="Bandwidth of each link in each direction, such as 400gbit.")
-@click.option("--latency", type=DURATION, default=0.0, help="Latency of a link, such as 5us.")
+@click.option("--latency", "latency_s", type=DURATION, default=0.0, help="Latency of a link, such as 5us.")
 @click.option(
-    "--overhead", type=DURATION, default=0.0, help="Processing time per block at each end, such as 10us."
+    "--overhead",
+    "overhead_s",
+    type=DURATION,
+    default=0.0,
+    help="Processing time per block at each end, such as 10us.",
 )
 @click.option(
     "--restart",
+    "restart_s",
     type=DURATION,
     default=0.0,
     help="Extra delay when a node switches peers (TCP: about 2ms).",
@@ -86,11 +91,9 @@ def plan_command(
     planner: str,
     size: int | None,
     rate: int | None,
-    latency: float,
-    overhead: float,
-    restart: float,
     plot: Path | None,
     form: str,
+    **delays_s: float,
 ) -> None:
     """Plan a transfer: which node sends which block to which, at which step. Needs no gateway.
 
@@ -113,11 +116,7 @@ def plan_command(
         raise UsageError("--size and --rate go together")
     if size == 0:
         raise UsageError("--size must be above 0")
-    facts = (
-        None
-        if rate is None
-        else LinkFacts(bytes_per_s=rate, latency_s=latency, overhead_s=overhead, restart_s=restart)
-    )
+    facts = None if rate is None else LinkFacts(bytes_per_s=rate, **delays_s)
     try:
         found = _plan(nodes, sources, blocks, planner, size, facts)
     except ValueError as exc:

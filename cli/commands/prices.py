@@ -2,28 +2,23 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any
 
 import click
 
+from cli.client import Client
 from cli.errors import CliError, UsageError
-from cli.options import client_options, connect, output_option, query
+from cli.options import client_options, output_option, query
 from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
 from cli.values import NANOS, money
+from registry.accounting.usage_groups import HOUR_S
+from registry.records.usage import PriceRate
 
-FIELDS = (
-    "id",
-    "gpu_type",
-    "gpu_second_nanos",
-    "request_nanos",
-    "prompt_mtoken_nanos",
-    "completion_mtoken_nanos",
-    "currency",
-    "applies",
-)
+FIELDS = (*(field.name for field in fields(PriceRate)), "applies")
 PARTS = {
     "gpu_second_nanos": "per GPU second",
     "request_nanos": "per request",
@@ -31,7 +26,6 @@ PARTS = {
     "completion_mtoken_nanos": "per million generated tokens",
 }
 MAX_NANOS = 10**13
-HOUR_S = 3600
 
 
 def _money_column(field: str, heading: str, *, factor: int = 1, wide: bool = False, drop: int = 0) -> Column:
@@ -87,7 +81,7 @@ def prices_command() -> None:
 @prices_command.command("list")
 @output_option
 @client_options
-def list_prices(form: str, url: str | None, api_key: str | None) -> None:
+def list_prices(form: str, client: Client) -> None:
     """List prices; the newest of each GPU type applies.
 
     JSON and CSV have prices in billionths of the currency's unit (nanos).
@@ -97,8 +91,7 @@ def list_prices(form: str, url: str | None, api_key: str | None) -> None:
       hypercast prices list
       hypercast prices list -o json
     """
-    with connect(url, api_key) as client:
-        rates = client.json("GET", "/admin/prices")["rates"]
+    rates = client.json("GET", "/admin/prices")["rates"]
     newest = {rate["gpu_type"]: rate["id"] for rate in sorted(rates, key=lambda rate: rate["id"])}
     rows = [{**rate, "applies": newest[rate["gpu_type"]] == rate["id"]} for rate in rates]
     emit_rows(rows, COLUMNS, FIELDS, form)
@@ -127,9 +120,7 @@ def list_prices(form: str, url: str | None, api_key: str | None) -> None:
 @click.option("--currency", help="Currency of the first price.  [default: USD]")
 @output_option
 @client_options
-def set_price(
-    form: str, url: str | None, api_key: str | None, gpu_type: str, currency: str | None, **parts: Any
-) -> None:
+def set_price(form: str, client: Client, gpu_type: str, currency: str | None, **parts: Any) -> None:
     """Set a price for requests from now on; what is not named stays as it was.
 
     A price is a new entry in the table: requests that are billed already keep theirs. Options that end
@@ -143,22 +134,18 @@ def set_price(
     given = parts_in_nanos(parts)
     if not given:
         raise UsageError("name a price to set, such as --gpu-hour 2.50")
-    with connect(url, api_key) as client:
-        rates = client.json("GET", "/admin/prices")["rates"]
-        new = next_id(gpu_type, [rate["id"] for rate in rates])
-        of_type = sorted((rate for rate in rates if rate["gpu_type"] == gpu_type), key=lambda one: one["id"])
-        if of_type and of_type[-1]["id"] > new:
-            raise CliError(f"price {of_type[-1]['id']} would still apply: its id is greater than {new}")
-        before = of_type[-1] if of_type else {}
-        if "gpu_second_nanos" not in {**before, **given}:
-            raise UsageError(f"{gpu_type} has no price yet: name --gpu-hour (or --gpu-second-nanos)")
-        kept = {name: before[name] for name in (*PARTS, "currency") if name in before}
-        body = kept | given | query(id=new, gpu_type=gpu_type, currency=currency)
-        made = client.json("POST", "/admin/prices", json=body)
-    if form in ("json", "csv"):
-        emit_record(made, form)
-    else:
-        emit_record(made, form, changes(before, made))
+    rates = client.json("GET", "/admin/prices")["rates"]
+    new = next_id(gpu_type, [rate["id"] for rate in rates])
+    of_type = sorted((rate for rate in rates if rate["gpu_type"] == gpu_type), key=lambda one: one["id"])
+    if of_type and of_type[-1]["id"] > new:
+        raise CliError(f"price {of_type[-1]['id']} would still apply: its id is greater than {new}")
+    before = of_type[-1] if of_type else {}
+    if "gpu_second_nanos" not in {**before, **given}:
+        raise UsageError(f"{gpu_type} has no price yet: name --gpu-hour (or --gpu-second-nanos)")
+    kept = {name: before[name] for name in (*PARTS, "currency") if name in before}
+    body = kept | given | query(id=new, gpu_type=gpu_type, currency=currency)
+    made = client.json("POST", "/admin/prices", json=body)
+    emit_record(made, form, changes(before, made))
     note(f"{made['id']} applies to requests from now on")
 
 

@@ -7,7 +7,7 @@ import click
 
 from cli.client import Client, raise_for, segment
 from cli.errors import CliError, UsageError
-from cli.options import DURATION, LIVE, client_options, connect, output_option
+from cli.options import DURATION, LIVE, client_options, output_option
 from cli.output import emit_record
 from cli.progress import StageLine, note
 from cli.values import duration
@@ -52,8 +52,7 @@ def scale_command(
     live: str | None,
     ttft_target: float | None,
     form: str,
-    url: str | None,
-    api_key: str | None,
+    client: Client,
 ) -> None:
     """Set the current number of instances (the autoscaler may change it later), or the live-loading mode.
 
@@ -68,21 +67,20 @@ def scale_command(
     settings = {key: value for key, value in changes.items() if value is not None}
     if instances is None and not settings:
         raise UsageError("name --instances, --live or --ttft-target")
-    with connect(url, api_key) as client:
-        if settings:
-            client.request("PATCH", f"/admin/functions/{segment(name)}", json={"scaling": settings})
-            if live is not None:
-                note(f"{name}: live loading {live}")
-            if ttft_target is not None:
-                note(f"{name}: target time to first token {duration(ttft_target)}")
-        if instances is not None:
-            client.request(
-                "POST",
-                f"/admin/functions/{segment(name)}/scale",
-                json={"instances": instances, "on": list(on), "wait": wait},
-            )
-            count = f"{instances} instance{'' if instances == 1 else 's'}"
-            note(f"{name}: {count}" if wait else f"{name}: {count} requested")
+    if settings:
+        client.request("PATCH", f"/admin/functions/{segment(name)}", json={"scaling": settings})
+        if live is not None:
+            note(f"{name}: live loading {live}")
+        if ttft_target is not None:
+            note(f"{name}: target time to first token {duration(ttft_target)}")
+    if instances is not None:
+        client.request(
+            "POST",
+            f"/admin/functions/{segment(name)}/scale",
+            json={"instances": instances, "on": list(on), "wait": wait},
+        )
+        count = f"{instances} instance{'' if instances == 1 else 's'}"
+        note(f"{name}: {count}" if wait else f"{name}: {count} requested")
     if form in ("json", "csv"):
         emit_record({"name": name, "instances": instances, "on": list(on), "waited": wait, **settings}, form)
 
@@ -95,9 +93,7 @@ def scale_command(
 @_ON
 @output_option
 @client_options
-def warm_command(
-    name: str, nodes: int | None, on: tuple[str, ...], form: str, url: str | None, api_key: str | None
-) -> None:
+def warm_command(name: str, nodes: int | None, on: tuple[str, ...], form: str, client: Client) -> None:
     """Load a function's image into host memory, without starting an instance.
 
     \b
@@ -106,10 +102,9 @@ def warm_command(
       hypercast warm tiny-coder --nodes 2
       hypercast warm tiny-coder --on node-1
     """
-    with connect(url, api_key) as client:
-        follow(client, f"/admin/functions/{segment(name)}/warm", {"nodes": nodes, "on": list(on)})
-        if form in ("json", "csv"):
-            emit_record({"name": name, "tier": "host", "nodes": sorted(holders(client, name, "host"))}, form)
+    follow(client, f"/admin/functions/{segment(name)}/warm", {"nodes": nodes, "on": list(on)})
+    if form in ("json", "csv"):
+        emit_record({"name": name, "tier": "host", "nodes": sorted(holders(client, name, "host"))}, form)
     note(f"{name} is in host memory")
 
 
@@ -125,9 +120,7 @@ def warm_command(
 @_ON
 @output_option
 @client_options
-def evict_command(
-    name: str, tier: str, on: tuple[str, ...], form: str, url: str | None, api_key: str | None
-) -> None:
+def evict_command(name: str, tier: str, on: tuple[str, ...], form: str, client: Client) -> None:
     """Drop a function's idle image from GPU or host memory. The cluster keeps one copy in host memory.
 
     \b
@@ -135,10 +128,9 @@ def evict_command(
       hypercast evict tiny-coder
       hypercast evict tiny-coder --tier gpu --on node-1
     """
-    with connect(url, api_key) as client:
-        before = holders(client, name, tier)
-        client.request("POST", f"/admin/functions/{segment(name)}/drop", json={"tier": tier, "on": list(on)})
-        after = holders(client, name, tier)
+    before = holders(client, name, tier)
+    client.request("POST", f"/admin/functions/{segment(name)}/drop", json={"tier": tier, "on": list(on)})
+    after = holders(client, name, tier)
     dropped = sorted(set(before) - set(after))
     kept = sorted(node for node in after if not on or node in on)
     if form in ("json", "csv"):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from cli.errors import CliError
 from cli.options import (
     DURATION,
     client_options,
-    connect,
     output_option,
     period_options,
     query,
@@ -22,24 +22,11 @@ from cli.options import (
 from cli.output import emit_record, emit_report, emit_rows, write, write_fields
 from cli.tables import Column, Row, coloured, colours_wanted
 from cli.values import money, utc_ms
-from registry.accounting.usage_groups import DEFAULT_BY, PROPERTIES
+from registry.accounting.usage_groups import DEFAULT_BY, PROPERTIES, SummaryRow
 from registry.accounting.usage_report import COLUMNS
 
-SUMMARY_FIELDS = (
-    *("function", "tenant", "requests", "ok", "failed", "cancelled", "prompt_tokens", "completion_tokens"),
-    *("billed_gpu_ms", "queue_p50_ms", "queue_p95_ms", "exec_p50_ms", "exec_p95_ms", "cost_nanos"),
-    "currency",
-)
-_SUMS = (
-    "requests",
-    "ok",
-    "failed",
-    "cancelled",
-    "prompt_tokens",
-    "completion_tokens",
-    "billed_gpu_ms",
-    "cost_nanos",
-)
+SUMMARY_FIELDS = [field.name for field in fields(SummaryRow)]
+_SUMS = (*SUMMARY_FIELDS[2:9], "cost_nanos")
 CHECK_PAUSE_S = 2.0
 VERDICTS = {"open": "not yet settled"}
 
@@ -48,8 +35,9 @@ def _verdict(row: Row) -> str:
     return str(VERDICTS.get(row["verdict"], row["verdict"]))
 
 
-def _gpu_seconds(row: Row) -> str:
-    return f"{row['billed_gpu_ms'] / 1000:.3f}"
+def _thousandths(field: str, heading: str) -> Column:
+    """Return a column of a field in its thousand times larger unit."""
+    return Column(field=field, heading=heading, numeric=True, shown=lambda row: f"{row[field] / 1000:.3f}")
 
 
 def _cost(row: Row) -> str:
@@ -58,13 +46,9 @@ def _cost(row: Row) -> str:
 
 PROMPT = Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, drop=4)
 OUTPUT = Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, drop=3)
-GPU_SECONDS = Column(field="billed_gpu_ms", heading="GPU S", numeric=True, shown=_gpu_seconds)
+GPU_SECONDS = _thousandths("billed_gpu_ms", "GPU S")
 COST = Column(field="cost_nanos", heading="COST", numeric=True, shown=_cost)
 REPORT_COLUMNS = (Column(field="requests", numeric=True), PROMPT, OUTPUT, GPU_SECONDS, COST)
-
-
-def _percentile(field: str, heading: str, drop: int) -> Column:
-    return Column(field=field, heading=heading, numeric=True, drop=drop)
 
 
 SUMMARY_COLUMNS = (
@@ -77,28 +61,24 @@ SUMMARY_COLUMNS = (
     Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, wide=True),
     Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, wide=True),
     GPU_SECONDS,
-    _percentile("queue_p50_ms", "QUEUE P50 MS", 4),
-    _percentile("queue_p95_ms", "QUEUE P95 MS", 6),
-    _percentile("exec_p50_ms", "EXEC P50 MS", 3),
-    _percentile("exec_p95_ms", "EXEC P95 MS", 7),
+    Column(field="queue_p50_ms", heading="QUEUE P50 MS", numeric=True, drop=4),
+    Column(field="queue_p95_ms", heading="QUEUE P95 MS", numeric=True, drop=6),
+    Column(field="exec_p50_ms", heading="EXEC P50 MS", numeric=True, drop=3),
+    Column(field="exec_p95_ms", heading="EXEC P95 MS", numeric=True, drop=7),
     COST,
 )
 SLICE_COLUMNS = (
     Column(field="call_id", shrink=12),
     Column(field="instance_id", heading="INSTANCE", shrink=12),
     Column(field="node", shrink=8),
-    Column(field="gpu_us", heading="GPU MS", numeric=True, shown=lambda row: f"{row['gpu_us'] / 1000:.3f}"),
+    _thousandths("gpu_us", "GPU MS"),
 )
 CHECK_COLUMNS = (
     Column(field="instance_id", heading="INSTANCE", shrink=12),
     Column(field="node", shrink=8),
     Column(field="verdict", state=True, shown=_verdict),
-    Column(
-        field="busy_us", heading="METERED MS", numeric=True, shown=lambda row: f"{row['busy_us'] / 1000:.3f}"
-    ),
-    Column(
-        field="used_us", heading="BILLED MS", numeric=True, shown=lambda row: f"{row['used_us'] / 1000:.3f}"
-    ),
+    _thousandths("busy_us", "METERED MS"),
+    _thousandths("used_us", "BILLED MS"),
     Column(field="missing_us", heading="DIFFERENCE US", numeric=True, wide=True),
     Column(field="why", shrink=10, drop=1),
 )
@@ -129,18 +109,7 @@ def usage_command() -> None:
 @click.option("--key", help="Only requests made with the key of this id.")
 @report_output_options
 @client_options
-def report(
-    by: str,
-    since: float | None,
-    until: float | None,
-    function: str | None,
-    tenant: str | None,
-    key: str | None,
-    form: str,
-    file: Path | None,
-    url: str | None,
-    api_key: str | None,
-) -> None:
+def report(by: str, key: str | None, form: str, file: Path | None, client: Client, **period: Any) -> None:
     """Show requests, tokens, GPU time and cost by function and tenant, or by other properties.
 
     JSON, CSV and Parquet have costs in billionths of the currency's unit (`cost_nanos`).
@@ -150,9 +119,8 @@ def report(
       hypercast usage report
       hypercast usage report --by tenant,day --since 7d -o csv
     """
-    parameters = query(by=by, since=since, until=until, function=function, tenant=tenant, key=key)
-    with connect(url, api_key) as client:
-        answer = client.json("GET", "/admin/usage/report", params=parameters)
+    parameters = query(by=by, **period, key=key)
+    answer = client.json("GET", "/admin/usage/report", params=parameters)
     groups = [name.strip() for name in by.split(",")]
     rows = answer["rows"]
     if form in ("table", "wide"):
@@ -165,15 +133,7 @@ def report(
 @period_options
 @output_option
 @client_options
-def summary(
-    since: float | None,
-    until: float | None,
-    function: str | None,
-    tenant: str | None,
-    form: str,
-    url: str | None,
-    api_key: str | None,
-) -> None:
+def summary(form: str, client: Client, **period: Any) -> None:
     """Show requests, GPU time, latency and cost of a period, by function and tenant.
 
     \b
@@ -181,9 +141,8 @@ def summary(
       hypercast usage summary --since 24h
       hypercast usage summary --function tiny-coder -o wide
     """
-    parameters = query(since=since, until=until, function=function, tenant=tenant)
-    with connect(url, api_key) as client:
-        rows = client.json("GET", "/admin/usage/summary", params=parameters)["rows"]
+    parameters = query(**period)
+    rows = client.json("GET", "/admin/usage/summary", params=parameters)["rows"]
     if form in ("table", "wide") and len(rows) > 1:
         rows += totals(rows)
     emit_rows(rows, SUMMARY_COLUMNS, SUMMARY_FIELDS, form)
@@ -193,7 +152,7 @@ def summary(
 @click.argument("request_id")
 @output_option
 @client_options
-def show(request_id: str, form: str, url: str | None, api_key: str | None) -> None:
+def show(request_id: str, form: str, client: Client) -> None:
     """Show the record of one request, by the id in its x-request-id header.
 
     JSON is the record as it is in the ledger, with times in Unix seconds.
@@ -203,8 +162,7 @@ def show(request_id: str, form: str, url: str | None, api_key: str | None) -> No
       hypercast usage show req-4f1c…
       hypercast usage show req-4f1c… -o json
     """
-    with connect(url, api_key) as client:
-        record = client.json("GET", f"/admin/usage/show/{segment(request_id)}")
+    record = client.json("GET", f"/admin/usage/show/{segment(request_id)}")
     if form == "json":
         write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         return
@@ -252,9 +210,7 @@ def shown_record(record: Row) -> list[tuple[str, str]]:
 @time_options
 @output_option
 @client_options
-def check(
-    wait: float, since: float | None, until: float | None, form: str, url: str | None, api_key: str | None
-) -> None:
+def check(wait: float, since: float | None, until: float | None, form: str, client: Client) -> None:
     """Audit the ledger: compare metered GPU time with billed GPU time.
 
     Exits with 1 if they are proven to differ. "Not yet settled" are instances with requests in flight, or
@@ -267,8 +223,7 @@ def check(
       hypercast usage check --since 24h --wait 90s
     """
     parameters = query(since=since, until=until)
-    with connect(url, api_key) as client:
-        found = checked(client, parameters, time.monotonic() + wait)
+    found = checked(client, parameters, time.monotonic() + wait)
     if form in ("json", "csv"):
         emit_record(found, form)
     else:

@@ -1,29 +1,36 @@
 """The child processes of `up`: each is restarted when it dies."""
 
 import asyncio
-import ctypes
 import json
 import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from cli.supervise.backoff import Backoff
-from cli.supervise.orphans import Orphan
+from cli.supervise.orphans import Orphan, signal_at_parents_end
 
 logger = logging.getLogger("hypercast.up")
 
 STOP_TIMEOUT_S = 40.0
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def end_with_parent() -> None:
-    """Request SIGTERM in the child for when the supervisor ends, by whatever cause."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+async def spawn(command: Sequence[str], log: Path, pipe: int) -> asyncio.subprocess.Process:
+    """Start a program in a session of its own, with `pipe` as stdin; it ends with this process."""
+    piped = pipe == asyncio.subprocess.PIPE
+    with log.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=pipe,
+            stdout=pipe if piped else output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=partial(signal_at_parents_end, signal.SIGTERM),
+        )
 
 
 async def start_again(name: str, start: Callable[[], Awaitable[None]], backoff: Backoff) -> Backoff:
@@ -96,15 +103,7 @@ class Child:
     async def _spawn(self) -> None:
         if self._tidy is not None:
             self._tidy()
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        self._process = await spawn(self._command, self._log, asyncio.subprocess.DEVNULL)
 
     async def _keep(self) -> None:
         assert self._process is not None
@@ -203,15 +202,8 @@ class Forked:
             await stop(zygote)
 
     async def _spawn_zygote(self) -> None:
-        with (self._logs / f"{self.name}.log").open("ab") as log:
-            self._zygote = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        log = self._logs / f"{self.name}.log"
+        self._zygote = await spawn(self._command, log, asyncio.subprocess.PIPE)
         self._requested.clear()  # requests since the last zygote died are lost
         try:
             for fork in self._arguments:

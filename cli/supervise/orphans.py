@@ -8,8 +8,13 @@ import signal
 from collections.abc import Callable, Collection, Iterator
 
 REAP_S = 2.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def signal_at_parents_end(number: signal.Signals) -> None:
+    """Request a signal for when the parent of this process ends, by whatever cause."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager

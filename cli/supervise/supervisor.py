@@ -100,19 +100,9 @@ class Supervisor:
         if redis_url is not None:
             await answering_redis(redis_url)
         else:
-            redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.options.appendfsync)
-            redis.prepare()
-            child = Child("redis", redis.command(), self._logs, redis.remove_temporary_files)
-            self._report("starting Redis")
-            self._parts.append(child)
-            await parts.enter_async_context(child)
-            await self._redis_ready(redis, child, stop)
+            redis_url = await self._start_redis(parts, stop)
             if stop.is_set():
                 return []
-            if settings.options.appendfsync == "everysec":
-                forcing = asyncio.create_task(force_each_second(redis.fsync), name="force Redis to disk")
-                parts.push_async_callback(cancel_and_wait, forcing)
-            redis_url = redis.url
         joined = Joined(redis_url=redis_url, secret_file=secret_file)
         of_nodes = {name: arguments(options) for name, options in settings.of_nodes(joined).items()}
         of_gateways = {
@@ -130,6 +120,21 @@ class Supervisor:
         urls = [f"http://{host}:{port}" for port in ports]
         await self._answering(urls, stop, (gateways, nodes))
         return urls
+
+    async def _start_redis(self, parts: AsyncExitStack, stop: asyncio.Event) -> str:
+        """Start the embedded Redis; return its URL."""
+        settings = self._settings
+        redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.options.appendfsync)
+        redis.prepare()
+        child = Child("redis", redis.command(), self._logs, redis.remove_temporary_files)
+        self._report("starting Redis")
+        self._parts.append(child)
+        await parts.enter_async_context(child)
+        await self._redis_ready(redis, child, stop)
+        if settings.options.appendfsync == "everysec" and not stop.is_set():
+            forcing = asyncio.create_task(force_each_second(redis.fsync), name="force Redis to disk")
+            parts.push_async_callback(cancel_and_wait, forcing)
+        return redis.url
 
     async def _ports(self) -> tuple[int, ...]:
         """Return the ports to listen on, once the parts of an earlier, killed run have ended."""

@@ -15,7 +15,6 @@ The zygote starts no thread and touches no accelerator: neither survives a fork 
 brings, restarts its pool by itself).
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -32,8 +31,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from setproctitle import setproctitle
 
+from cli.supervise.orphans import signal_at_parents_end
+
 STOP_S = 35.0  # longer than the --grace of nodes for requests in flight (30 s by default)
-_PR_SET_PDEATHSIG = 1
 _ORPHANED = (
     signal.SIGUSR1
 )  # sent to a child when its parent dies: the zygote, then the process that adopted it
@@ -139,7 +139,7 @@ class Zygote:
         code = 1
         try:
             signal.signal(_ORPHANED, self._orphaned)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _ORPHANED)
+            signal_at_parents_end(_ORPHANED)
             if os.getppid() != parent:
                 os._exit(1)  # the zygote died before the line above
             # Reported by the child: if the zygote dies first, its supervisor still knows of this node.

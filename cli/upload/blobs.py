@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from cli.client import Client
 from cli.errors import CliError
@@ -12,24 +13,22 @@ MAX_FAILURES = 7  # tries without any progress: about 25 s with the doubling wai
 CHUNK_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
 class Source:
-    """Bytes that can be read repeatedly from any offset."""
+    """Bytes that can be read repeatedly: `chunks` yields them from an offset on."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        raise NotImplementedError
+    nbytes: int
+    chunks: Callable[[int], Iterator[bytes]]
 
 
-class MemorySource(Source):
-    def __init__(self, content: bytes) -> None:
-        super().__init__(len(content))
-        self._content = content
+def memory_source(content: bytes) -> Source:
+    """Return a blob in memory as a source."""
 
-    def chunks(self, offset: int) -> Iterator[bytes]:
-        for start in range(offset, self.nbytes, CHUNK_BYTES):
-            yield self._content[start : start + CHUNK_BYTES]
+    def chunks(offset: int) -> Iterator[bytes]:
+        for start in range(offset, len(content), CHUNK_BYTES):
+            yield content[start : start + CHUNK_BYTES]
+
+    return Source(len(content), chunks)
 
 
 def upload(

@@ -30,11 +30,11 @@ class Bundle:
 
     task: FunctionTask
     architecture: str
-    dtype: str
-    context_length: int
-    image: str | None
-    manifest: str | None
-    image_bytes: int
+    dtype: str = ""
+    context_length: int = 0
+    image: str | None = None
+    manifest: str | None = None
+    image_bytes: int = 0
     assets: dict[str, str]
     description: str
     plan: ImagePlan | None = None
@@ -148,11 +148,6 @@ def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
     return Bundle(
         task=FunctionTask.HANDLER,
         architecture=BUILTIN_PREFIX + spec.handler.function if spec.handler.builtin else "handler",
-        dtype="",
-        context_length=0,
-        image=None,
-        manifest=None,
-        image_bytes=0,
         assets=assets,
         description=spec.description,
         blobs=blobs,

@@ -1,7 +1,5 @@
 """The folder that `hypercast pack` writes, as the plan of an image."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import DeployError
@@ -11,7 +9,6 @@ from registry.images.dtypes import dominant_dtype
 from registry.images.layout import Layout
 from registry.images.manifest import Manifest
 from registry.images.pack import ASSETS_FOLDER, IMAGE_FILE, MANIFEST_FILE
-from registry.images.plan import CHUNK_BYTES
 
 
 def is_packed(folder: Path) -> bool:
@@ -19,45 +16,17 @@ def is_packed(folder: Path) -> bool:
     return (folder / IMAGE_FILE).is_file() and (folder / MANIFEST_FILE).is_file()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedPlan:
     """An ImagePlan that reads an image which is packed already."""
 
-    path: Path
-    manifest: Manifest
-    config: dict[str, object]
-
-    @property
-    def assets_folder(self) -> Path:
-        return self.path / ASSETS_FOLDER
-
-    @property
-    def architecture(self) -> str:
-        return self.manifest.architecture
-
-    @property
-    def model_type(self) -> str:
-        return self.manifest.model_type
-
-    @property
-    def tied_head(self) -> bool:
-        return self.manifest.tied_head
-
-    @property
-    def num_layers(self) -> int:
-        return self.manifest.num_layers
-
-    @property
-    def dtype(self) -> str:
-        return dominant_dtype((tensor.dtype, tensor.nbytes) for tensor in self.manifest.tensors)
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(tensors=self.manifest.tensors, layers=self.manifest.layers, nbytes=self.manifest.nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        return self.manifest.nbytes
+    def __init__(self, path: Path, manifest: Manifest, config: dict[str, object]) -> None:
+        self.path, self.manifest, self.config = path, manifest, config
+        self.assets_folder = path / ASSETS_FOLDER
+        self.architecture, self.model_type = manifest.architecture, manifest.model_type
+        self.tied_head, self.num_layers = manifest.tied_head, manifest.num_layers
+        self.nbytes = manifest.nbytes
+        self.layout = Layout(tensors=manifest.tensors, layers=manifest.layers, nbytes=manifest.nbytes)
+        self.dtype = dominant_dtype((tensor.dtype, tensor.nbytes) for tensor in manifest.tensors)
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill `into` with `[offset, offset + len(into))` of the image. Raises DeployError."""
@@ -73,15 +42,6 @@ class PackedPlan:
         except OSError as error:
             raise DeployError(f"cannot read {self.path / IMAGE_FILE}: {error.strerror}") from error
 
-    def chunks(self, offset: int = 0) -> Iterator[memoryview]:
-        """Yield the image from `offset` on; each view is valid until the next."""
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, max(0, self.nbytes - offset))))
-        while offset < self.nbytes:
-            view = buffer[: min(CHUNK_BYTES, self.nbytes - offset)]
-            self.read_into(offset, view)
-            yield view
-            offset += len(view)
-
 
 def packed_plan(folder: Path) -> PackedPlan:
     """Return the plan of a packed folder. Raises ImageError, DeployError."""
@@ -95,4 +55,4 @@ def packed_plan(folder: Path) -> PackedPlan:
         raise DeployError(
             f"{folder / IMAGE_FILE} has {size} bytes, but {MANIFEST_FILE} describes {manifest.nbytes}"
         )
-    return PackedPlan(path=folder, manifest=manifest, config=read_config(folder / ASSETS_FOLDER))
+    return PackedPlan(folder, manifest, read_config(folder / ASSETS_FOLDER))

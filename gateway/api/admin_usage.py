@@ -62,6 +62,7 @@ class UsageRoutes:
         by = parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY), usage_groups.PROPERTIES)
         key = OF_KEY.read(request)
         columns = (*by, *COLUMNS)
+        rows: Sequence[Row]
         if by == usage_groups.DEFAULT_BY and key is None:
             if split_days(where.since, where.until).edges:
                 async with self._read_slot(request):
@@ -71,8 +72,7 @@ class UsageRoutes:
             rows = [msgspec.to_builtins(row) for row in sums]
         else:
             async with self._read_slot(request):
-                found = await usage_reader.grouped(state, where, by, key=key)
-            rows = [dict(zip(by, row.group, strict=True)) | _fields(row, COLUMNS) for row in found]
+                rows = await usage_reader.grouped(state, where, by, key=key)
         form = _format(request)
         if form != "json":
             return await _table(form, rows, columns)

@@ -19,7 +19,7 @@ from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
 from registry.messages.node import Compute, Generate
 from registry.records.function import FunctionVersion
-from registry.records.usage import PriceRate, RequestRecord, RequestStatus, cost_nanos
+from registry.records.usage import RequestRecord, RequestStatus, cost_nanos
 from registry.state import Ledger
 
 _log = logging.getLogger("hypercast.gateway")
@@ -88,8 +88,7 @@ def make_record(
     # Requests that share a step share its time; it is rounded up once, for the whole request.
     gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
-    rate = _rate(first.gpu_type, health)
-    price = cost_nanos(rate, gpu_ms, tokens_in, tokens_out)
+    rate_id, price = _price(health, first.gpu_type, gpu_ms, tokens_in, tokens_out)
     return RequestRecord(
         request_id=context.request_id,
         client_request_id=context.client_request_id,
@@ -111,26 +110,22 @@ def make_record(
         billed_gpu_ms=gpu_ms,
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
-        rate_id=rate.id,
+        rate_id=rate_id,
         cost_nanos=0 if status is RequestStatus.FAILED else price,
         gpu=slices,
     )
 
 
-def _rate(gpu_type: str, health: HealthCheck) -> PriceRate:
-    """Return the rate in force; a device that the price table lacks is free of charge."""
+def _price(
+    health: HealthCheck, gpu_type: str, gpu_ms: int, tokens_in: int, tokens_out: int
+) -> tuple[str, int]:
+    """Return the rate in force and the price; a device that the price table lacks is free of charge."""
     try:
-        return health.rate(gpu_type)
+        rate = health.rate(gpu_type)
     except NotFound:
         _log.warning("no price for GPU type %s: not charged", gpu_type)
-        return PriceRate(
-            id="unpriced",
-            gpu_type=gpu_type,
-            gpu_second_nanos=0,
-            request_nanos=0,
-            prompt_mtoken_nanos=0,
-            completion_mtoken_nanos=0,
-        )
+        return "unpriced", 0
+    return rate.id, cost_nanos(rate, gpu_ms, tokens_in, tokens_out)
 
 
 class _WriteResult(Enum):

@@ -1,8 +1,8 @@
-"""Entries of the state cache: nodes, scale requests and load reports."""
+"""Entries of the state cache: nodes and scale requests."""
 
 from dataclasses import dataclass
 
-from registry.records.change import ScaleTarget, VersionLoad
+from registry.records.change import ScaleTarget
 from registry.records.node import NodeRecord, NodeState
 
 
@@ -30,12 +30,3 @@ class ReceivedScaleRequest:
 
     target: ScaleTarget
     received_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedLoadReport:
-    """The load report of another gateway and when it expires (monotonic)."""
-
-    loads: tuple[VersionLoad, ...]
-    ttl_s: float
-    deadline_s: float

@@ -6,14 +6,14 @@ expires leases, and only while the feed is alive, so that routing continues duri
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.cast_cache import CastCache
 from gateway.cluster.cast_tracker import CastTracker
-from gateway.cluster.entries import NodeEntry, ReceivedLoadReport, ReceivedScaleRequest
+from gateway.cluster.entries import NodeEntry, ReceivedScaleRequest
 from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.live_cache import LiveStateCache
 from gateway.cluster.replicas import Replica
@@ -39,6 +39,7 @@ from registry.records.node import NodeRecord, Tier
 # After an outage of Redis, or a stall of this process, every node has this long to send a heartbeat.
 GRACE_S = 3.0
 STARTING_STATES = frozenset({InstanceState.STARTING, InstanceState.LOADING})
+_READY_STATES = frozenset({InstanceState.READY})
 FINAL_STATES = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
 _MAX_SCALE_REQUESTS = 64
 
@@ -77,7 +78,7 @@ class ClusterStateCache:
         self._instances: dict[str, InstanceRecord] = {}
         self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
         self._draining: set[str] = set()
-        self._load_reports: dict[str, ReceivedLoadReport] = {}
+        self._load_reports: dict[str, tuple[LoadReport, float]] = {}  # with their deadlines
         self._on_start: list[Callable[[InstanceRecord], None]] = []
 
     def __repr__(self) -> str:
@@ -106,13 +107,7 @@ class ClusterStateCache:
         self._versions = {VersionKey(v.function, v.version): v for v in snapshot.versions}
         self._nodes, self._instances, self._by_key, self._load_reports = {}, {}, {}, {}
         for up in snapshot.nodes:
-            known = before.get(up.record.id)
-            self._nodes[up.record.id] = NodeEntry(
-                record=up.record,
-                ttl_s=up.ttl_s,
-                deadline_s=now + max(up.ttl_s, GRACE_S),
-                channel_epoch=known.channel_epoch if known else 0,
-            )
+            self._nodes[up.record.id] = _entry(up, before.get(up.record.id), now + max(up.ttl_s, GRACE_S))
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
         for id_, entry in kept.items():
             self._nodes[id_] = replace(entry, deadline_s=now + max(entry.ttl_s, GRACE_S))
@@ -166,7 +161,7 @@ class ClusterStateCache:
         for id_ in nodes:
             self._expired[id_] = self._nodes[id_].record.epoch
             self._remove_node(id_, now)
-        gateways = [g for g, demand in self._load_reports.items() if demand.deadline_s <= now]
+        gateways = [name for name, (_, deadline_s) in self._load_reports.items() if deadline_s <= now]
         for gateway in gateways:
             del self._load_reports[gateway]
         live = self.live.expire(now)
@@ -181,7 +176,7 @@ class ClusterStateCache:
     def next_expiry(self) -> float | None:
         """Return when the next lease expires, None if never."""
         deadlines = [entry.deadline_s for entry in self._nodes.values()]
-        deadlines += [demand.deadline_s for demand in self._load_reports.values()]
+        deadlines += [deadline_s for _, deadline_s in self._load_reports.values()]
         return min(deadlines + self.live.deadlines, default=None)
 
     def channel_up(self, node: str, epoch: int) -> None:
@@ -196,12 +191,7 @@ class ClusterStateCache:
         """Replace a node's record by one read from the node itself; its lease is unchanged."""
         entry = self._nodes.get(record.id)
         if entry is not None and entry.record.epoch == record.epoch:
-            self._nodes[record.id] = NodeEntry(
-                record=record,
-                ttl_s=entry.ttl_s,
-                deadline_s=entry.deadline_s,
-                channel_epoch=entry.channel_epoch,
-            )
+            self._nodes[record.id] = replace(entry, record=record)
 
     def put_version(self, version: FunctionVersion) -> None:
         """Add a version that the feed did not carry."""
@@ -246,13 +236,7 @@ class ClusterStateCache:
 
     def ready(self, key: VersionKey) -> list[InstanceRecord]:
         """Return the instances that calls may be sent to."""
-        return [
-            instance
-            for instance in self._by_key.get(key, {}).values()
-            if instance.state is InstanceState.READY
-            and instance.instance_id not in self._draining
-            and self._usable(instance.node)
-        ]
+        return self._in_states(key, _READY_STATES)
 
     def replicas(self, key: VersionKey) -> "list[Replica]":
         """Return all replicas of the version: ready instances, and pipelines of loading ones.
@@ -271,13 +255,7 @@ class ClusterStateCache:
 
     def starting(self, key: VersionKey) -> list[InstanceRecord]:
         """Return the instances that are starting on usable nodes."""
-        return [
-            instance
-            for instance in self._by_key.get(key, {}).values()
-            if instance.state in STARTING_STATES
-            and instance.instance_id not in self._draining
-            and self._usable(instance.node)
-        ]
+        return self._in_states(key, STARTING_STATES)
 
     def holders(self, image: str, tier: Tier) -> list[NodeRecord]:
         """Return the usable nodes of which `tier` holds the complete image."""
@@ -289,9 +267,9 @@ class ClusterStateCache:
 
     def version_loads(self, *, exclude: str = "") -> Iterator[VersionLoad]:
         """Yield the loads that gateways report, without the gateway `exclude`."""
-        for gateway, remote in self._load_reports.items():
+        for gateway, (report, _) in self._load_reports.items():
             if gateway != exclude:
-                yield from remote.loads
+                yield from report.loads
 
     def view(self) -> Snapshot:
         return Snapshot(
@@ -300,10 +278,7 @@ class ClusterStateCache:
             versions=tuple(self._versions.values()),
             nodes=tuple(NodeUp(record=e.record, ttl_s=e.ttl_s) for e in self._nodes.values()),
             instances=tuple(self._instances.values()),
-            load_reports=tuple(
-                LoadReport(gateway=gateway, loads=remote.loads, ttl_s=remote.ttl_s)
-                for gateway, remote in self._load_reports.items()
-            ),
+            load_reports=tuple(report for report, _ in self._load_reports.values()),
             casts=tuple(self.casts),
             live=tuple(LiveChanged(record=record, ttl_s=0.0) for record in self.live),
         )
@@ -314,6 +289,16 @@ class ClusterStateCache:
         entry = self._nodes.get(node)
         return entry is not None and entry.usable
 
+    def _in_states(self, key: VersionKey, states: Collection[InstanceState]) -> list[InstanceRecord]:
+        """Return the instances in these states that are on usable nodes and not about to stop."""
+        return [
+            instance
+            for instance in self._by_key.get(key, {}).values()
+            if instance.state in states
+            and instance.instance_id not in self._draining
+            and self._usable(instance.node)
+        ]
+
     def _put_node(self, up: NodeUp, now: float) -> None:
         known = self._nodes.get(up.record.id)
         if known is not None and up.record.epoch < known.record.epoch:
@@ -323,12 +308,7 @@ class ClusterStateCache:
             self.cast_tracker.on_node_lost(up.record.id, now)
         if known is None and self._expired.pop(up.record.id, None) == up.record.epoch:
             self.needs_snapshot = True
-        self._nodes[up.record.id] = NodeEntry(
-            record=up.record,
-            ttl_s=up.ttl_s,
-            deadline_s=now + up.ttl_s,
-            channel_epoch=known.channel_epoch if known else 0,
-        )
+        self._nodes[up.record.id] = _entry(up, known, now + up.ttl_s)
 
     def _set_channel(self, node: str, epoch: int) -> None:
         entry = self._nodes.get(node)
@@ -377,8 +357,11 @@ class ClusterStateCache:
 
     def _put_load_report(self, change: LoadReport, now: float) -> None:
         if change.loads:
-            self._load_reports[change.gateway] = ReceivedLoadReport(
-                loads=change.loads, ttl_s=change.ttl_s, deadline_s=now + change.ttl_s
-            )
+            self._load_reports[change.gateway] = change, now + change.ttl_s
         else:
             self._load_reports.pop(change.gateway, None)
+
+
+def _entry(up: NodeUp, known: NodeEntry | None, deadline_s: float) -> NodeEntry:
+    channel_epoch = known.channel_epoch if known else 0
+    return NodeEntry(record=up.record, ttl_s=up.ttl_s, deadline_s=deadline_s, channel_epoch=channel_epoch)

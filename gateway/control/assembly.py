@@ -3,7 +3,6 @@
 import asyncio
 import random
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,18 +71,16 @@ class ControlStats:
     rerouted: int
     moved: int
     desired: Mapping[str, int]
-    instances: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The open control side; `ready` is set once the cluster's state has been read."""
+    """The open control side."""
 
     dispatcher: CallDispatcher
     cluster: ClusterControl
     state_cache: ClusterStateCache
     changes: ChangeCondition
-    ready: asyncio.Event
     settlement: AckBatcher
     _sync: ClusterStateSync
     _leadership: Leadership
@@ -92,6 +89,11 @@ class Control:
 
     def __repr__(self) -> str:
         return f"<Control {self._leadership!r} {self.state_cache!r}>"
+
+    @property
+    def ready(self) -> asyncio.Event:
+        """Set once the cluster's state has been read."""
+        return self._sync.ready
 
     async def drain(self) -> None:
         """Refuse new calls; return once those in progress have ended."""
@@ -109,7 +111,6 @@ class Control:
             rerouted=counts.rerouted,
             moved=counts.moved,
             desired={str(key): desired for key, desired in self._controller.desired.items()},
-            instances=Counter(instance.state.value for instance in self.state_cache.instances()),
         )
 
 
@@ -175,25 +176,15 @@ def _assemble(
     policy: ScalerPolicy,
     rng: random.Random | None,
 ) -> _Parts:
-    """Create all parts of the control side."""
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
-    work = ChangeCondition()
-    admission, progress = Admission(settings.limits), StartProgress()
+    admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
     channels = NodeChannels(state_cache, changes, dial)
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
+    slots = settings.dispatch
     dispatcher = CallDispatcher(
-        state_cache,
-        changes,
-        channels,
-        progress,
-        admission,
-        loads,
-        work,
-        clock,
-        rng=rng,
-        settings=settings.dispatch,
+        state_cache, changes, channels, progress, admission, loads, work, clock, rng=rng, settings=slots
     )
     assets = StartAssets(blobs)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))
@@ -208,7 +199,6 @@ def _assemble(
         cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls),
         state_cache=state_cache,
         changes=changes,
-        ready=cluster.sync.ready,
         settlement=settlement,
         _sync=cluster.sync,
         _leadership=leadership,

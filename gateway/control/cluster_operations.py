@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from gateway.cluster.state_cache import VersionKey
 from gateway.control.context import ClusterContext
@@ -12,7 +13,7 @@ from gateway.core.contract import DispatchError, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
 from gateway.planning.placement import choose_sources, choose_warm, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
-from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError
+from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, reason_of
 from registry.messages.node import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
 from registry.records.function import FunctionVersion
@@ -22,6 +23,17 @@ _WAIT_S = 600.0
 _MAX_STARTS = 3
 _WARM_TRIES = 3
 _NODE_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fill:
+    """The delivery of an image to host tiers; `mine` are nodes of which this request claimed the load."""
+
+    version: FunctionVersion
+    image: str
+    sources: dict[str, tuple[ImageHolder, ...]]
+    delivery: ImageDelivery
+    mine: set[str]
 
 
 class ClusterControl:
@@ -71,34 +83,26 @@ class ClusterControl:
             f"{function} did not reach {instances} instances",
         )
         if not reached():
-            raise DispatchError("start_failed", self._failure(key, serial), status=503)
+            raise _start_failed(self._failure(key, serial))
 
     def _check_scale(self, version: FunctionVersion, instances: int, on: Sequence[str]) -> None:
         if instances < 0:
-            raise DispatchError("bad_request", "instances must be 0 or more", status=400)
+            raise _bad_request("instances must be 0 or more")
         most = self._state_cache.functions[version.function].scaling.max_instances
         if most is not None and instances > most:
-            raise DispatchError(
-                "bad_request", f"{instances} instances exceed max_instances={most}", status=400
-            )
+            raise _bad_request(f"{instances} instances exceed max_instances={most}")
         nodes = self._nodes(on)
         if on and instances > len(nodes):
-            raise DispatchError(
-                "bad_request", f"{instances} instances do not fit on {len(nodes)} nodes", status=400
-            )
+            raise _bad_request(f"{instances} instances do not fit on {len(nodes)} nodes")
         if instances == 0:
             return
         if not nodes:
             raise DispatchError("no_nodes", "the cluster has no usable node", status=503)
         if instances > len(nodes):
-            raise DispatchError(
-                "bad_request",
-                f"{instances} instances need as many nodes; {len(nodes)} are usable",
-                status=400,
-            )
+            raise _bad_request(f"{instances} instances need as many nodes; {len(nodes)} are usable")
         reason = unschedulable_reason(version, nodes)
         if reason:
-            raise DispatchError("start_failed", reason, status=503)
+            raise _start_failed(reason)
 
     def _failure(self, key: VersionKey, serial: int) -> str:
         """Return why the starts since `serial` cannot succeed, "" while they can."""
@@ -126,20 +130,12 @@ class ClusterControl:
         # Set before the tasks run: a concurrent request joins the cast.
         mine = {node.id for node in targets if self._claim(image, node.id)}
 
-        async def fill(node: NodeRecord) -> None:
-            holders = sources[node.id]
-            try:
-                await self._fill(
-                    version, node, holders, delivery, lambda fraction: report(node.id, fraction), pin=False
-                )
-            finally:
-                self._unclaim(image, node.id, mine)
-
         def report(node: str, fraction: float) -> None:
             fractions[node] = fraction
             updates.put_nowait(None)
 
-        tasks = [asyncio.create_task(fill(node)) for node in targets]
+        fill = _Fill(version=version, image=image, sources=sources, delivery=delivery, mine=mine)
+        tasks = [asyncio.create_task(self._fill(fill, node.id, report, pin=False)) for node in targets]
         for task in tasks:
             task.add_done_callback(lambda _: updates.put_nowait(None))
         try:
@@ -149,9 +145,7 @@ class ClusterControl:
             for task in tasks:
                 task.result()
         except RegistryError as error:
-            raise DispatchError(
-                "start_failed", f"{function} could not be warmed: {_reason(error)}", status=503
-            ) from error
+            raise _start_failed(f"{function} could not be warmed: {reason_of(error)}") from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -198,16 +192,14 @@ class ClusterControl:
                 sources = self._sources(image, [target])
                 delivery = self._deliver(version, sources)
                 mine = {target.id} if self._claim(image, target.id) else set()
-                try:
-                    await self._fill(version, target, sources[target.id], delivery, lambda _: None, pin=True)
-                finally:
-                    self._unclaim(image, target.id, mine)
+                fill = _Fill(version=version, image=image, sources=sources, delivery=delivery, mine=mine)
+                await self._fill(fill, target.id, lambda *_: None, pin=True)
             except RegistryError as error:
                 failed.add(target.id)
-                last = _reason(error)
+                last = reason_of(error)
             else:
                 return
-        raise DispatchError("start_failed", f"no host copy of {version.function}: {last}", status=503)
+        raise _start_failed(f"no host copy of {version.function}: {last}")
 
     def _no_host_room(self, version: FunctionVersion) -> str:
         largest = max((entry.record.host_bytes for entry in self._state_cache.nodes()), default=0)
@@ -217,39 +209,28 @@ class ClusterControl:
         )
 
     async def _fill(
-        self,
-        version: FunctionVersion,
-        node: NodeRecord,
-        holders: tuple[ImageHolder, ...],
-        delivery: ImageDelivery,
-        report: Callable[[float], None],
-        *,
-        pin: bool,
+        self, fill: "_Fill", node: str, report: Callable[[str, float], None], *, pin: bool
     ) -> None:
         """Fill one host tier. A copy that is not pinned evicts no pinned one."""
-        steps = self._calls.warm(
-            version,
-            node.id,
-            delivery.holders_for(node.id, holders),
-            cast=delivery.cast_for(node.id),
-            pin=pin,
-            preserve_pinned=not pin,
-        )
-        async with aclosing(steps):
-            async for step in steps:
-                report(step.fraction)
-        await self._calls.refresh(node.id)
-        report(1.0)
+        holders = fill.delivery.holders_for(node, fill.sources[node])
+        cast = fill.delivery.cast_for(node)
+        try:
+            steps = self._calls.warm(fill.version, node, holders, cast=cast, pin=pin, preserve_pinned=not pin)
+            async with aclosing(steps):
+                async for step in steps:
+                    report(node, step.fraction)
+            await self._calls.refresh(node)
+            report(node, 1.0)
+        finally:
+            self._unclaim(fill.image, node, fill.mine)
 
     def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[ImageHolder, ...]]:
         nodes = list(self._state_cache.usable_nodes())
         sources = choose_sources(image, targets, nodes, self._planner.loading(self._state_cache, image))
         if sources.error:
-            raise DispatchError("start_failed", sources.error, status=503)
+            raise _start_failed(sources.error)
         if sources.loader is not None and sources.loader not in {target.id for target in targets}:
-            raise DispatchError(
-                "start_failed", f"only node {sources.loader} can read the store: include it", status=503
-            )
+            raise _start_failed(f"only node {sources.loader} can read the store: include it")
         return {target.id: sources.holders.get(target.id, ()) for target in targets}
 
     def _deliver(
@@ -269,9 +250,7 @@ class ClusterControl:
         if not nodes:
             raise DispatchError("no_nodes", "the cluster has no usable node", status=503)
         if count is not None and count > len(nodes):
-            raise DispatchError(
-                "bad_request", f"{count} nodes requested; {len(nodes)} are usable", status=400
-            )
+            raise _bad_request(f"{count} nodes requested; {len(nodes)} are usable")
         hosts = {node.host for node in self._state_cache.holders(image, Tier.HOST)}
         missing = [node for node in nodes if node.host not in hosts]
         if on or count is None:
@@ -302,9 +281,7 @@ class ClusterControl:
             for node in nodes:
                 await self._calls.refresh(node.id)
         except ChannelError as error:
-            raise DispatchError(
-                "bad_request", f"not dropped from {tier}: {_reason(error)}", status=400
-            ) from error
+            raise _bad_request(f"not dropped from {tier}: {reason_of(error)}") from error
         finally:
             self._changes.notify_soon()
 
@@ -330,7 +307,7 @@ class ClusterControl:
                     async for line in read_lines:
                         await merged.put(f"{node} | {line}")
             except ChannelError as error:
-                await merged.put(f"{node} | ({_reason(error)})")
+                await merged.put(f"{node} | ({reason_of(error)})")
             await merged.put(None)
 
         readers = [asyncio.create_task(read(node.id)) for node in self._state_cache.usable_nodes()]
@@ -372,5 +349,9 @@ class ClusterControl:
             raise DispatchError("timeout", f"{what} within {limit_s:g} s", status=504) from None
 
 
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, RemoteError) else str(error)
+def _bad_request(message: str) -> DispatchError:
+    return DispatchError("bad_request", message, status=400)
+
+
+def _start_failed(message: str) -> DispatchError:
+    return DispatchError("start_failed", message, status=503)

@@ -23,7 +23,7 @@ from gateway.planning.actions import (
 )
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.plan import Plan, VersionDemand
-from registry.errors import ChannelClosed, RegistryError, RemoteError
+from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 from registry.records.node import NodeState
@@ -209,7 +209,7 @@ class Controller:
     async def _start_failed(self, action: StartAction, error: RegistryError) -> None:
         """Record the failure here, and publish it for the other gateways unless the node did."""
         lost = isinstance(error, ChannelClosed)
-        reason = error.message if isinstance(error, RemoteError) else str(error)
+        reason = reason_of(error)
         known = self._state_cache.instance(action.instance_id)
         now = self._clock.monotonic_s()
         self._state_cache.backoff.log(action.key, action.instance_id, "" if lost else action.node, reason)
@@ -296,20 +296,18 @@ class Controller:
 
     async def _unpin(self, action: UnpinAction) -> None:
         log.info("image %s: unpinning on node %s", action.image[:12], action.node)
-        try:
-            await self._calls.unpin(action.image, action.node)
-            await self._refresh_host(action.node)
-        except RegistryError as error:
-            log.info("unpin on node %s failed: %s", action.node, error)  # the replicator retries
-        self._changes.notify_soon()
+        await self._change_copy("unpin", action.node, self._calls.unpin(action.image, action.node))
 
     async def _drop(self, action: DropAction) -> None:
         log.info("image %s: dropping from tier %s of node %s", action.image[:12], action.tier, action.node)
+        await self._change_copy("drop", action.node, self._calls.drop(action.image, action.node, action.tier))
+
+    async def _change_copy(self, what: str, node: str, call: Coroutine[None, None, None]) -> None:
         try:
-            await self._calls.drop(action.image, action.node, action.tier)
-            await self._refresh_host(action.node)
+            await call
+            await self._refresh_host(node)
         except RegistryError as error:
-            log.info("drop on node %s failed: %s", action.node, error)  # the replicator retries
+            log.info("%s on node %s failed: %s", what, node, error)  # the replicator retries
         self._changes.notify_soon()
 
     async def _refresh_host(self, node: str) -> None:

@@ -8,6 +8,7 @@ latches that a test closes.
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from gateway.cluster.condition import ChangeCondition
 from gateway.fakes.channel import FakeChannel, FakeNet, Latch, Send
@@ -63,6 +64,32 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
     return list(context[len(prompt) :])
 
 
+def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
+    fields: dict[str, Any] = {
+        "host": f"host-{id_}",
+        "channel": f"tcp://{id_}:1",
+        "cast": f"tcp://{id_}:2",
+        "gpu_bytes": gpu_bytes,
+        "gpu_free_bytes": gpu_bytes,
+        "reads_store": True,
+        "allows_handlers": True,
+    }
+    return NodeRecord(
+        id=id_,
+        pid=1,
+        epoch=0,
+        state=NodeState.READY,
+        device="cpu",
+        gpu_type="fake",
+        gpu_count=1,
+        host_bytes=1 << 34,
+        host_free_bytes=1 << 34,
+        link_rate_bytes_s=None,
+        started_at=0.0,
+        **(fields | facts),
+    )
+
+
 class FakeNode:
     """A fake node.
 
@@ -76,13 +103,11 @@ class FakeNode:
         net: FakeNet,
         id_: str,
         *,
-        host: str = "",
-        gpu_bytes: int = 1 << 30,
-        allows_handlers: bool = True,
-        reads_store: bool = True,
         ttl_s: float = 60.0,
         vocabulary: int = 50_000,
+        **facts: Any,
     ) -> None:
+        """Create a node that is not up; `facts` are fields of its record."""
         self.id = id_
         self._vocabulary = vocabulary
         self.alive = False
@@ -105,26 +130,7 @@ class FakeNode:
         self._ttl_s = ttl_s
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
-        self._record = NodeRecord(
-            id=id_,
-            host=host or f"host-{id_}",
-            pid=1,
-            epoch=0,
-            state=NodeState.READY,
-            device="cpu",
-            gpu_type="fake",
-            gpu_count=1,
-            channel=f"tcp://{id_}:1",
-            cast=f"tcp://{id_}:2",
-            gpu_bytes=gpu_bytes,
-            gpu_free_bytes=gpu_bytes,
-            host_bytes=1 << 34,
-            host_free_bytes=1 << 34,
-            reads_store=reads_store,
-            allows_handlers=allows_handlers,
-            link_rate_bytes_s=None,
-            started_at=0.0,
-        )
+        self._record = _record(id_, **facts)
 
     def __repr__(self) -> str:
         return f"<FakeNode {self.id} alive={self.alive} {self.instances!r}>"
@@ -228,8 +234,7 @@ class FakeNode:
                 await send(CallsUsed(gpu_us={id_: self.used_us[id_] for id_ in ids if id_ in self.used_us}))
             case SettleCalls(request_ids=ids):
                 self.settled.append(ids)
-                for id_ in ids:
-                    self.used_us.pop(id_, None)
+                self.used_us = {id_: us for id_, us in self.used_us.items() if id_ not in ids}
                 await send(Acknowledged())
                 self._ended.notify()
 

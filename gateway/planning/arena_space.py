@@ -68,10 +68,9 @@ def choose_victims(
     """
     key = VersionKey(version.function, version.version)
     used = used_images(state_cache)
-    spare: dict[VersionKey, int] = {}
-    for other, load in loads.items():
-        need = -(-(load.in_flight + load.held) // load.scaling.target_concurrency)
-        spare[other] = load.ready - max(need, load.scaling.min_instances)
+    spare = {
+        other: load.ready - max(load.needed, load.scaling.min_instances) for other, load in loads.items()
+    }
     best: list[InstanceRecord] | None = None
     for node in nodes:
         here = [i for i in state_cache.instances() if i.node == node.id]

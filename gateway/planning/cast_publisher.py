@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from registry.errors import RegistryError, RemoteError
+from registry.errors import RegistryError, reason_of
 from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.state import ClusterState
 
@@ -37,8 +37,7 @@ class CastPublisher:
         try:
             yield
         except RegistryError as error:
-            reason = error.message if isinstance(error, RemoteError) else str(error)
-            await self.publish_failure(record, node, reason)
+            await self.publish_failure(record, node, reason_of(error))
             raise
 
     async def publish(self, record: CastRecord) -> None:

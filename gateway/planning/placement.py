@@ -114,22 +114,19 @@ def start_candidates(
     host_holders = {n.host for n in nodes if image and _holds(n, image, Tier.HOST)}
     found = []
     for node in nodes:
-        if version.runs_user_code and not node.allows_handlers:
-            continue
-        if version.image is not None and mismatch(version.architecture, node.device):
+        barred = version.runs_user_code and not node.allows_handlers
+        if barred or (image is not None and mismatch(version.architecture, node.device)):
             continue
         rank = _NEAREST[tier_of(node, image)] if image else 0
-        if rank > _NEAREST[Tier.HOST] and node.host in host_holders:
-            rank = _NEAREST[Tier.HOST]
-        if rank > _LOADING_RANK and node.host in loading_hosts:
-            rank = _LOADING_RANK
+        if node.host in host_holders or node.host in loading_hosts:
+            rank = min(rank, _NEAREST[Tier.HOST] if node.host in host_holders else _LOADING_RANK)
+        room = arena_room(node, image, used_images.get(node.id, ())) - reserved_bytes.get(node.id, 0)
         found.append(
             StartCandidate(
                 id=node.id,
                 host=node.host,
                 rank=rank,
-                free_bytes=arena_room(node, image, used_images.get(node.id, ()))
-                - reserved_bytes.get(node.id, 0),
+                free_bytes=room,
                 instances=instances.get(node.id, 0),
                 need_bytes=image_need(version, node) + min_bytes,
                 preferred_bytes=image_need(version, node) + max(min_bytes, preferred_bytes),

@@ -199,8 +199,7 @@ class ScalingPlanner:
         """Set the floor of the new current version to what `load` of the old one needs."""
         known = self._states.get(new, PolicyState())
         if not (known.cut and known.asleep):  # unless it has just been scaled to zero
-            needed = max(1, -(-(load.in_flight + load.held) // load.scaling.target_concurrency))
-            self._states[new] = PolicyState(floor=max(known.floor, needed), cut=known.cut)
+            self._states[new] = PolicyState(floor=max(known.floor, load.needed, 1), cut=known.cut)
 
     def _plan_version(self, key: VersionKey, step: _ScalingStep) -> bool:
         """Plan the starts and stops of one version; return whether no node can start it."""

@@ -27,6 +27,11 @@ class FunctionLoad:
         return self.ready + self.starting
 
     @property
+    def needed(self) -> int:
+        """The number of instances for its calls."""
+        return -(-(self.in_flight + self.held) // self.scaling.target_concurrency)
+
+    @property
     def cap(self) -> int:
         most = self.scaling.max_instances
         # Without a maximum a function may use all nodes; existing instances stay allowed while their

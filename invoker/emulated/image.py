@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from invoker.emulated.profiles import LinkRates, Profile, find_model
 from registry.config.emulation import EmulatedModel
 from registry.images.layout import Layout
 from registry.images.manifest import LayerSpan, TensorEntry
-from registry.images.plan import CHUNK_BYTES
 
 _PIECE_BYTES = 1 << 20  # generated at once, each from its own seed
 
@@ -69,14 +67,6 @@ class EmulatedPlan:
             into[: len(made)] = made
             into = into[len(made) :]
             offset += len(made)
-
-    def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
-        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
-        while offset < self.nbytes:
-            view = memoryview(bytearray(min(size, self.nbytes - offset)))
-            self.read_into(offset, view)
-            yield view
-            offset += len(view)
 
     def _piece(self, index: int) -> memoryview:
         return memoryview(np.random.Generator(np.random.SFC64([self._seed, index])).bytes(_PIECE_BYTES))

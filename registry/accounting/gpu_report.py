@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from registry.accounting.gpu_shares import BusyShares
 from registry.accounting.reconciliation import micros
+from registry.accounting.usage_groups import MAX_ROWS
 from registry.errors import InvalidRecord
 from registry.records.usage import InstanceInterval, LostCall
 
@@ -34,7 +35,6 @@ COLUMNS = (
     "idle_ms",
     "lost_ms",
 )
-MAX_ROWS = 20_000  # in one report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,6 @@ class GpuSums:
     loading_us: int = 0
     idle_us: int = 0
     lost_us: int = 0
-
-    @property
-    def allocated_us(self) -> int:
-        return self.used_us + self.loading_us + self.idle_us
 
 
 Group = tuple[str, ...]

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import add
 
-from registry.accounting.usage_report import COLUMNS, DAY_S, day_of
+from registry.accounting.usage_report import COLUMNS, DAY_S, amounts_of, day_of
 from registry.errors import InvalidRecord
 from registry.records.usage import PriceRate, RequestRecord, RequestStatus
 
@@ -36,45 +37,27 @@ _PROPERTIES: Mapping[str, Callable[[RequestRecord], Value]] = {
 PROPERTIES = tuple(_PROPERTIES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRow:
-    """Sums over the records with the property values of `group`."""
-
-    group: tuple[Value, ...]
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    billed_gpu_ms: int
-    cost_nanos: int
-
-
 class GroupedSums:
     """Sums by some properties. Feed it each record once."""
 
     def __init__(self, by: Sequence[str]) -> None:
-        self._properties = [_PROPERTIES[name] for name in by]
+        self._by = tuple(by)
         self._sums: dict[tuple[Value, ...], list[int]] = {}
 
     def add(self, record: RequestRecord) -> None:
         """Add a record. Raises InvalidRecord where there would be too many rows."""
-        group = tuple(of(record) for of in self._properties)
+        group = tuple(_PROPERTIES[name](record) for name in self._by)
         sums = self._sums.get(group)
         if sums is None:
             if len(self._sums) == MAX_ROWS:
                 raise InvalidRecord(f"more than {MAX_ROWS} rows: narrow the time or group by less")
             sums = self._sums[group] = [0] * len(COLUMNS)
-        sums[0] += 1
-        sums[1] += record.prompt_tokens
-        sums[2] += record.completion_tokens
-        sums[3] += record.billed_gpu_ms
-        sums[4] += record.cost_nanos
+        sums[:] = map(add, sums, amounts_of(record))
 
-    def rows(self) -> list[GroupRow]:
-        """Return the rows so far, in order of their groups."""
-        return [
-            GroupRow(group=group, **dict(zip(COLUMNS, sums, strict=True)))
-            for group, sums in sorted(self._sums.items())
-        ]
+    def rows(self) -> list[dict[str, Value]]:
+        """Return the rows so far, in order of their groups: the properties, then COLUMNS."""
+        names, found = (*self._by, *COLUMNS), sorted(self._sums.items(), key=lambda item: item[0])
+        return [dict(zip(names, (*group, *sums), strict=True)) for group, sums in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +86,13 @@ class _Period:
     statuses: Counter[RequestStatus] = field(default_factory=Counter)
     queue_ms: Counter[int] = field(default_factory=Counter)
     exec_ms: Counter[int] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    billed_gpu_ms: int = 0
-    cost_nanos: int = 0
+    sums: list[int] = field(default_factory=lambda: [0] * len(COLUMNS))
 
     def add(self, record: RequestRecord) -> None:
         self.statuses[record.status] += 1
         self.queue_ms[record.queue_ms] += 1
         self.exec_ms[record.exec_ms] += 1
-        self.prompt_tokens += record.prompt_tokens
-        self.completion_tokens += record.completion_tokens
-        self.billed_gpu_ms += record.billed_gpu_ms
-        self.cost_nanos += record.cost_nanos
+        self.sums[:] = map(add, self.sums, amounts_of(record))
 
 
 class PeriodSums:
@@ -141,18 +118,14 @@ class PeriodSums:
             SummaryRow(
                 function=function,
                 tenant=tenant,
-                requests=period.statuses.total(),
+                **dict(zip(COLUMNS, period.sums, strict=True)),
                 ok=period.statuses[RequestStatus.OK],
                 failed=period.statuses[RequestStatus.FAILED],
                 cancelled=period.statuses[RequestStatus.CANCELLED],
-                prompt_tokens=period.prompt_tokens,
-                completion_tokens=period.completion_tokens,
-                billed_gpu_ms=period.billed_gpu_ms,
                 queue_p50_ms=percentile(period.queue_ms, 50),
                 queue_p95_ms=percentile(period.queue_ms, 95),
                 exec_p50_ms=percentile(period.exec_ms, 50),
                 exec_p95_ms=percentile(period.exec_ms, 95),
-                cost_nanos=period.cost_nanos,
                 currency=currency,
             )
             for (function, tenant, currency), period in sorted(self._periods.items())

@@ -25,7 +25,7 @@ from registry.accounting.reconciliation import (
     Reconciliation,
     micros,
 )
-from registry.accounting.usage_groups import GroupedSums, GroupRow, PeriodSums, SummaryRow
+from registry.accounting.usage_groups import GroupedSums, PeriodSums, SummaryRow, Value
 from registry.accounting.usage_report import LONGEST_INTERVAL_S
 from registry.state import Ledger, UsageFilter
 
@@ -36,7 +36,7 @@ _MAX_READS = 4  # of a ledger that seems to be wrong
 
 async def grouped(
     ledger: Ledger, where: UsageFilter, by: Sequence[str], *, key: str | None = None
-) -> list[GroupRow]:
+) -> list[dict[str, Value]]:
     """Return sums by any properties; with `key`, of the requests of one API key. Raises InvalidRecord."""
     sums = GroupedSums(by)
     async for record in each_request(ledger, where):

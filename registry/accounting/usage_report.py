@@ -1,14 +1,15 @@
 """Sums over request records: the whole days of a filter, and totals of rows. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 from registry.errors import InvalidRecord
+from registry.records.quota import DAY_S
 from registry.records.usage import InstanceInterval, RequestRecord
 from registry.state import UsageFilter, UsageRow
 
-DAY_S = 86_400
 # A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
@@ -86,44 +87,24 @@ def parse_by(text: str, properties: Sequence[str]) -> tuple[str, ...]:
     return by
 
 
-def row_of(record: RequestRecord) -> UsageRow:
-    return UsageRow(
-        function=record.function,
-        tenant=record.tenant,
-        requests=1,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        billed_gpu_ms=record.billed_gpu_ms,
-        cost_nanos=record.cost_nanos,
-    )
-
-
-def row_from(function: str, tenant: str, sums: Mapping[str, int]) -> UsageRow:
-    return UsageRow(function=function, tenant=tenant, **{column: sums.get(column, 0) for column in COLUMNS})
+def amounts_of(record: RequestRecord) -> tuple[int, ...]:
+    """Return what the record adds to the sums, in the order of COLUMNS."""
+    return 1, record.prompt_tokens, record.completion_tokens, record.billed_gpu_ms, record.cost_nanos
 
 
 class UsageTotals:
-    """Totals of rows by function and tenant."""
+    """Totals by function and tenant."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], list[int]] = {}
 
-    def add(self, row: UsageRow) -> None:
-        sums = self._sums.setdefault((row.function, row.tenant), [0] * len(COLUMNS))
-        for index, column in enumerate(COLUMNS):
-            sums[index] += getattr(row, column)
+    def add(self, function: str, tenant: str, amounts: Iterable[int]) -> None:
+        sums = self._sums.setdefault((function, tenant), [0] * len(COLUMNS))
+        sums[:] = map(add, sums, amounts)
 
     def rows(self) -> list[UsageRow]:
         """Return one row for each function and tenant, ordered by both."""
         return [
-            row_from(function, tenant, dict(zip(COLUMNS, sums, strict=True)))
-            for (function, tenant), sums in sorted(self._sums.items())
+            UsageRow(function=function, tenant=tenant, **dict(zip(COLUMNS, sums, strict=True)))
+            for (function, tenant), sums in sorted(self._sums.items(), key=lambda item: item[0])
         ]
-
-
-def total(rows: Iterable[UsageRow]) -> list[UsageRow]:
-    """Return one row for each function and tenant, ordered by both."""
-    totals = UsageTotals()
-    for row in rows:
-        totals.add(row)
-    return totals.rows()

@@ -1,6 +1,5 @@
 """Configuration: function.yaml, the options of processes, secrets and emulated devices.
 
-- `arguments`: argparse types over the registry's parsers
 - `command_line`: the command lines of processes, made from Options
 - `emulation`: the names of emulated models and devices
 - `function_yaml`: the declaration of a function

@@ -65,7 +65,8 @@ def parse_options(command: click.Command, argv: Sequence[str]) -> Options:
 def _click_option(name: str, flag: Flag, command: PlatformCommand) -> Callable[[F], F]:
     default = flag.defaults.get(command, _DEFAULTS[name])
     required = command in flag.required
-    shown = str(default) if command in flag.defaults and not callable(default) else flag.shown
+    known = default not in (None, "") and not isinstance(default, bool) and not callable(default)
+    shown = str(default) if known and (command in flag.defaults or not flag.shown) else flag.shown
     help = flag.helps.get(command, flag.help)
     if shown and not required and "[default:" not in help and not (command in flag.helps and default is None):
         help = f"{help}  [default: {shown}]"

@@ -14,9 +14,9 @@ scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive:
 
 import re
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -124,48 +124,17 @@ class _Seconds(float):
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-class _LimitsSection(
-    msgspec.Struct,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    rename={
-        "memory_bytes": "memory",
-        "cpu_s": "cpu",
-        "timeout_s": "timeout",
-        "output_bytes": "output",
-        "file_bytes": "file_size",
-    },
-):
-    """The section `limits`, its fields named as those of HandlerLimits."""
-
-    memory_bytes: _Bytes | None = None
-    cpu_s: _Seconds | None = None
-    timeout_s: _Seconds | None = None
-    output_bytes: _Bytes | None = None
-    file_bytes: _Bytes | None = None
-    open_files: int | None = None
-    threads: int | None = None
+def _section(record: type, **renamed: str) -> type[msgspec.Struct]:
+    """Return the section that fills a record: its fields, all optional, with units where it has them."""
+    hints, units = get_type_hints(record), {"bytes": _Bytes, "s": _Seconds}
+    names = [one.name for one in fields(record)]
+    kinds = [(name, units.get(name.rpartition("_")[2], hints[name]) | None, None) for name in names]
+    keys = {name: re.sub(r"_(bytes|s)$", "", name) for name in names} | renamed
+    return msgspec.defstruct(record.__name__, kinds, rename=keys, kw_only=True, forbid_unknown_fields=True)
 
 
-class _ScalingSection(
-    msgspec.Struct,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    rename={
-        "keep_alive_s": "keep_alive",
-        "host_keep_alive_s": "host_keep_alive",
-        "ttft_target_s": "ttft_target",
-    },
-):
-    """The section `scaling`, its fields named as those of Scaling."""
-
-    min_instances: int | None = None
-    max_instances: int | None = None
-    target_concurrency: int | None = None
-    keep_alive_s: _Seconds | None = None
-    host_keep_alive_s: _Seconds | None = None
-    live: LiveMode | None = None
-    ttft_target_s: _Seconds | None = None
+_LimitsSection = _section(HandlerLimits, file_bytes="file_size")
+_ScalingSection = _section(Scaling)
 
 
 class _FunctionFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -178,8 +147,8 @@ class _FunctionFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: DType | None = None
     handler: _Text | None = None
     env: dict[str, Any] | None = None
-    limits: _LimitsSection | None = None
-    scaling: _ScalingSection | None = None
+    limits: _LimitsSection | None = None  # type: ignore[valid-type]
+    scaling: _ScalingSection | None = None  # type: ignore[valid-type]
 
 
 _SECTIONS: Mapping[str, type[msgspec.Struct]] = {

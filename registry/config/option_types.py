@@ -78,8 +78,8 @@ class PlatformCommand(StrEnum):
 class Flag:
     """The command line's side of a field of Options.
 
-    `shown` is the default as the help shows it. `defaults` and `helps` are those of commands that differ;
-    `required` are the commands that do not run without it.
+    `shown` is the default as the help shows it ("": as it is). `defaults` and `helps` are those of commands
+    that differ; `required` are the commands that do not run without it.
     """
 
     name: str
@@ -91,3 +91,19 @@ class Flag:
     required: Sequence[PlatformCommand] = ()
     defaults: Mapping[PlatformCommand, Any] = field(default_factory=dict)
     helps: Mapping[PlatformCommand, str] = field(default_factory=dict)
+
+
+def flag(
+    name: str,
+    commands: Sequence[PlatformCommand],
+    help: str,
+    type: click.ParamType | None = None,
+    *,
+    default: Any = None,
+    **more: Any,
+) -> Any:
+    """Return a field of Options with its flag; `default` may be text as on the command line, such as 30s."""
+    if isinstance(default, str) and default:
+        more = {"shown": default} | more
+        default = default if type is None else type.convert(default, None, None)
+    return field(default=default, metadata={"flag": Flag(name, commands, help, type, **more)})

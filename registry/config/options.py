@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Literal
 
 import click
 import msgspec
@@ -23,6 +23,7 @@ from registry.config.option_types import (
     SIZE,
     Flag,
     PlatformCommand,
+    flag,
     whole_number,
 )
 from registry.errors import InvalidRecord
@@ -50,339 +51,231 @@ class Options:
     """The options of a platform's processes. None: the default depends on the machine or the cluster."""
 
     # --- the platform on one machine
-    nodes: Annotated[
-        int | None, Flag("--nodes", UP, "Number of nodes.", COUNT, shown="one per GPU, else 2")
-    ] = None
-    hosts: Annotated[
-        int | None,
-        Flag("--hosts", UP, "Number of virtual hosts to spread the nodes over.", COUNT, shown="none"),
-    ] = None
-    gateways: Annotated[
-        int,
-        Flag(
-            "--gateways",
-            UP,
-            "Number of gateways, on consecutive ports from --port.",
-            COUNT,
-            shown="1",
-        ),
-    ] = 1
-    appendfsync: Annotated[
-        Literal["everysec", "always"],
-        Flag(
-            "--appendfsync",
-            UP,
-            "When the embedded Redis flushes its log to the disk.",
-            click.Choice(("everysec", "always")),
-            shown="everysec",
-        ),
-    ] = "everysec"
+    nodes: int | None = flag("--nodes", UP, "Number of nodes.", COUNT, shown="one per GPU, else 2")
+    hosts: int | None = flag(
+        "--hosts", UP, "Number of virtual hosts to spread the nodes over.", COUNT, shown="none"
+    )
+    gateways: int = flag(
+        "--gateways", UP, "Number of gateways, on consecutive ports from --port.", COUNT, default=1
+    )
+    appendfsync: Literal["everysec", "always"] = flag(
+        "--appendfsync",
+        UP,
+        "When the embedded Redis flushes its log to the disk.",
+        click.Choice(("everysec", "always")),
+        default="everysec",
+    )
 
     # --- shared by the processes
-    host: Annotated[str, Flag("--host", UP_GATEWAY, "Address to listen on.", shown="127.0.0.1")] = "127.0.0.1"
-    port: Annotated[
-        int,
-        Flag(
-            "--port",
-            UP_GATEWAY,
-            "Port to listen on (0: any free one).",
-            PORT,
-            defaults={PlatformCommand.GATEWAY: 8080},
-            shown="8000",
-        ),
-    ] = 8000
-    data_dir: Annotated[
-        Path | None,
-        Flag(
-            "--data-dir",
-            UP_GATEWAY,
-            "Directory for state: Redis, models, logs, keys.",
-            FILE,
-            defaults={PlatformCommand.UP: default_data_dir},
-            helps={PlatformCommand.GATEWAY: "Directory with admin.key and cluster.secret."},
-            shown="~/.local/share/hypercast",
-        ),
-    ] = None
-    redis_url: Annotated[
-        str | None,
-        Flag(
-            "--redis-url",
-            ALL,
-            "Redis of the cluster: redis://HOST:PORT/DB or unix:///PATH.",
-            required=GATEWAY_INVOKER,
-            helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
-        ),
-    ] = None
-    secret_file: Annotated[
-        Path | None,
-        Flag(
-            "--secret-file",
-            GATEWAY_INVOKER,
-            "File with the secret of the cluster.",
-            FILE,
-            shown="$HYPERCAST_CLUSTER_SECRET, or beside the data",
-        ),
-    ] = None
-    store: Annotated[
-        str | None,
-        Flag(
-            "--store",
-            GATEWAY_INVOKER,
-            "Blob store: a folder or an fsspec URL.",
-            required=GATEWAY,
-            helps={PlatformCommand.INVOKER: "URL of the blob store.  [default: the cluster's]"},
-        ),
-    ] = None
-    grace_s: Annotated[
-        float,
-        Flag("--grace", GATEWAY_INVOKER, "Time for requests in flight on SIGTERM.", DURATION, shown="30s"),
-    ] = 30.0
-    log_level: Annotated[
-        str, Flag("--log-level", GATEWAY_INVOKER, "Level of the log.", LOG_LEVEL, shown="info")
-    ] = "info"
+    host: str = flag("--host", UP_GATEWAY, "Address to listen on.", default="127.0.0.1")
+    port: int = flag(
+        "--port",
+        UP_GATEWAY,
+        "Port to listen on (0: any free one).",
+        PORT,
+        default=8000,
+        defaults={PlatformCommand.GATEWAY: 8080},
+    )
+    data_dir: Path | None = flag(
+        "--data-dir",
+        UP_GATEWAY,
+        "Directory for state: Redis, models, logs, keys.",
+        FILE,
+        shown="~/.local/share/hypercast",
+        defaults={PlatformCommand.UP: default_data_dir},
+        helps={PlatformCommand.GATEWAY: "Directory with admin.key and cluster.secret."},
+    )
+    redis_url: str | None = flag(
+        "--redis-url",
+        ALL,
+        "Redis of the cluster: redis://HOST:PORT/DB or unix:///PATH.",
+        required=GATEWAY_INVOKER,
+        helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
+    )
+    secret_file: Path | None = flag(
+        "--secret-file",
+        GATEWAY_INVOKER,
+        "File with the secret of the cluster.",
+        FILE,
+        shown="$HYPERCAST_CLUSTER_SECRET, or beside the data",
+    )
+    store: str | None = flag(
+        "--store",
+        GATEWAY_INVOKER,
+        "Blob store: a folder or an fsspec URL.",
+        required=GATEWAY,
+        helps={PlatformCommand.INVOKER: "URL of the blob store.  [default: the cluster's]"},
+    )
+    grace_s: float = flag(
+        "--grace", GATEWAY_INVOKER, "Time for requests in flight on SIGTERM.", DURATION, default="30s"
+    )
+    log_level: str = flag("--log-level", GATEWAY_INVOKER, "Level of the log.", LOG_LEVEL, default="info")
 
     # --- the gateway
-    gateway_id: Annotated[
-        str, Flag("--gateway-id", GATEWAY, "Name of this gateway in the cluster.", shown="a new one")
-    ] = ""
-    admin_key_file: Annotated[
-        Path | None,
-        Flag("--admin-key-file", GATEWAY, "File to write the first admin key to, mode 0600.", FILE),
-    ] = None
-    expect_nodes: Annotated[
-        int, Flag("--expect-nodes", GATEWAY, "Number of nodes that /readyz waits for.", COUNT, shown="0")
-    ] = 0
-    linger_s: Annotated[
-        float,
-        Flag("--linger", GATEWAY, "Time to return 503 on SIGTERM before it ends.", DURATION, shown="0s"),
-    ] = 0.0
-    max_in_flight: Annotated[
-        int, Flag("--max-in-flight", GATEWAY, "Most concurrent requests.", COUNT, shown="4096")
-    ] = 4096
-    max_body_bytes: Annotated[
-        int, Flag("--max-body", GATEWAY, "Largest request body.", SIZE, shown="32MiB")
-    ] = 32 << 20
-    start_timeout_s: Annotated[
-        float,
-        Flag(
-            "--start-timeout",
-            GATEWAY,
-            "Limit until the first output, or progress of the start.",
-            DURATION,
-            shown="300s",
-        ),
-    ] = 300.0
-    idle_timeout_s: Annotated[
-        float, Flag("--idle-timeout", GATEWAY, "Limit between two outputs.", DURATION, shown="60s")
-    ] = 60.0
-    total_timeout_s: Annotated[
-        float, Flag("--total-timeout", GATEWAY, "Limit for a whole request.", DURATION, shown="30m")
-    ] = 1800.0
-    write_timeout_s: Annotated[
-        float,
-        Flag(
-            "--write-timeout",
-            GATEWAY,
-            "Limit for a client that does not read its response.",
-            DURATION,
-            shown="60s",
-        ),
-    ] = 60.0
-    cast_planner: Annotated[
-        str | None,
-        Flag(
-            "--cast-planner",
-            GATEWAY,
-            "Planner of all casts, such as chain/512; for experiments.",
-            metavar="NAME[/BLOCKS]",
-            shown="chosen for each cast",
-        ),
-    ] = None
-    usual_link_rate_bytes_s: Annotated[
-        int | None,
-        Flag(
-            "--usual-link-rate",
-            GATEWAY,
-            "Rate of links until casts have measured them, such as 25gbit.",
-            RATE,
-            shown="10gbit",
-        ),
-    ] = None
+    gateway_id: str = flag(
+        "--gateway-id", GATEWAY, "Name of this gateway in the cluster.", default="", shown="a new one"
+    )
+    admin_key_file: Path | None = flag(
+        "--admin-key-file", GATEWAY, "File to write the first admin key to, mode 0600.", FILE
+    )
+    expect_nodes: int = flag(
+        "--expect-nodes", GATEWAY, "Number of nodes that /readyz waits for.", COUNT, default=0
+    )
+    linger_s: float = flag(
+        "--linger", GATEWAY, "Time to return 503 on SIGTERM before it ends.", DURATION, default="0s"
+    )
+    max_in_flight: int = flag("--max-in-flight", GATEWAY, "Most concurrent requests.", COUNT, default=4096)
+    max_body_bytes: int = flag("--max-body", GATEWAY, "Largest request body.", SIZE, default="32MiB")
+    start_timeout_s: float = flag(
+        "--start-timeout",
+        GATEWAY,
+        "Limit until the first output, or progress of the start.",
+        DURATION,
+        default="300s",
+    )
+    idle_timeout_s: float = flag(
+        "--idle-timeout", GATEWAY, "Limit between two outputs.", DURATION, default="60s"
+    )
+    total_timeout_s: float = flag(
+        "--total-timeout", GATEWAY, "Limit for a whole request.", DURATION, default="30m"
+    )
+    write_timeout_s: float = flag(
+        "--write-timeout",
+        GATEWAY,
+        "Limit for a client that does not read its response.",
+        DURATION,
+        default="60s",
+    )
+    cast_planner: str | None = flag(
+        "--cast-planner",
+        GATEWAY,
+        "Planner of all casts, such as chain/512; for experiments.",
+        shown="chosen for each cast",
+        metavar="NAME[/BLOCKS]",
+    )
+    usual_link_rate_bytes_s: int | None = flag(
+        "--usual-link-rate",
+        GATEWAY,
+        "Rate of links until casts have measured them, such as 25gbit.",
+        RATE,
+        shown="10gbit",
+    )
 
     # --- the node
-    node_id: Annotated[
-        str | None,
-        Flag("--node-id", INVOKER, "Name of this node in the cluster.", shown="host name and process id"),
-    ] = None
-    host_id: Annotated[
-        str | None,
-        Flag("--host-id", INVOKER, "Host; nodes of one host share a host tier.", shown="the host name"),
-    ] = None
-    listen: Annotated[
-        str,
-        Flag(
-            "--listen",
-            INVOKER,
-            "Address of the channel to gateways.",
-            metavar="ADDR[:PORT]",
-            shown="127.0.0.1, any port",
-        ),
-    ] = "127.0.0.1"
-    cast_port: Annotated[
-        int, Flag("--cast-port", INVOKER, "Port for transfers of images (0: any).", PORT, shown="0")
-    ] = 0
-    stage_port: Annotated[
-        int,
-        Flag("--stage-port", INVOKER, "Port for links between pipeline stages (0: any).", PORT, shown="0"),
-    ] = 0
-    advertise: Annotated[
-        str | None,
-        Flag("--advertise", INVOKER, "Address at which others reach this node.", shown="that of --listen"),
-    ] = None
-    device: Annotated[
-        str,
-        Flag(
-            "--device",
-            UP_INVOKER,
-            "Accelerator: auto, cpu, cuda:N or emulated:GPU.",
-            helps={PlatformCommand.UP: "Accelerator: auto, cpu, cuda or emulated:GPU."},
-            shown="auto",
-        ),
-    ] = "auto"
-    gpu_memory_bytes: Annotated[
-        int | None,
-        Flag(
-            "--gpu-memory",
-            UP_INVOKER,
-            "GPU memory per node, such as 2GiB.",
-            SIZE,
-            shown="what fits the device",
-        ),
-    ] = None
-    host_memory_bytes: Annotated[
-        int | None,
-        Flag(
-            "--host-memory",
-            UP_INVOKER,
-            "Host-memory cache per host, such as 8GiB.",
-            SIZE,
-            shown="a quarter of --shm-dir",
-        ),
-    ] = None
-    spare_memory_bytes: Annotated[
-        int | None,
-        Flag(
-            "--spare-memory",
-            INVOKER,
-            "Free host memory kept pre-faulted for the next image (0B: none).",
-            SIZE,
-            shown="up to 1GiB",
-        ),
-    ] = None
-    shm_dir: Annotated[
-        Path, Flag("--shm-dir", UP_INVOKER, "Directory of the host-memory cache.", FILE, shown="/dev/shm")
-    ] = Path("/dev/shm")
-    link_rate_bytes_s: Annotated[
-        int | None,
-        Flag(
-            "--link-rate",
-            UP_INVOKER,
-            "Cap on model transfers per node, such as 10mbit; for experiments.",
-            RATE,
-            shown="none",
-        ),
-    ] = None
-    rdma: Annotated[
-        str, Flag("--rdma", INVOKER, "RDMA device: auto, off or DEVICE[:PORT].", shown="auto")
-    ] = "auto"
-    rdma_required: Annotated[
-        bool, Flag("--require-rdma", INVOKER, "Do not start without RDMA, and use no TCP to other hosts.")
-    ] = False
-    nixl: Annotated[
-        bool, Flag("--nixl", INVOKER, "Read by NIXL where both ends have it and RDMA is not available.")
-    ] = False
-    cast_tls_cert: Annotated[
-        Path | None,
-        Flag(
-            "--cast-tls-cert", UP_INVOKER, "Certificate of the node: TLS for all links between nodes.", FILE
-        ),
-    ] = None
-    cast_tls_key: Annotated[
-        Path | None, Flag("--cast-tls-key", UP_INVOKER, "Private key of the certificate.", FILE)
-    ] = None
-    cast_tls_ca: Annotated[
-        Path | None, Flag("--cast-tls-ca", UP_INVOKER, "Authority that signed the nodes' certificates.", FILE)
-    ] = None
-    allow_handlers: Annotated[
-        bool, Flag("--allow-handlers", UP_INVOKER, "Allow functions that bring their own code.")
-    ] = False
-    threads: Annotated[
-        int | None,
-        Flag("--threads", INVOKER, "Compute threads.", NODE_COUNT, shown="cores divided by --nodes-hint"),
-    ] = None
-    nodes_hint: Annotated[
-        int, Flag("--nodes-hint", INVOKER, "Number of nodes on this machine.", NODE_COUNT, shown="1")
-    ] = 1
-    lease_s: Annotated[
-        float,
-        Flag(
-            "--lease-s",
-            INVOKER,
-            "Lifetime of the node's lease in seconds.",
-            LEASE,
-            shown="6",
-        ),
-    ] = 6.0
-    keep_hot_s: Annotated[
-        float, Flag("--keep-hot", INVOKER, "Time to keep an idle image in GPU memory.", DURATION, shown="0s")
-    ] = 0.0
-    meter_interval_s: Annotated[
-        float,
-        Flag(
-            "--meter-interval",
-            UP_INVOKER,
-            "Interval of usage records per instance, such as 10s.",
-            INTERVAL,
-            shown="60s",
-        ),
-    ] = 60.0
-    step_timeout_s: Annotated[
-        float,
-        Flag(
-            "--step-timeout",
-            INVOKER,
-            "Restart the node if one engine step takes longer.",
-            INTERVAL,
-            shown="120s",
-        ),
-    ] = 120.0
-    kv_moves: Annotated[
-        str,
-        Flag(
-            "--kv-moves",
-            UP_INVOKER,
-            "When a request moves to another node: transfer its KV cache (always), recompute it (never), "
-            "or what is faster (auto).",
-            click.Choice(("auto", "always", "never")),
-            shown="auto",
-        ),
-    ] = "auto"
-    journal_dir: Annotated[
-        Path | None,
-        Flag(
-            "--journal-dir",
-            INVOKER,
-            "Directory of the metering journal, to survive a reboot.",
-            FILE,
-            shown="in memory, under --shm-dir",
-        ),
-    ] = None
+    node_id: str | None = flag(
+        "--node-id", INVOKER, "Name of this node in the cluster.", shown="host name and process id"
+    )
+    host_id: str | None = flag(
+        "--host-id", INVOKER, "Host; nodes of one host share a host tier.", shown="the host name"
+    )
+    listen: str = flag(
+        "--listen",
+        INVOKER,
+        "Address of the channel to gateways.",
+        default="127.0.0.1",
+        shown="127.0.0.1, any port",
+        metavar="ADDR[:PORT]",
+    )
+    cast_port: int = flag("--cast-port", INVOKER, "Port for transfers of images (0: any).", PORT, default=0)
+    stage_port: int = flag(
+        "--stage-port", INVOKER, "Port for links between pipeline stages (0: any).", PORT, default=0
+    )
+    advertise: str | None = flag(
+        "--advertise", INVOKER, "Address at which others reach this node.", shown="that of --listen"
+    )
+    device: str = flag(
+        "--device",
+        UP_INVOKER,
+        "Accelerator: auto, cpu, cuda:N or emulated:GPU.",
+        default="auto",
+        helps={PlatformCommand.UP: "Accelerator: auto, cpu, cuda or emulated:GPU."},
+    )
+    gpu_memory_bytes: int | None = flag(
+        "--gpu-memory", UP_INVOKER, "GPU memory per node, such as 2GiB.", SIZE, shown="what fits the device"
+    )
+    host_memory_bytes: int | None = flag(
+        "--host-memory",
+        UP_INVOKER,
+        "Host-memory cache per host, such as 8GiB.",
+        SIZE,
+        shown="a quarter of --shm-dir",
+    )
+    spare_memory_bytes: int | None = flag(
+        "--spare-memory",
+        INVOKER,
+        "Free host memory kept pre-faulted for the next image (0B: none).",
+        SIZE,
+        shown="up to 1GiB",
+    )
+    shm_dir: Path = flag(
+        "--shm-dir", UP_INVOKER, "Directory of the host-memory cache.", FILE, default="/dev/shm"
+    )
+    link_rate_bytes_s: int | None = flag(
+        "--link-rate",
+        UP_INVOKER,
+        "Cap on model transfers per node, such as 10mbit; for experiments.",
+        RATE,
+        shown="none",
+    )
+    rdma: str = flag("--rdma", INVOKER, "RDMA device: auto, off or DEVICE[:PORT].", default="auto")
+    rdma_required: bool = flag(
+        "--require-rdma", INVOKER, "Do not start without RDMA, and use no TCP to other hosts.", default=False
+    )
+    nixl: bool = flag(
+        "--nixl", INVOKER, "Read by NIXL where both ends have it and RDMA is not available.", default=False
+    )
+    cast_tls_cert: Path | None = flag(
+        "--cast-tls-cert", UP_INVOKER, "Certificate of the node: TLS for all links between nodes.", FILE
+    )
+    cast_tls_key: Path | None = flag("--cast-tls-key", UP_INVOKER, "Private key of the certificate.", FILE)
+    cast_tls_ca: Path | None = flag(
+        "--cast-tls-ca", UP_INVOKER, "Authority that signed the nodes' certificates.", FILE
+    )
+    allow_handlers: bool = flag(
+        "--allow-handlers", UP_INVOKER, "Allow functions that bring their own code.", default=False
+    )
+    threads: int | None = flag(
+        "--threads", INVOKER, "Compute threads.", NODE_COUNT, shown="cores divided by --nodes-hint"
+    )
+    nodes_hint: int = flag("--nodes-hint", INVOKER, "Number of nodes on this machine.", NODE_COUNT, default=1)
+    lease_s: float = flag(
+        "--lease-s", INVOKER, "Lifetime of the node's lease in seconds.", LEASE, default="6"
+    )
+    keep_hot_s: float = flag(
+        "--keep-hot", INVOKER, "Time to keep an idle image in GPU memory.", DURATION, default="0s"
+    )
+    meter_interval_s: float = flag(
+        "--meter-interval",
+        UP_INVOKER,
+        "Interval of usage records per instance, such as 10s.",
+        INTERVAL,
+        default="60s",
+    )
+    step_timeout_s: float = flag(
+        "--step-timeout",
+        INVOKER,
+        "Restart the node if one engine step takes longer.",
+        INTERVAL,
+        default="120s",
+    )
+    kv_moves: str = flag(
+        "--kv-moves",
+        UP_INVOKER,
+        "When a request moves to another node: transfer its KV cache (always), recompute it (never), "
+        "or what is faster (auto).",
+        click.Choice(("auto", "always", "never")),
+        default="auto",
+    )
+    journal_dir: Path | None = flag(
+        "--journal-dir",
+        INVOKER,
+        "Directory of the metering journal, to survive a reboot.",
+        FILE,
+        shown="in memory, under --shm-dir",
+    )
 
 
-FLAGS: Mapping[str, Flag] = {
-    name: next(part for part in kind.__metadata__ if isinstance(part, Flag))
-    for name, kind in get_type_hints(Options, include_extras=True).items()
-}
+FLAGS: Mapping[str, Flag] = {one.name: one.metadata["flag"] for one in fields(Options)}
 
 
 def encode_options(options: Options) -> str:

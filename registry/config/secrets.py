@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,16 +121,7 @@ async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock 
     try:
         known = await state.key(presented.id)
     except NotFound:
-        await state.put_key(
-            ApiKey(
-                id=presented.id,
-                digest=_digest(presented.secret),
-                tenant=ADMIN_TENANT,
-                role=KeyRole.ADMIN,
-                name="admin",
-                created_at=fresh.key.created_at,
-            )
-        )
+        await state.put_key(replace(fresh.key, id=presented.id, digest=_digest(presented.secret)))
     else:
         if not matches(known, presented):
             raise InvalidRecord(f"{path}: the secret differs from that of key {presented.id}")

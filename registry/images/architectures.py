@@ -49,8 +49,8 @@ class Architecture:
     parts: Callable[[Config, str], list[LayerTensors]]
     prefixes: tuple[str, ...]
     anchor: str
-    context_key: str | None
-    context_default: int
+    context_key: str | None = None
+    context_default: int = 0
     aliases: tuple[str, ...] = ()
     context_section: str | None = None
     positions_before_first: Callable[[Config], int] | None = None
@@ -172,8 +172,6 @@ TABLE: tuple[Architecture, ...] = (
         parts=vit_parts,
         prefixes=("vit.",),
         anchor="embeddings.cls_token",
-        context_key=None,
-        context_default=0,
         ignored=re.compile(r"vit\.(pooler\.|embeddings\.mask_token$)"),
     ),
     Architecture(
@@ -183,8 +181,6 @@ TABLE: tuple[Architecture, ...] = (
         parts=resnet_parts,
         prefixes=("resnet.",),
         anchor="embedder.embedder.convolution.weight",
-        context_key=None,
-        context_default=0,
     ),
     Architecture(
         name="CLIPModel",

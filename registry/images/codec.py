@@ -1,13 +1,13 @@
 """Manifests as JSON bytes: canonical encoding, bounded and validated decoding."""
 
 import hashlib
-import re
 from collections import Counter
 from math import prod
 
 import msgspec
 
 from registry.errors import CorruptImage
+from registry.images.digests import DIGEST
 from registry.images.manifest import ALIGNMENT, MANIFEST_FORMAT, Manifest
 from registry.images.safetensors_file import DTYPE_BYTES
 from registry.images.verify import CHECKSUM_BYTES
@@ -16,7 +16,6 @@ MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 MAX_TENSORS = 1_000_000
 MAX_TOWER = 32
 KINDS = ("embed", "layer", "head")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -41,7 +40,7 @@ def decode_manifest(encoded: bytes) -> Manifest:
         manifest.format == MANIFEST_FORMAT,
         f"format {manifest.format} is not supported, only {MANIFEST_FORMAT}",
     )
-    _check(_DIGEST.fullmatch(manifest.sha256) is not None, "sha256 must be 64 hex digits")
+    _check(DIGEST.fullmatch(manifest.sha256) is not None, "sha256 must be 64 hex digits")
     _check(0 <= manifest.nbytes < 1 << 62, "nbytes is out of range")
     _check(
         len(manifest.units) == manifest.unit_count * CHECKSUM_BYTES,

@@ -1,27 +1,28 @@
 """The common part of both stores: digests as names, the marker file, running hashes of uploads."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Protocol
 
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
-from registry.errors import Conflict, InvalidRecord, StoreError
+from registry.errors import Conflict, CorruptImage, InvalidRecord, StoreError
 
 MARKER_FILE = "hypercast-store.json"
 MAX_MARKER_BYTES = 64 * 1024
 MAX_RUNNING_HASHES = 64
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(digest: str) -> str:
     """Return `digest`. Raises InvalidRecord if it is malformed: digests become file names."""
-    if not _DIGEST.fullmatch(digest):
+    if not DIGEST.fullmatch(digest):
         raise InvalidRecord(f"not a SHA-256 digest of 64 hex digits: {digest[:80]!r}")
     return digest
 
@@ -40,6 +41,29 @@ def decode_marker(raw: bytes, url: str) -> str:
     if not isinstance(marker, dict) or not isinstance(marker.get("cluster"), str):
         raise StoreError(f"{url}: {MARKER_FILE} names no cluster")
     return marker["cluster"]
+
+
+class SizedReader(Protocol):
+    """The part of a BlobReader that `read_blob` uses."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, offset: int, into: memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def read_blob(reader: SizedReader, digest: str, limit: int, where: str) -> bytes:
+    """Return a small blob, checked, and close its reader. Raises StoreError (over `limit`), CorruptImage."""
+    with closing(reader):
+        if reader.size > limit:
+            raise StoreError(f"blob {digest} has {reader.size} bytes, more than the limit of {limit}")
+        content = bytearray(reader.size)
+        reader.read_into(0, memoryview(content))
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CorruptImage(f"blob {digest} is damaged in the store {where}")
+    return bytes(content)
 
 
 class RunningHash(Protocol):

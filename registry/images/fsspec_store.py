@@ -24,6 +24,7 @@ from registry.images.digests import (
     check_digest,
     decode_marker,
     encode_marker,
+    read_blob,
     write_batched,
 )
 
@@ -82,14 +83,7 @@ class FsspecStore:
         return await asyncio.to_thread(self._read, digest, limit)
 
     def _read(self, digest: str, limit: int) -> bytes:
-        reader = self.open_blob(digest)
-        if reader.size > limit:
-            raise StoreError(f"blob {digest} has {reader.size} bytes, more than the limit of {limit}")
-        content = bytearray(reader.size)
-        reader.read_into(0, memoryview(content))
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise CorruptImage(f"blob {digest} is damaged in the store {self._url}")
-        return bytes(content)
+        return read_blob(self.open_blob(digest), digest, limit, self._url)
 
     async def partial_size(self, digest: str) -> int:
         parts = await asyncio.to_thread(self._parts, digest)

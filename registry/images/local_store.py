@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rdmacast.aio.threads import run_in_thread
-from registry.errors import Conflict, CorruptImage, NotFound, StoreError, StoreFull
+from registry.errors import Conflict, CorruptImage, NotFound, StoreFull
 from registry.images.digests import (
     MARKER_FILE,
     MAX_MARKER_BYTES,
@@ -19,6 +19,7 @@ from registry.images.digests import (
     check_digest,
     decode_marker,
     encode_marker,
+    read_blob,
     write_batched,
 )
 from registry.images.local_reader import LocalReader, translated
@@ -53,17 +54,7 @@ class LocalStore:
         return await asyncio.to_thread(self._read, digest, limit)
 
     def _read(self, digest: str, limit: int) -> bytes:
-        reader = self.open_blob(digest)
-        try:
-            if reader.size > limit:
-                raise StoreError(f"blob {digest} has {reader.size} bytes, more than the limit of {limit}")
-            content = bytearray(reader.size)
-            reader.read_into(0, memoryview(content))
-        finally:
-            reader.close()
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise CorruptImage(f"blob {digest} is damaged in the store {self._root}")
-        return bytes(content)
+        return read_blob(self.open_blob(digest), digest, limit, str(self._root))
 
     async def partial_size(self, digest: str) -> int:
         return await asyncio.to_thread(_size, self._partial / check_digest(digest)) or 0

@@ -17,15 +17,6 @@ from registry.images.manifest import MANIFEST_FORMAT, Manifest
 from registry.images.plan import CHUNK_BYTES, ImagePlan, PackPlan, plan_checkpoint
 from registry.images.verify import unit_checksums
 
-__all__ = [
-    "PackPlan",
-    "PackedFolder",
-    "collect_assets",
-    "hash_image",
-    "pack_to_folder",
-    "plan_checkpoint",
-]
-
 IMAGE_FILE = "image.bin"
 MANIFEST_FILE = "manifest.json"
 ASSETS_FOLDER = "assets"

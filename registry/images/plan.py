@@ -44,9 +44,15 @@ class ImagePlan(Protocol):
         """Fill `into` with `[offset, offset + len(into))` of the image."""
         ...
 
-    def chunks(self, offset: int = 0) -> Iterator[memoryview]:
-        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
-        ...
+
+def image_chunks(plan: ImagePlan, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
+    """Yield the image from `offset` on in pieces, each valid until the next is requested."""
+    buffer = memoryview(bytearray(min(size, max(0, plan.nbytes - offset))))
+    while offset < plan.nbytes:
+        view = buffer[: min(size, plan.nbytes - offset)]
+        plan.read_into(offset, view)
+        yield view
+        offset += len(view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +110,6 @@ class PackPlan:
                 _read_segment(segment, start, into[start - offset : stop - offset], files)
                 position = stop
         _zero(into[position - offset :])
-
-    def chunks(self, offset: int = 0, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
-        """Yield the image from `offset` on in pieces, each valid until the next is requested."""
-        buffer = memoryview(bytearray(min(size, max(0, self.nbytes - offset))))
-        while offset < self.nbytes:
-            view = buffer[: min(size, self.nbytes - offset)]
-            self.read_into(offset, view)
-            yield view
-            offset += len(view)
 
 
 class _Files:

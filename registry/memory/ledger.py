@@ -3,12 +3,12 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
-from registry.accounting.usage_report import bounded, matches, overlaps, row_of, total
+from registry.accounting.ledger_pages import PAGE
+from registry.accounting.usage_report import UsageTotals, amounts_of, bounded, matches, overlaps
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord, voided
 from registry.state import Ledger, UsageFilter, UsageRow
 
-INTERVALS_PAGE = 200
 PAGE_PARTS = 2000  # limit of the calls of a page's intervals, except the last
 
 
@@ -65,8 +65,11 @@ class MemoryLedger(Ledger):
         return [self._requests[name] for name in request_ids if name in self._requests]
 
     async def report(self, where: UsageFilter) -> list[UsageRow]:
-        where = bounded(where)
-        return total(row_of(record) for record in self._by_end if matches(where, record))
+        where, totals = bounded(where), UsageTotals()
+        for record in self._by_end:
+            if matches(where, record):
+                totals.add(record.function, record.tenant, amounts_of(record))
+        return totals.rows()
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
         identity = interval.instance_id, interval.state, interval.from_at
@@ -92,7 +95,7 @@ class MemoryLedger(Ledger):
         for interval in found:
             page.append(interval)
             parts += len(interval.calls)
-            if len(page) == INTERVALS_PAGE or parts >= PAGE_PARTS:
+            if len(page) == PAGE or parts >= PAGE_PARTS:
                 yield page
                 page, parts = [], 0
         if page:
@@ -116,8 +119,8 @@ class MemoryLedger(Ledger):
         self, *, since: float | None = None, until: float | None = None
     ) -> AsyncIterator[list[LostCall]]:
         found = await self.lost_calls(since=since, until=until)
-        for start in range(0, len(found), INTERVALS_PAGE):
-            yield found[start : start + INTERVALS_PAGE]
+        for start in range(0, len(found), PAGE):
+            yield found[start : start + PAGE]
 
     async def rates(self) -> list[PriceRate]:
         return sorted(self._rates.values(), key=lambda rate: rate.id)

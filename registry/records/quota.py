@@ -18,7 +18,7 @@ NANOS = 10**9
 MAX_NANOS = 2**53
 MAX_CONCURRENCY_LEASE_S = 60  # a lease that expires later was acquired when the clock was ahead
 _BUSY_RETRY_S = 1.0
-_DAY_S = 86_400
+DAY_S = 86_400
 
 
 class RateLimitOutcome(StrEnum):
@@ -120,14 +120,14 @@ def retry_in_s(key: ApiKey, decision: RateLimitDecision, now: float) -> float:
 
 def spend_field(period: SpendPeriod, at: float) -> str:
     """Return the name of the period that contains `at`: `2026-11-21`, `2026-11` or `total`."""
-    return _spend_field(period, int(at // _DAY_S))
+    return _spend_field(period, int(at // DAY_S))
 
 
 @lru_cache(64)
 def _spend_field(period: SpendPeriod, day: int) -> str:
     if period is SpendPeriod.TOTAL:
         return "total"
-    date = datetime.fromtimestamp(day * _DAY_S, UTC)
+    date = datetime.fromtimestamp(day * DAY_S, UTC)
     return f"{date:%Y-%m-%d}" if period is SpendPeriod.DAY else f"{date:%Y-%m}"
 
 

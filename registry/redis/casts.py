@@ -7,14 +7,12 @@ from registry.codec import decode, encode
 from registry.records.cast import CastDetails, CastProgress, CastRecord, CastStatus, latest_first
 from registry.records.change import CastChanged, CastPartEnded
 from registry.redis.connections import LuaScript
-from registry.redis.store import PUBLISH, RedisStore
+from registry.redis.store import RedisStore, change_script
 
 # Publish a cast unless the same or a later epoch is known. Each call also removes a few ids of expired casts,
 # so that their number stays in proportion to that of the existing ones.
 # KEYS feed casts cast; ARGV length id epoch record ttl-s change cast-prefix
-_PUT_CAST = LuaScript(
-    PUBLISH
-    + """
+_PUT_CAST = change_script("""
 local known = redis.call('HGET', KEYS[3], 'epoch')
 if known and tonumber(ARGV[3]) <= tonumber(known) then return 0 end
 redis.call('HSET', KEYS[3], 'epoch', ARGV[3], 'record', ARGV[4])
@@ -25,15 +23,12 @@ for _, id in ipairs(redis.call('SRANDMEMBER', KEYS[2], 4)) do
 end
 publish('CastChanged', ARGV[6])
 return 1
-"""
-)
+""")
 
 # Store a node's progress unless a later one is known. It may arrive before the cast itself.
 # Only final progress is a change for the feed; otherwise `change` is ''.
 # KEYS feed cast; ARGV length node epoch at progress details ttl-s change
-_PUT_PROGRESS = LuaScript(
-    PUBLISH
-    + """
+_PUT_PROGRESS = change_script("""
 local known = redis.call('HMGET', KEYS[2], 'part ' .. ARGV[2], 'at ' .. ARGV[2])
 local newer = tonumber(ARGV[3]) - (tonumber(known[1]) or -1)
 if newer < 0 or (newer == 0 and tonumber(ARGV[4]) < tonumber(known[2])) then return 0 end
@@ -42,8 +37,7 @@ redis.call('HSET', KEYS[2], 'part ' .. ARGV[2], ARGV[3], 'at ' .. ARGV[2], ARGV[
 redis.call('EXPIRE', KEYS[2], ARGV[7])
 if ARGV[8] ~= '' then publish('CastPartEnded', ARGV[8]) end
 return 1
-"""
-)
+""")
 
 _READ_BATCH = 512  # parts read by one command
 
@@ -58,34 +52,28 @@ class RedisCasts(RedisStore):
     """Casts and the progress of their nodes."""
 
     async def put_cast(self, record: CastRecord) -> None:
-        await self._redis.script(
+        await self._change(
             _PUT_CAST,
-            [keys.FEED, keys.CASTS, keys.cast(record.cast_id)],
-            [
-                self._feed_length,
-                record.cast_id,
-                record.epoch,
-                encode(record),
-                keys.CAST_TTL_S,
-                encode(CastChanged(record=record)),
-                keys.CAST_PREFIX,
-            ],
+            [keys.CASTS, keys.cast(record.cast_id)],
+            record.cast_id,
+            record.epoch,
+            encode(record),
+            keys.CAST_TTL_S,
+            encode(CastChanged(record=record)),
+            keys.CAST_PREFIX,
         )
 
     async def put_cast_progress(self, progress: CastProgress) -> None:
-        await self._redis.script(
+        await self._change(
             _PUT_PROGRESS,
-            [keys.FEED, keys.cast(progress.cast_id)],
-            [
-                self._feed_length,
-                progress.node,
-                progress.epoch,
-                repr(progress.updated_at),
-                encode(progress.brief),
-                encode(progress.details),
-                keys.CAST_TTL_S,
-                encode(CastPartEnded(progress=progress)) if progress.is_final else "",
-            ],
+            [keys.cast(progress.cast_id)],
+            progress.node,
+            progress.epoch,
+            repr(progress.updated_at),
+            encode(progress.brief),
+            encode(progress.details),
+            keys.CAST_TTL_S,
+            encode(CastPartEnded(progress=progress)) if progress.is_final else "",
         )
 
     async def casts(

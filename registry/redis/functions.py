@@ -15,16 +15,13 @@ from registry.records.function_changes import (
     plan_current,
     plan_version,
 )
-from registry.redis.connections import LuaScript
-from registry.redis.store import PUBLISH, RedisStore, feed_entry
+from registry.redis.store import RedisStore, change_script, feed_entry, ordered
 
 # Replace a function's head (and versions) if head and last number are still those that the caller read, as
 # the fence against a concurrent writer. An empty head or version deletes.
 # KEYS feed functions versions last-versions
 # ARGV length name old-head old-last new-head new-last kind change (version-field version)*
-_SWAP = LuaScript(
-    PUBLISH
-    + """
+_SWAP = change_script("""
 if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
 if (redis.call('HGET', KEYS[4], ARGV[2]) or '0') ~= ARGV[4] then return 0 end
 if ARGV[5] == '' then
@@ -42,8 +39,7 @@ for i = 9, #ARGV, 2 do
 end
 publish(ARGV[7], ARGV[8])
 return 1
-"""
-)
+""")
 
 
 class RedisFunctions(RedisStore):
@@ -71,7 +67,7 @@ class RedisFunctions(RedisStore):
 
     async def functions(self) -> list[Function]:
         raws = await self._redis.call("HVALS", keys.FUNCTIONS)
-        return sorted((decode(Function, raw, keys.FUNCTIONS) for raw in raws), key=lambda f: f.name)
+        return [*ordered((decode(Function, raw, keys.FUNCTIONS) for raw in raws), "name")]
 
     async def version(self, name: str, version: int | None = None) -> FunctionVersion:
         if version is None:
@@ -89,11 +85,10 @@ class RedisFunctions(RedisStore):
         if name is not None:
             await self.function(name)
         raws = await self._redis.call("HVALS", keys.VERSIONS)
-        versions = [decode(FunctionVersion, raw, keys.VERSIONS) for raw in raws]
-        return sorted(
-            (version for version in versions if name in (None, version.function)),
-            key=lambda version: (version.function, version.version),
+        versions = ordered(
+            (decode(FunctionVersion, raw, keys.VERSIONS) for raw in raws), "function", "version"
         )
+        return [version for version in versions if name in (None, version.function)]
 
     async def set_current(self, name: str, version: int) -> Function:
         return await self._update(name, lambda head: plan_current(head, version))
@@ -161,18 +156,7 @@ class RedisFunctions(RedisStore):
         versions: Mapping[int, bytes],
     ) -> bool:
         fields = [part for number, raw in versions.items() for part in (keys.version(name, number), raw)]
-        done = await self._redis.script(
-            _SWAP,
-            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS],
-            [
-                self._feed_length,
-                name,
-                old,
-                last,
-                encode(new) if new is not None else b"",
-                max(last, *versions) if versions else last,
-                *feed_entry(change),
-                *fields,
-            ],
-        )
-        return bool(done)
+        head, highest = b"" if new is None else encode(new), max(last, *versions) if versions else last
+        found = [keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS]
+        entry = feed_entry(change)
+        return bool(await self._change(_SWAP, found, name, old, last, head, highest, *entry, *fields))

@@ -14,8 +14,7 @@ from registry.redis.store import RedisStore, redis_ttl_ms
 
 # The holder renews; a free lease is acquired with the next epoch. A lease is {holder, beat}.
 # Returns the epoch, or the beat of another holder. KEYS lease epochs; ARGV name holder ttl-ms expired-beat
-_ACQUIRE = LuaScript(
-    """
+_ACQUIRE = LuaScript("""
 local held = redis.call('HMGET', KEYS[1], 'holder', 'beat')
 if held[1] and held[1] ~= ARGV[2] and held[2] ~= ARGV[4] then return held[2] end
 if held[1] ~= ARGV[2] then
@@ -26,16 +25,13 @@ local beat = redis.call('HINCRBY', KEYS[2], ARGV[1] .. ' beats', 1)
 redis.call('HSET', KEYS[1], 'holder', ARGV[2], 'beat', beat)
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
-"""
-)
+""")
 
 # Only the holder can release. KEYS lease; ARGV holder
-_RELEASE = LuaScript(
-    """
+_RELEASE = LuaScript("""
 if redis.call('HGET', KEYS[1], 'holder') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
-"""
-)
+""")
 
 
 @dataclass(frozen=True, slots=True)

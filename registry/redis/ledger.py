@@ -5,15 +5,16 @@ import math
 from collections.abc import AsyncIterator, Sequence
 
 from registry import keys
+from registry.accounting.ledger_pages import PAGE as INTERVALS_PAGE
 from registry.accounting.ledger_pages import each_request
 from registry.accounting.usage_report import (
+    COLUMNS,
     LONGEST_INTERVAL_S,
     UsageTotals,
+    amounts_of,
     bounded,
     matches,
     overlaps,
-    row_from,
-    row_of,
     split_days,
 )
 from registry.codec import decode, encode
@@ -25,39 +26,32 @@ from registry.redis.store import RedisStore
 from registry.state import UsageFilter, UsageRow
 
 # KEYS records by-end; ARGV id record ended-at
-_ADD_UNSUMMED = LuaScript(
-    """
+_ADD_UNSUMMED = LuaScript("""
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
 return 1
-"""
-)
+""")
 
 # KEYS intervals by-end by-start; ARGV id interval to-at from-at
-_ADD_INTERVAL = LuaScript(
-    """
+_ADD_INTERVAL = LuaScript("""
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1])
 return 1
-"""
-)
+""")
 
 # Number of intervals that start before `until` and do not end before `since`.
 # KEYS by-end by-start; ARGV since until
-_COUNT_OVERLAPPING = LuaScript(
-    """
+_COUNT_OVERLAPPING = LuaScript("""
 local started = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[2])
 return started - redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1])
-"""
-)
+""")
 
 # The next records in order: after the member ARGV[1], or from the score ARGV[2] on if that is "".
 # The rank makes a page start right after its cursor, also among equal scores. -1: no such cursor.
 # A page ends with the record that reaches its limit of bytes.
 # KEYS records index; ARGV cursor min-score count bytes
-_PAGE = LuaScript(
-    """
+_PAGE = LuaScript("""
 local start
 if ARGV[1] ~= '' then
   start = redis.call('ZRANK', KEYS[2], ARGV[1])
@@ -75,15 +69,12 @@ for at = 1, #ids do
   if room <= 0 then break end
 end
 return page
-"""
-)
+""")
 
 # Records of one page.
 PAGE = 1000
 # Limit of a page's bytes, so that decoding it takes a few milliseconds.
 PAGE_BYTES = 256 << 10
-# Intervals of one page; see ledger_pages.
-INTERVALS_PAGE = 200
 
 
 class RedisLedger(RedisStore):
@@ -136,13 +127,13 @@ class RedisLedger(RedisStore):
         totals = UsageTotals()
         for day in await self._redis.call("SMEMBERS", keys.USAGE_DAYS):
             if split.covers(int(day)):
-                for row in await self._day(int(day)):
-                    if where.function in (None, row.function) and where.tenant in (None, row.tenant):
-                        totals.add(row)
+                for (function, tenant), sums in (await self._day(int(day))).items():
+                    if where.function in (None, function) and where.tenant in (None, tenant):
+                        totals.add(function, tenant, [sums.get(column, 0) for column in COLUMNS])
         for since, until in split.edges:
             edge = UsageFilter(since=since, until=until, function=where.function, tenant=where.tenant)
             async for record in each_request(self, edge):
-                totals.add(row_of(record))
+                totals.add(record.function, record.tenant, amounts_of(record))
         return totals.rows()
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
@@ -251,13 +242,13 @@ class RedisLedger(RedisStore):
         )
         return int(count) <= seen
 
-    async def _day(self, day: int) -> list[UsageRow]:
+    async def _day(self, day: int) -> dict[tuple[str, str], dict[str, int]]:
         flat = await self._redis.call("HGETALL", keys.usage(day))
         sums: dict[tuple[str, str], dict[str, int]] = {}
         for field, amount in zip(flat[::2], flat[1::2], strict=True):
             function, tenant, column = decode(tuple[str, str, str], field, keys.usage(day))
             sums.setdefault((function, tenant), {})[column] = int(amount)
-        return [row_from(function, tenant, columns) for (function, tenant), columns in sums.items()]
+        return sums
 
 
 def _identity(interval: InstanceInterval) -> bytes:

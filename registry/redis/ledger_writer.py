@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from registry import keys
-from registry.accounting.usage_report import COLUMNS, day_of, row_of
+from registry.accounting.usage_report import COLUMNS, amounts_of, day_of
 from registry.codec import encode
 from registry.records.api_key import SpendPeriod
 from registry.records.quota import UNITS, spend_field
@@ -19,8 +19,7 @@ from registry.redis.connections import ConnectionPool, LuaScript
 # at its maximum: an error would leave a record that is in no sum.
 # KEYS records by-end days by-client-id; ARGV a msgpack array a record (see _packed).
 # Returns a digit a record, 1 if it was new: a list would cost its reader much more.
-_ADD_REQUESTS = LuaScript(
-    """
+_ADD_REQUESTS = LuaScript("""
 local function add(key, field, amount)
   local sum = redis.pcall('HINCRBY', key, field, amount)
   if type(sum) == 'table' and sum.err then redis.call('HSET', key, field, '9223372036854775807') end
@@ -43,19 +42,16 @@ for i = 1, #ARGV do
   end
 end
 return redis.status_reply(table.concat(added))
-"""
-)
+""")
 # Replace the record ARGV[2] by ARGV[3] and subtract its cost from the sums.
 # KEYS records spend day; ARGV id record instead minus-cost sums-field spend-field*
-_VOID_REQUEST = LuaScript(
-    """
+_VOID_REQUEST = LuaScript("""
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 for i = 6, #ARGV do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[4]) end
 redis.call('HINCRBY', KEYS[3], ARGV[5], ARGV[4])
 return 1
-"""
-)
+""")
 _PERIODS = tuple(SpendPeriod)
 _KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS, keys.REQUESTS_BY_CLIENT_ID)
 _NEW = ord("1")
@@ -172,12 +168,9 @@ def _client_index(record: RequestRecord) -> str:
 
 def _amounts(record: RequestRecord) -> list[str]:
     """Return the fields of the sums that a record adds to, each with its amount; zeros are omitted."""
-    row = row_of(record)
-    amounts: list[str] = []
-    for column, field in zip(COLUMNS, _sum_fields(record.function, record.tenant), strict=True):
-        if amount := getattr(row, column):
-            amounts += (field, str(amount))
-    return amounts
+    fields = _sum_fields(record.function, record.tenant)
+    named = zip(fields, amounts_of(record), strict=True)
+    return [text for field, amount in named if amount for text in (field, str(amount))]
 
 
 @lru_cache(1024)

@@ -21,7 +21,7 @@ from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.redis.connections import LuaScript
-from registry.redis.store import PUBLISH, RedisStore, feed_entry, redis_ttl_ms
+from registry.redis.store import RedisStore, change_script, feed_entry, ordered, redis_ttl_ms
 
 # Heartbeat, fenced by the node's latest epoch. A record of another epoch is that of a former process: it is
 # published as gone and its instances are dropped. The instances of a new or expired node are published again,
@@ -29,9 +29,7 @@ from registry.redis.store import PUBLISH, RedisStore, feed_entry, redis_ttl_ms
 # published), or 0 if the writer's epoch is not the latest.
 # KEYS feed epochs nodes node instances
 # ARGV length id epoch record ttl-ms instances-ttl-s node-up node-gone-without-epoch
-_PUT_NODE = LuaScript(
-    PUBLISH
-    + """
+_PUT_NODE = change_script("""
 if tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0') then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 local former = redis.call('HGET', KEYS[4], 'epoch')
@@ -53,29 +51,23 @@ if former ~= ARGV[3] then
   end
 end
 return known and 2 or 1
-"""
-)
+""")
 
 # Remove a node, fenced by its latest epoch.
 # KEYS feed epochs nodes node instances; ARGV length id epoch node-gone-without-epoch
-_REMOVE_NODE = LuaScript(
-    PUBLISH
-    + """
+_REMOVE_NODE = change_script("""
 local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
 if tonumber(ARGV[3]) < known then return 0 end
 local there = redis.call('DEL', KEYS[4], KEYS[5])
 redis.call('SREM', KEYS[3], ARGV[2])
 if there > 0 then publish('NodeGone', ARGV[4] .. ARGV[3] .. '}') end
 return 1
-"""
-)
+""")
 
 # Publish an instance, fenced by its node's latest epoch. The field "" names the epoch that the
 # instances belong to: those of a former process are dropped.
 # KEYS feed epochs instances; ARGV length node epoch instance-id record is-final ttl-s change
-_PUT_INSTANCE = LuaScript(
-    PUBLISH
-    + """
+_PUT_INSTANCE = change_script("""
 local known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0')
 if tonumber(ARGV[3]) < known then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
@@ -91,37 +83,29 @@ end
 redis.call('EXPIRE', KEYS[3], ARGV[7])
 publish('InstanceChanged', ARGV[8])
 return 1
-"""
-)
+""")
 
 # KEYS feed report gateways; ARGV length gateway change ttl-ms
-_PUT_LOAD_REPORT = LuaScript(
-    PUBLISH
-    + """
+_PUT_LOAD_REPORT = change_script("""
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[2])
 publish('LoadReport', ARGV[3])
 return 1
-"""
-)
+""")
 
 # A scale request enters the feed once per token. KEYS feed scale; ARGV length change ttl-s
-_ASK_SCALE = LuaScript(
-    PUBLISH
-    + """
+_ASK_SCALE = change_script("""
 if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
 publish('ScaleRequested', ARGV[2])
 return 1
-"""
-)
+""")
 
 # The whole state at one point of the feed. Ids of expired records are removed on the way.
 # No time to live is longer than its initial one, even if the clock of Redis was set back since.
 # An empty feed gets a first entry of an unknown kind, since a cursor must name an entry.
 # KEYS feed functions versions nodes gateways casts lives
 # ARGV node-prefix instances-prefix load-prefix cast-prefix live-prefix
-_SNAPSHOT = LuaScript(
-    """
+_SNAPSHOT = LuaScript("""
 local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local cursor = last[1] and last[1][1] or redis.call('XADD', KEYS[1], '*', 'Start', '')
@@ -163,8 +147,7 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[7])) do
 end
 local heads, versions = redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3])
 return {cursor, heads, versions, nodes, instances, reports, casts, lives}
-"""
-)
+""")
 
 
 class RedisNodes(RedisStore):
@@ -174,55 +157,49 @@ class RedisNodes(RedisStore):
         return int(await self._redis.call("HINCRBY", keys.EPOCHS, node, 1))
 
     async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
-        done = await self._redis.script(
+        done = await self._change(
             _PUT_NODE,
-            [keys.FEED, keys.EPOCHS, keys.NODES, keys.node(record.id), keys.instances(record.id)],
-            [
-                self._feed_length,
-                record.id,
-                record.epoch,
-                encode(record),
-                redis_ttl_ms(ttl_s),
-                keys.INSTANCES_TTL_S,
-                encode(NodeUp(record=record, ttl_s=ttl_s)),
-                _gone_without_epoch(record.id),
-            ],
+            [keys.EPOCHS, keys.NODES, keys.node(record.id), keys.instances(record.id)],
+            record.id,
+            record.epoch,
+            encode(record),
+            redis_ttl_ms(ttl_s),
+            keys.INSTANCES_TTL_S,
+            encode(NodeUp(record=record, ttl_s=ttl_s)),
+            _gone_without_epoch(record.id),
         )
         if not done:
             raise _stale(record.id, record.epoch)
         return int(done) == 2
 
     async def remove_node(self, node: str, epoch: int) -> None:
-        await self._redis.script(
+        await self._change(
             _REMOVE_NODE,
-            [keys.FEED, keys.EPOCHS, keys.NODES, keys.node(node), keys.instances(node)],
-            [self._feed_length, node, epoch, _gone_without_epoch(node)],
+            [keys.EPOCHS, keys.NODES, keys.node(node), keys.instances(node)],
+            node,
+            epoch,
+            _gone_without_epoch(node),
         )
 
     async def put_instance(self, record: InstanceRecord, node_epoch: int) -> None:
-        done = await self._redis.script(
+        done = await self._change(
             _PUT_INSTANCE,
-            [keys.FEED, keys.EPOCHS, keys.instances(record.node)],
-            [
-                self._feed_length,
-                record.node,
-                node_epoch,
-                record.instance_id,
-                encode(record),
-                int(not TRANSITIONS[record.state]),
-                keys.INSTANCES_TTL_S,
-                encode(InstanceChanged(record=record)),
-            ],
+            [keys.EPOCHS, keys.instances(record.node)],
+            record.node,
+            node_epoch,
+            record.instance_id,
+            encode(record),
+            int(not TRANSITIONS[record.state]),
+            keys.INSTANCES_TTL_S,
+            encode(InstanceChanged(record=record)),
         )
         if not done:
             raise _stale(record.node, node_epoch)
 
     async def put_load_report(self, gateway: str, loads: Sequence[VersionLoad], ttl_s: float) -> None:
         _, change = feed_entry(LoadReport(gateway=gateway, loads=tuple(loads), ttl_s=ttl_s))
-        await self._redis.script(
-            _PUT_LOAD_REPORT,
-            [keys.FEED, keys.load_report(gateway), keys.GATEWAYS],
-            [self._feed_length, gateway, change, redis_ttl_ms(ttl_s)],
+        await self._change(
+            _PUT_LOAD_REPORT, [keys.load_report(gateway), keys.GATEWAYS], gateway, change, redis_ttl_ms(ttl_s)
         )
 
     async def request_scale(self, target: ScaleTarget) -> None:
@@ -231,52 +208,27 @@ class RedisNodes(RedisStore):
             command = ("XADD", keys.FEED, "MAXLEN", "~", self._feed_length, "*", kind, change)
             await self._redis.call(*command)
             return
-        await self._redis.script(
-            _ASK_SCALE,
-            [keys.FEED, keys.scale(target.token)],
-            [self._feed_length, change, keys.SCALE_TOKEN_TTL_S],
-        )
+        await self._change(_ASK_SCALE, [keys.scale(target.token)], change, keys.SCALE_TOKEN_TTL_S)
 
     async def snapshot(self) -> Snapshot:
         cursor, heads, versions, nodes, instances, reports, casts, lives = await self._redis.script(
             _SNAPSHOT,
             [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS, keys.LIVES],
-            [
-                keys.NODE_PREFIX,
-                keys.INSTANCES_PREFIX,
-                keys.LOAD_PREFIX,
-                keys.CAST_PREFIX,
-                keys.LIVE_PREFIX,
-            ],
+            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.LOAD_PREFIX, keys.CAST_PREFIX, keys.LIVE_PREFIX],
         )
         return Snapshot(
             cursor=cursor.decode(),
-            functions=tuple(
-                sorted((decode(Function, raw, keys.FUNCTIONS) for raw in heads), key=lambda f: f.name)
+            functions=ordered((decode(Function, raw, keys.FUNCTIONS) for raw in heads), "name"),
+            versions=ordered(
+                (decode(FunctionVersion, raw, keys.VERSIONS) for raw in versions), "function", "version"
             ),
-            versions=tuple(
-                sorted(
-                    (decode(FunctionVersion, raw, keys.VERSIONS) for raw in versions),
-                    key=lambda version: (version.function, version.version),
-                )
+            nodes=ordered((_node_up(raw, ttl) for raw, ttl in nodes), "record.id"),
+            instances=ordered(
+                (decode(InstanceRecord, raw, keys.INSTANCES_PREFIX) for raw in instances), "instance_id"
             ),
-            nodes=tuple(sorted((_node_up(raw, ttl) for raw, ttl in nodes), key=lambda up: up.record.id)),
-            instances=tuple(
-                sorted(
-                    (decode(InstanceRecord, raw, keys.INSTANCES_PREFIX) for raw in instances),
-                    key=lambda record: record.instance_id,
-                )
-            ),
-            load_reports=tuple(
-                sorted((_load_report(raw, ttl) for raw, ttl in reports), key=lambda report: report.gateway)
-            ),
+            load_reports=ordered((_load_report(raw, ttl) for raw, ttl in reports), "gateway"),
             casts=tuple(latest_first(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
-            live=tuple(
-                sorted(
-                    (_live(raw, ttl) for raw, ttl in lives),
-                    key=lambda change: (change.record.function, change.record.version),
-                )
-            ),
+            live=ordered((_live(raw, ttl) for raw, ttl in lives), "record.function", "record.version"),
         )
 
 

@@ -25,8 +25,7 @@ from registry.redis.store import RedisStore, redis_ttl_ms
 # KEYS bucket leases spend
 # ARGV lease ttl-ms units requests-limit tokens-limit concurrency-limit (0: none) spend-limit (-1: none)
 #      spend-field bucket-ttl-s max-lease-ms
-_ADMIT = LuaScript(
-    """
+_ADMIT = LuaScript("""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local units = tonumber(ARGV[3])
@@ -69,20 +68,17 @@ if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then
   end
 end
 return {outcome, requests, tokens, concurrent, spent}
-"""
-)
+""")
 
 # KEYS leases*; ARGV ttl-ms lease*
-_RENEW = LuaScript(
-    """
+_RENEW = LuaScript("""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for i, leases in ipairs(KEYS) do
   redis.call('ZADD', leases, now + ARGV[1], ARGV[i + 1])
   redis.call('PEXPIRE', leases, ARGV[1])
 end
-"""
-)
+""")
 
 # Leases of one script call.
 _BATCH = 1000

@@ -25,16 +25,14 @@ from registry.state import ClusterConfig, State
 # Replace a key's record if it is still the one that was read; without a token limit also clear its token
 # count. Returns 0 if the record was changed.
 # KEYS keys bucket; ARGV key-id before after has-tokens-limit
-_REPLACE_KEY = LuaScript(
-    """
+_REPLACE_KEY = LuaScript("""
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 if found == ARGV[3] then return 1 end
 if found ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 if ARGV[4] == '0' then redis.call('HDEL', KEYS[2], 'tokens') end
 return 1
-"""
-)
+""")
 
 
 class RedisState(

@@ -1,18 +1,28 @@
 """The base of each part of the state in Redis: the connection pool and the publication of changes."""
 
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
 from registry import keys
 from registry.codec import encode, kind_of
 from registry.records.change import Change
-from registry.redis.connections import ConnectionPool
+from registry.redis.connections import Argument, ConnectionPool, LuaScript
 
-# The first lines of each script that changes the state: KEYS[1] is the feed, ARGV[1] its length.
+T = TypeVar("T")
+
 # State and feed change in one script, so they are never seen apart. The trim is approximate (whole nodes of
 # the stream), which is cheap.
-PUBLISH = """
+_PUBLISH = """
 local function publish(kind, body)
   redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', kind, body)
 end
 """
+
+
+def change_script(source: str) -> LuaScript:
+    """Return a script for `RedisStore._change`: `publish(kind, body)` appends to the feed KEYS[1]."""
+    return LuaScript(_PUBLISH + source)
 
 
 class RedisStore:
@@ -21,6 +31,10 @@ class RedisStore:
     def __init__(self, connections: ConnectionPool, *, feed_length: int = keys.FEED_LENGTH) -> None:
         self._redis = connections
         self._feed_length = feed_length
+
+    async def _change(self, script: LuaScript, keys_: Sequence[str], *args: Argument) -> Any:
+        """Return the reply of a change_script; the feed precedes `keys_`, and its length `args`."""
+        return await self._redis.script(script, [keys.FEED, *keys_], [self._feed_length, *args])
 
 
 def feed_entry(change: Change) -> tuple[str, bytes]:
@@ -31,3 +45,8 @@ def feed_entry(change: Change) -> tuple[str, bytes]:
 def redis_ttl_ms(ttl_s: float) -> int:
     """Return a time to live in milliseconds, at least 1, since Redis refuses 0."""
     return max(1, round(ttl_s * 1000))
+
+
+def ordered(records: Iterable[T], *by: str) -> tuple[T, ...]:
+    """Return the records sorted by these attributes."""
+    return tuple(sorted(records, key=attrgetter(*by)))

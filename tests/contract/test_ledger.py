@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.accounting.prices import DEFAULT_RATES, ensure_default_rates
-from registry.accounting.usage_report import DAY_S, day_of, matches, overlaps, row_of, split_days, total
+from registry.accounting.usage_report import (
+    DAY_S,
+    UsageTotals,
+    amounts_of,
+    day_of,
+    matches,
+    overlaps,
+    split_days,
+)
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.memory.state import MemoryState
 from registry.records.usage import CallPart, InstanceInterval, LostCall, PriceRate, RequestRecord, cost_nanos
@@ -162,7 +170,10 @@ def test_a_report_is_the_sum_of_the_rows(run, rows, wheres):
             kept.setdefault(record.request_id, record)
         for where in wheres:
             chosen = [record for record in kept.values() if matches(where, record)]
-            assert await ledger.report(where) == total(map(row_of, chosen))
+            totals = UsageTotals()
+            for record in chosen:
+                totals.add(record.function, record.tenant, amounts_of(record))
+            assert await ledger.report(where) == totals.rows()
             listed, cursor = await ledger.requests(where)
             expected = sorted(chosen, key=lambda record: (record.ended_at, record.request_id))
             assert (listed, cursor) == (expected, "")

@@ -16,6 +16,7 @@ from registry.config.function_yaml import parse_function_yaml
 from registry.errors import InvalidRecord
 from registry.images.codec import encode_manifest
 from registry.images.pack import hash_image, plan_checkpoint
+from registry.images.plan import image_chunks
 from tests.fixtures.gateway_http import Gateway, gateway, tokenizer_with_bos
 from tests.fixtures.images import llama_config, llama_tensors, write_checkpoint
 
@@ -80,7 +81,7 @@ async def deploy(gw: Gateway, http: httpx2.AsyncClient, files: dict[str, bytes],
 def test_damaged_files_of_a_model(tmp_path: Path) -> None:
     """What is taken is used as well: the chat is rendered and tokenised, then refused as too long."""
     plan = plan_checkpoint(write_checkpoint(tmp_path, llama_tensors(), CONFIG))
-    image = b"".join(plan.chunks())
+    image = b"".join(image_chunks(plan))
     good = {
         "config.json": json.dumps(CONFIG).encode(),
         "tokenizer.json": tokenizer_with_bos().to_str().encode(),
@@ -127,7 +128,7 @@ async def test_a_context_longer_than_the_models_is_refused(tmp_path: Path) -> No
     plan = plan_checkpoint(write_checkpoint(tmp_path, llama_tensors(), CONFIG))
     files = {"config.json": json.dumps(CONFIG).encode()}
     async with gateway() as gw, gw.http() as http:
-        image = gw.blobs.put(b"".join(plan.chunks()))
+        image = gw.blobs.put(b"".join(image_chunks(plan)))
         blobs = {"image": image, "manifest": gw.blobs.put(encode_manifest(hash_image(plan)))}
         model = {"task": "generate", "architecture": "LlamaForCausalLM", **blobs}
         long = await deploy(gw, http, files, context_length=65, **model)

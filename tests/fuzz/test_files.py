@@ -22,7 +22,7 @@ from registry.images.architectures import context_length_of, task_of
 from registry.images.codec import decode_manifest, encode_manifest
 from registry.images.manifest import Manifest
 from registry.images.pack import hash_image, plan_checkpoint
-from registry.images.plan import PackPlan
+from registry.images.plan import PackPlan, image_chunks
 from registry.images.safetensors_file import SINGLE_FILE, read_header
 from registry.images.verify import check_units
 from tests.fixtures.damaged_files import (
@@ -121,7 +121,7 @@ def test_a_header_may_not_be_most_of_a_large_file(tmp_path: Path) -> None:
 
 def test_damaged_manifests(good: Path) -> None:
     plan = plan_checkpoint(good)
-    image = memoryview(b"".join(plan.chunks()))
+    image = memoryview(b"".join(image_chunks(plan)))
     wanted = hash_image(plan)
     raw = encode_manifest(wanted)
     digest = hashlib.sha256(image).hexdigest()

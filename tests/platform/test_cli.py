@@ -14,7 +14,7 @@ import psutil
 import pytest
 from openai import OpenAI, PermissionDeniedError
 
-from registry.images.plan import plan_checkpoint
+from registry.images.plan import image_chunks, plan_checkpoint
 from tests.fixtures.checkpoints import write_checkpoint
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import ROOT, Platform, run_cli
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
 
 def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path / "model", seed=42)
-    image = b"".join(bytes(view) for view in plan_checkpoint(tmp_path / "model", "auto").chunks(0))
+    image = b"".join(bytes(view) for view in image_chunks(plan_checkpoint(tmp_path / "model", "auto")))
     digest = hashlib.sha256(image).hexdigest()
     with platform.http() as http:
         first = http.patch(

@@ -10,7 +10,7 @@ import pytest
 from cli.client import Client
 from cli.errors import CliError, UsageError
 from cli.settings import ClientSettings
-from cli.upload.blobs import CHUNK_BYTES, MAX_FAILURES, MemorySource, upload
+from cli.upload.blobs import CHUNK_BYTES, MAX_FAILURES, memory_source, upload
 
 CONTENT = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
@@ -81,7 +81,7 @@ def run(stores: list[Store], store: Store, waits: list[float]) -> Counted:
     settings = ClientSettings(url=f"http://127.0.0.1:{store.server_port}", api_key=None)
     with Client(settings) as client:
         digest = hashlib.sha256(CONTENT).hexdigest()
-        upload(client, digest, MemorySource(CONTENT), meter, wait=waits.append)
+        upload(client, digest, memory_source(CONTENT), meter, wait=waits.append)
     return meter
 
 
@@ -97,7 +97,7 @@ def test_it_gives_up_where_nothing_gets_through() -> None:
     waits: list[float] = []
     with Client(ClientSettings(url="http://127.0.0.1:9", api_key=None)) as client:
         with pytest.raises(CliError, match="cannot reach"):
-            upload(client, "0" * 64, MemorySource(b"x"), Counted(), wait=waits.append)
+            upload(client, "0" * 64, memory_source(b"x"), Counted(), wait=waits.append)
     assert len(waits) == MAX_FAILURES - 1
     assert waits == sorted(waits) and sum(waits) > 10
 

@@ -139,4 +139,4 @@ async def test_gpu_time_of_a_span_counts_what_reaches_into_it():
     found = await usage_reader.reconcile_ledger(state, dict)
     assert (found.verdict, found.requests) == (BalanceVerdict.EXACT, 4)
     rows = await usage_reader.grouped(state, UsageFilter(function="tiny"), ("status",), key="k0")
-    assert [row.requests for row in rows] == [3]
+    assert [row["requests"] for row in rows] == [3]

@@ -42,7 +42,7 @@ def totals(times: Sequence[GpuTime]) -> Counter[str]:
     for time in times:
         for sums in time.sums.values():
             amounts = {
-                "allocated": sums.allocated_us,
+                "allocated": sums.used_us + sums.loading_us + sums.idle_us,
                 "used": sums.used_us,
                 "billed": sums.billed_us,
                 "loading": sums.loading_us,

@@ -10,19 +10,20 @@ from invoker.emulated.profiles import UnknownProfile, find_profile
 from invoker.engine.image_ranges import layer_byte_ranges
 from registry.config.emulation import EmulatedModel
 from registry.images.codec import decode_manifest
+from registry.images.plan import image_chunks
 from tests.fixtures.emulated import MODEL, emulated_image
 
 
 def test_any_range_is_the_same_bytes() -> None:
     plan, whole = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=3000)), bytearray()
-    for view in plan.chunks():
+    for view in image_chunks(plan):
         whole += view
     assert len(whole) == plan.nbytes > 4 << 20
     for start, count in ((0, 1), (1, 5000), ((1 << 20) - 3, 7), (plan.nbytes - 9, 9), (12345, 3 << 20)):
         found = bytearray(count)
         plan.read_into(start, memoryview(found))
         assert found == whole[start : start + count]
-    assert b"".join(bytes(view) for view in plan.chunks(offset=777)) == whole[777:]
+    assert b"".join(bytes(view) for view in image_chunks(plan, offset=777)) == whole[777:]
     assert len(zlib.compress(whole, 1)) > 0.99 * len(whole)
 
 
@@ -37,7 +38,7 @@ def test_its_manifest_is_one() -> None:
         32,
     )
     other = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=10_001))
-    assert bytes(next(other.chunks()))[:4096] != image.data[:4096]
+    assert bytes(next(image_chunks(other)))[:4096] != image.data[:4096]
 
 
 def test_unknown_models_are_named() -> None:

@@ -21,6 +21,7 @@ from registry.images.layer_tensors import LayerTensors
 from registry.images.layout import lay_out
 from registry.images.manifest import ALIGNMENT, UNIT_BYTES
 from registry.images.pack import PackPlan, hash_image, pack_to_folder, plan_checkpoint
+from registry.images.plan import image_chunks
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor
 from registry.images.verify import check_units
 from tests.fixtures.images import DTYPES, encode, llama_config, llama_tensors, write_checkpoint
@@ -134,7 +135,7 @@ def test_any_range_reads_as_in_the_whole(converted: PackPlan, data: st.DataObjec
     converted.read_into(start, memoryview(into))
     assert into == image[start:end]
     size = data.draw(st.integers(500, converted.nbytes + 10))
-    assert b"".join(bytes(view) for view in converted.chunks(start, size)) == image[start:]
+    assert b"".join(bytes(view) for view in image_chunks(converted, start, size)) == image[start:]
 
 
 def test_reading_outside_the_image_is_refused(converted: PackPlan) -> None:
