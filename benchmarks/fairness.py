@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
-from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
@@ -316,43 +316,18 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.fairness", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument(
-        "--rounds",
-        type=at_least(1),
-        default=5,
-        help="rounds with and without the flood, in turns (default %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=20,
-        help="requests of the quiet tenant per round (default %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt", type=int, default=128, help="prompt tokens of the quiet tenant (default %(default)s)"
-    )
-    parser.add_argument(
-        "--connections", type=int, default=64, help="connections of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--flood-prompt", type=int, default=512, help="prompt tokens of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--flood-output", type=int, default=128, help="output tokens of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--models", default=f"random,{TINY}", help="comma-separated models (default %(default)s)"
-    )
-    parser.add_argument(
-        "--layers",
-        type=int,
-        default=4,
-        help="layers of the random model, about 13M parameters each (default %(default)s)",
-    )
-    parser.add_argument("--url", help="use this running platform, which must serve the models")
-    parser.add_argument("--key", help="an admin key of --url")
+    parser = benchmark_parser("benchmarks.fairness", __doc__)
+    add = parser.add_argument
+    add("--rounds", type=at_least(1), default=5, help="rounds with and without the flood, in turns")
+    add("--requests", type=int, default=20, help="requests of the quiet tenant per round")
+    add("--prompt", type=int, default=128, help="prompt tokens of the quiet tenant")
+    add("--connections", type=int, default=64, help="connections of the flood")
+    add("--flood-prompt", type=int, default=512, help="prompt tokens of the flood")
+    add("--flood-output", type=int, default=128, help="output tokens of the flood")
+    add("--models", default=f"random,{TINY}", help="comma-separated models")
+    add("--layers", type=int, default=4, help="layers of the random model, about 13M parameters each")
+    add("--url", help="use this running platform, which must serve the models")
+    add("--key", help="an admin key of --url")
     return parser.parse_args(arguments)
 
 

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from benchmarks.gateway_overhead import LoadTarget, generate_load, is_ready
-from benchmarks.harness.arguments import at_least, make_parser, positive
+from benchmarks.harness.arguments import at_least, benchmark_parser, positive
 from benchmarks.harness.local_platform import free_port
 from benchmarks.harness.records import describe_run, recording
 from gateway.api.operations import OPERATIONS, Handlers
@@ -170,20 +170,13 @@ def show(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = make_parser("benchmarks.http_layers", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=4.0,
-        help="seconds of load per server and round (default %(default)s)",
-    )
-    parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants (default: all)"
-    )
-    parser.add_argument("--serve", choices=VARIANTS, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser = benchmark_parser("benchmarks.http_layers", __doc__)
+    add = parser.add_argument
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--seconds", type=positive, default=4.0, help="seconds of load per server and round")
+    add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants (default: all)")
+    add("--serve", choices=VARIANTS, help=argparse.SUPPRESS)
+    add("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
         serve(args.serve, args.port)

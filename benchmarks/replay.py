@@ -32,7 +32,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
-from benchmarks.harness.arguments import make_parser, positive
+from benchmarks.harness.arguments import benchmark_parser, positive
 from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
 from benchmarks.harness.local_platform import PlatformStateError
 from benchmarks.harness.percentile import percentile
@@ -269,7 +269,7 @@ def _cpu_s() -> float:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.replay", __doc__)
+    parser = benchmark_parser("benchmarks.replay", __doc__, plot=True)
     add = parser.add_argument
     add(
         "--trace",
@@ -278,7 +278,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="trace file in Azure's, our compact or the plain format, optionally .gz",
     )
     add("--function", required=True, help="NAME or NAME:VERSION")
-    add("--speedup", type=positive, default=1.0, help="replay this many times faster (default 1)")
+    add("--speedup", type=positive, default=1.0, help="replay this many times faster")
     add(
         "--seconds",
         type=positive,
@@ -295,15 +295,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=os.environ.get("HYPERCAST_API_KEY", ""),
         help="an admin key (default: $HYPERCAST_API_KEY)",
     )
-    add("--vocabulary", type=int, default=256, help="token ids are below this (default %(default)s)")
+    add("--vocabulary", type=int, default=256, help="token ids are below this")
     add(
-        "--check-wait",
-        type=float,
-        default=90.0,
-        help="seconds to wait for nodes to write their metered time (default %(default)s)",
+        "--check-wait", type=float, default=90.0, help="seconds to wait for nodes to write their metered time"
     )
-    add("--json", type=Path, help="write the record to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
     return parser.parse_args(arguments)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
 from benchmarks.harness.records import describe_run, recording
@@ -333,15 +333,9 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = make_parser("benchmarks.starts", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument(
-        "--layers",
-        type=at_least(1),
-        default=5,
-        help="layers of the model, about 51 MB each (default %(default)s)",
-    )
+    parser = benchmark_parser("benchmarks.starts", __doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds")
+    parser.add_argument("--layers", type=at_least(1), default=5, help="layers of the model, about 51 MB each")
     args = parser.parse_args()
     with recording("starts", json=args.json, show=show) as out:
         out.add(*run(args.rounds, args.layers))

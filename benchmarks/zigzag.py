@@ -20,19 +20,14 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient, http_client, until
-from benchmarks.harness.arguments import at_least, make_parser, positive, say
-from benchmarks.harness.local_platform import (
-    PLATFORM_FAILURES,
-    LocalPlatform,
-    running_platform,
-)
+from benchmarks.harness.arguments import at_least, benchmark_parser, positive, say
+from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
 from benchmarks.harness.records import describe_run, recording
 from benchmarks.scaleout.client import Burst, BurstAnswer, request_completion
 from invoker.emulated.profiles import PROFILES, Profile, UnknownProfile, find_profile
@@ -163,37 +158,21 @@ def device_of(args: Namespace) -> EmulatedDevice:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = make_parser("benchmarks.zigzag", __doc__)
+    parser = benchmark_parser("benchmarks.zigzag", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
     add(
         "--emulated",
         default="h800-llama2-13b/1000",
         metavar="PROFILE",
-        help=f"one of {', '.join(PROFILES)}, optionally /SCALE (default %(default)s)",
+        help=f"one of {', '.join(PROFILES)}, optionally /SCALE",
     )
-    add(
-        "--slower",
-        type=at_least(1),
-        default=40,
-        help="slow devices and load down by this factor (default %(default)s)",
-    )
-    add("--load", type=positive, default=4.0, help="duration of the load in model seconds (default 4)")
-    add("--requests", type=at_least(2), default=12, help="concurrent requests (default %(default)s)")
-    add("--prompt-tokens", type=at_least(2), default=2000, help="tokens per prompt (default %(default)s)")
-    add("--output-tokens", type=at_least(1), default=4, help="tokens per output (default %(default)s)")
-    add(
-        "--own",
-        type=at_least(4),
-        default=20,
-        help="requests that measure one node's own rate (default %(default)s)",
-    )
-    add(
-        "--patience",
-        type=positive,
-        default=600.0,
-        help="seconds until a step times out (default %(default)s)",
-    )
+    add("--slower", type=at_least(1), default=40, help="slow devices and load down by this factor")
+    add("--load", type=positive, default=4.0, help="duration of the load in model seconds")
+    add("--requests", type=at_least(2), default=12, help="concurrent requests")
+    add("--prompt-tokens", type=at_least(2), default=2000, help="tokens per prompt")
+    add("--output-tokens", type=at_least(1), default=4, help="tokens per output")
+    add("--own", type=at_least(4), default=20, help="requests that measure one node's own rate")
+    add("--patience", type=positive, default=600.0, help="seconds until a step times out")
     args = parser.parse_args(arguments)
     try:
         args.profile = find_profile(args.emulated)

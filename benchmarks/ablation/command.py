@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation.reads import SECRET, ReadCost, ReadPlan, by_blocks, by_tensors, copied, served
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, say, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
 from benchmarks.harness.records import describe_run, recording
 from rdmacast.transport import PeerAddress, Transport
 from rdmacast.transports.shm.transport import ShmTransport
@@ -161,30 +161,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.ablation", __doc__)
+    parser = benchmark_parser("benchmarks.ablation", __doc__)
     add = parser.add_argument
-    add("--size", type=size, default=64 << 20, help="image size (default: 64MiB)")
-    add(
-        "--transport",
-        type=comma_list(str, TRANSPORTS),
-        default=list(TRANSPORTS),
-        help="of shm,tcp (default: both)",
-    )
-    add(
-        "--blocks",
-        type=comma_list(at_least(1)),
-        default=[1, 4, 8, 16, 24, 32, 48, 64, 128],
-        help="block counts, such as 8,16 (default: 1 to 128)",
-    )
-    add("--window", type=at_least(1), default=4, help="concurrent reads (default %(default)s)")
-    add("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    add(
-        "--shm-dir",
-        type=Path,
-        default=Path("/dev/shm"),
-        help="folder in shared memory for the image (default %(default)s)",
-    )
-    add("--json", type=Path, help="write the records to this file")
+    add("--size", type=size, default="64MiB", help="image size")
+    add("--transport", type=comma_list(str, TRANSPORTS), default="shm,tcp", help="of shm,tcp")
+    add("--blocks", type=comma_list(at_least(1)), default="1,4,8,16,24,32,48,64,128", help="block counts")
+    add("--window", type=at_least(1), default=4, help="concurrent reads")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--shm-dir", type=Path, default=Path("/dev/shm"), help="folder in shared memory for the image")
     return parser.parse_args(argv)
 
 

@@ -38,7 +38,16 @@ from benchmarks.cast_faults.fleet import Fleet
 from benchmarks.cast_faults.records import records, table
 from benchmarks.cast_faults.run import FaultRun, RunSetup, TrialResult
 from benchmarks.cast_faults.trials import CastVariant, FaultKind, FaultMix, FaultTrial, draw_trials
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, positive, rate, say, share, size
+from benchmarks.harness.arguments import (
+    at_least,
+    benchmark_parser,
+    comma_list,
+    positive,
+    rate,
+    say,
+    share,
+    size,
+)
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.records import Recording, describe_run, recording
@@ -53,45 +62,32 @@ _MAX_FINDINGS = 20
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.cast_faults", __doc__)
+    parser = benchmark_parser("benchmarks.cast_faults", __doc__)
     add = parser.add_argument
-    add(
-        "--casts", type=at_least(1), default=200, help="casts in which a node is killed (default %(default)s)"
-    )
-    add("--nodes", type=at_least(3), default=8, help="nodes with the sources (default %(default)s)")
-    add("--sources", type=at_least(2), default=2, help="how many of them are sources (default %(default)s)")
-    add("--size", type=size, default="16MiB", help="image size (default %(default)s)")
-    add("--rate", type=rate, default="128mbit", help="rate of a node, each way (default %(default)s)")
-    add("--blocks", type=at_least(1), default=64, help="blocks per cast (default %(default)s)")
-    add(
-        "--transport",
-        type=comma_list(str, TRANSPORTS),
-        default="tcp,shm",
-        help="of tcp,shm (default %(default)s)",
-    )
+    add("--casts", type=at_least(1), default=200, help="casts in which a node is killed")
+    add("--nodes", type=at_least(3), default=8, help="nodes with the sources")
+    add("--sources", type=at_least(2), default=2, help="how many of them are sources")
+    add("--size", type=size, default="16MiB", help="image size")
+    add("--rate", type=rate, default="128mbit", help="rate of a node, each way")
+    add("--blocks", type=at_least(1), default=64, help="blocks per cast")
+    add("--transport", type=comma_list(str, TRANSPORTS), default="tcp,shm", help="of tcp,shm")
     add(
         "--planner",
         type=comma_list(str, tuple(PLANNERS)),
         default="binomial,chain,tree,scatter-allgather",
-        help=f"of {', '.join(PLANNERS)} (default %(default)s)",
+        help=f"of {', '.join(PLANNERS)}",
     )
     add(
         "--fault",
         type=FaultKind,
         choices=tuple(FaultKind),
         default=FaultKind.KILL,
-        help="fault of the chosen node (default: kill)",
+        help="fault of the chosen node",
     )
-    add("--damage", type=share, default=0.01, help="fraction of blocks to corrupt (default %(default)s)")
-    add("--undisturbed", type=at_least(1), default=3, help="undisturbed casts per kind (default %(default)s)")
-    add(
-        "--limit",
-        type=positive,
-        default=0.3,
-        help="allowed median of the time lost, as a fraction (default %(default)s)",
-    )
-    add("--seed", type=int, default=1, help="seed of the random choices (default %(default)s)")
-    add("--json", type=Path, help="write the records to this file")
+    add("--damage", type=share, default=0.01, help="fraction of blocks to corrupt")
+    add("--undisturbed", type=at_least(1), default=3, help="undisturbed casts per kind")
+    add("--limit", type=positive, default=0.3, help="allowed median of the time lost, as a fraction")
+    add("--seed", type=int, default=1, help="seed of the random choices")
     args = parser.parse_args(arguments)
     if args.sources >= args.nodes:
         parser.error("--sources must be below --nodes: no target would receive anything")

@@ -18,14 +18,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
 
 from benchmarks.channel.contenders import ChannelContender, ContenderClient, contenders, request_for
-from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser
 from benchmarks.harness.records import describe_run, recording
 
 STREAMS, TOKENS = 64, 400
@@ -158,14 +157,9 @@ def show(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = make_parser("benchmarks.channel", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument(
-        "--rounds", type=at_least(1), default=5, help="rounds per contender (default %(default)s)"
-    )
-    parser.add_argument(
-        "--calls", type=at_least(4), default=4000, help="calls per round (default %(default)s)"
-    )
+    parser = benchmark_parser("benchmarks.channel", __doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds per contender")
+    parser.add_argument("--calls", type=at_least(4), default=4000, help="calls per round")
     args = parser.parse_args()
     with recording("channel", json=args.json, show=show) as out:
         out.add(*run(args.rounds, args.calls))

@@ -24,7 +24,7 @@ import uvloop
 from benchmarks.chaos.check import Findings
 from benchmarks.chaos.load import IssuedRequest, RequestFate
 from benchmarks.chaos.run import ChaosRun, ComponentKill, KillPlan, chaos_platform, check_ledger, run_kills
-from benchmarks.harness.arguments import make_parser
+from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.local_platform import LocalPlatform
 from benchmarks.harness.percentile import percentile
 from benchmarks.harness.records import describe_run, recording
@@ -98,24 +98,15 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.chaos", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--kills", type=int, default=300, help="kills (default %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of the random choices (default %(default)s)"
-    )
-    parser.add_argument("--clients", type=int, default=8, help="concurrent clients (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens per stream (default %(default)s)")
-    parser.add_argument(
-        "--limit", type=float, default=15.0, help="seconds until a client times out (default %(default)s)"
-    )
-    parser.add_argument(
-        "--recovery",
-        type=float,
-        default=5.0,
-        help="allowed seconds from a restart to a correct response (default %(default)s)",
-    )
-    parser.add_argument(
+    parser = benchmark_parser("benchmarks.chaos", __doc__)
+    add = parser.add_argument
+    add("--kills", type=int, default=300, help="kills")
+    add("--seed", type=int, default=1, help="seed of the random choices")
+    add("--clients", type=int, default=8, help="concurrent clients")
+    add("--tokens", type=int, default=96, help="tokens per stream")
+    add("--limit", type=float, default=15.0, help="seconds until a client times out")
+    add("--recovery", type=float, default=5.0, help="allowed seconds from a restart to a correct response")
+    add(
         "--data-dir",
         type=Path,
         help="the platform's folder, which is then kept (default: a temporary folder)",

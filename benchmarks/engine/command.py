@@ -27,7 +27,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,7 +34,7 @@ from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.engine.local_pipeline import LocalPipeline
 from benchmarks.engine.stages import ProcessPipeline, processes_of
-from benchmarks.harness.arguments import at_least, comma_list, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list
 from benchmarks.harness.random_model import RandomModel, llama_125m, random_model
 from benchmarks.harness.records import describe_run, recording
 from invoker.engine.contract import GenerateEngine, NewSequence
@@ -399,51 +398,29 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.engine", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    parser.add_argument(
-        "--batch",
-        type=comma_list(at_least(1)),
-        default=[1, 8],
-        help="batch sizes, such as 1,8 (default: 1,8)",
-    )
-    parser.add_argument(
-        "--stages",
-        type=comma_list(at_least(1)),
-        default=[2, 4],
-        help="stages of pipelines, such as 2,4 (default: 2,4)",
-    )
-    parser.add_argument(
-        "--links",
-        choices=["unix", "tcp", "off"],
-        default="unix",
-        help="links between stages in processes (default %(default)s)",
-    )
-    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate (default %(default)s)")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument(
+    parser = benchmark_parser("benchmarks.engine", __doc__)
+    add = parser.add_argument
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--batch", type=comma_list(at_least(1)), default="1,8", help="batch sizes")
+    add("--stages", type=comma_list(at_least(1)), default="2,4", help="stages of pipelines")
+    add("--links", choices=["unix", "tcp", "off"], default="unix", help="links between stages in processes")
+    add("--prompt", type=int, default=32, help="prompt tokens")
+    add("--tokens", type=int, default=64, help="tokens to generate")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add(
         "--threads",
         type=int,
         default=0,
         help="threads of torch, for all contenders (default: torch's default)",
     )
-    parser.add_argument(
-        "--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)"
-    )
-    parser.add_argument(
+    add("--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)")
+    add(
         "--path",
         choices=[path.value for path in LayerPath],
         default=LayerPath.AUTO.value,
-        help="implementation of the layers (default %(default)s)",
+        help="implementation of the layers",
     )
-    parser.add_argument(
-        "--graphs",
-        choices=["auto", "off"],
-        default="auto",
-        help="CUDA graphs, on a GPU (default %(default)s)",
-    )
+    add("--graphs", choices=["auto", "off"], default="auto", help="CUDA graphs, on a GPU")
     return parser.parse_args(arguments)
 
 

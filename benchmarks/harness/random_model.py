@@ -45,13 +45,7 @@ class RandomModel:
 
 
 def random_model(
-    config: PreTrainedConfig,
-    dtype: str,
-    device: str,
-    *,
-    context: int,
-    seed: int = 0,
-    deviation: float = 0.02,
+    config: PreTrainedConfig, dtype: str, device: str, *, context: int, seed: int = 0, deviation: float = 0.02
 ) -> RandomModel:
     """Build a model of `config` on the device, with normal weights of standard deviation `deviation`."""
     with no_init_weights(), torch.device(device):

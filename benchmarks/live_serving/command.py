@@ -27,7 +27,7 @@ import uvloop
 
 from benchmarks.chaos.check import Findings
 from benchmarks.harness.admin_client import http_client
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, positive, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, positive, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform
 from benchmarks.harness.records import describe_run, recording
 from benchmarks.live_serving.arguments import add_load, add_platform
@@ -134,41 +134,20 @@ def folder_of_models() -> Iterator[Path]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = make_parser("benchmarks.live_serving", __doc__)
+    parser = benchmark_parser("benchmarks.live_serving", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
     add(
         "--families",
         type=comma_list(str, tuple(FAMILIES)),
-        default=list(FAMILIES),
-        help="comma-separated families (default: all)",
+        default=",".join(FAMILIES),
+        help="comma-separated families",
     )
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default=[1, 2, 3],
-        help="nodes that hold the model, such as 1,2 (default: 1,2,3)",
-    )
+    add("--sources", type=comma_list(at_least(1)), default="1,2,3", help="nodes that hold the model")
     add_load(parser, requests=64, tokens=360)
-    add(
-        "--repeat",
-        type=at_least(1),
-        default=1,
-        help="loads per scenario, without kills (default %(default)s)",
-    )
-    add(
-        "--kills",
-        type=at_least(0),
-        default=0,
-        help="kills of nodes that serve in pipelines (default %(default)s)",
-    )
-    add("--per-load", type=at_least(1), default=3, help="maximum kills per load (default %(default)s)")
-    add(
-        "--minutes",
-        type=positive,
-        default=60.0,
-        help="start no load after this many minutes (default %(default)s)",
-    )
+    add("--repeat", type=at_least(1), default=1, help="loads per scenario, without kills")
+    add("--kills", type=at_least(0), default=0, help="kills of nodes that serve in pipelines")
+    add("--per-load", type=at_least(1), default=3, help="maximum kills per load")
+    add("--minutes", type=positive, default=60.0, help="start no load after this many minutes")
     add_platform(parser, width=128, link_rate="5mbit")
     return parser.parse_args(arguments)
 
@@ -177,11 +156,7 @@ def main() -> None:
     args = parse()
     outcome = LiveServingResult()
     given = {name: value for name, value in vars(args).items() if name not in ("json", "data_dir")}
-    params = {
-        **given,
-        "nodes": max(args.sources) + args.loading,
-        **describe_run("benchmarks.live_serving"),
-    }
+    params = {**given, "nodes": max(args.sources) + args.loading, **describe_run("benchmarks.live_serving")}
     started_s = time.monotonic()
     with recording("live_serving", json=args.json, show=show_record, failures=PLATFORM_FAILURES) as out:
         try:

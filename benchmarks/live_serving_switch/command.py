@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient, http_client, until
-from benchmarks.harness.arguments import at_least, make_parser, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
 from benchmarks.harness.records import describe_run, recording
 from benchmarks.live_serving.arguments import add_platform
@@ -169,28 +169,17 @@ def show(record: dict[str, Any]) -> str:
 
 
 def parse() -> Namespace:
-    parser = make_parser("benchmarks.live_serving_switch", __doc__)
+    parser = benchmark_parser("benchmarks.live_serving_switch", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
-    add("--family", choices=tuple(FAMILIES), default="llama", help="model family (default %(default)s)")
-    add(
-        "--context",
-        type=at_least(128),
-        default=1000,
-        help="approximate tokens at the switch (default %(default)s)",
-    )
-    add(
-        "--prompt",
-        type=at_least(2),
-        default=600,
-        help="prompt tokens of the first stream (default %(default)s)",
-    )
-    add("--repeat", type=at_least(1), default=5, help="switches (default %(default)s)")
+    add("--family", choices=tuple(FAMILIES), default="llama", help="model family")
+    add("--context", type=at_least(128), default=1000, help="approximate tokens at the switch")
+    add("--prompt", type=at_least(2), default=600, help="prompt tokens of the first stream")
+    add("--repeat", type=at_least(1), default=5, help="switches")
     add(
         "--kv-moves",
         choices=("auto", "always", "never"),
         default="auto",
-        help="transfer K and V at a switch; auto: where cheaper than recomputing (default %(default)s)",
+        help="transfer K and V at a switch; auto: where cheaper than recomputing",
     )
     add_platform(parser, width=256, link_rate="20mbit")
     return parser.parse_args()

@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, say, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import describe_run, recording
 from benchmarks.load.limits import COLD, WARM, LoadMethod, read_limits
@@ -159,26 +159,19 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser("benchmarks.load", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--size", type=size, default=10**9, help="size of the weights, about (default: 1GB)")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
-    parser.add_argument(
-        "--cache", type=comma_list(str, CACHES), default=list(CACHES), help="of cold,warm (default: both)"
-    )
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
-    parser.add_argument(
+    parser = benchmark_parser("benchmarks.load", __doc__)
+    add = parser.add_argument
+    add("--size", type=size, default="1GB", help="size of the weights, about")
+    add("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
+    add("--cache", type=comma_list(str, CACHES), default="cold,warm", help="of cold,warm")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
+    add(
         "--folder",
         type=Path,
         help="keep the weights in this folder, on the disk to measure (default: a temporary folder)",
     )
-    parser.add_argument(
-        "--shm-dir",
-        type=Path,
-        default=Path("/dev/shm"),
-        help="folder in shared memory for host tiers (default %(default)s)",
-    )
+    add("--shm-dir", type=Path, default=Path("/dev/shm"), help="folder in shared memory for host tiers")
     args = parser.parse_args(argv)
     with recording("load", json=args.json, show=show) as out:
         out.add(*run(args))

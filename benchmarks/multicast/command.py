@@ -38,7 +38,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, rate, say, share, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say, share, size
 from benchmarks.harness.crew import Crew, CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import Processes
@@ -107,12 +107,7 @@ def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> It
             usual = default_link_facts(
                 "tcp"
             )  # includes the cost of request, check and announcement of a block
-            facts = replace(
-                usual,
-                bytes_per_s=args.rate,
-                latency_s=args.latency,
-                restart_s=args.restart,
-            )
+            facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)
             yield MulticastContender(AUTO, crew, nodes, task, reason=chosen.reason)
@@ -155,20 +150,13 @@ def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> l
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.multicast", __doc__)
+    parser = benchmark_parser("benchmarks.multicast", __doc__, plot=True)
     add_size_options(parser)
     add_cast_options(parser)
     add_peer_options(parser)
     add = parser.add_argument
-    add(
-        "--transport",
-        choices=("tcp", "shm"),
-        default="tcp",
-        help="shm: on this host, without links (default %(default)s)",
-    )
-    add("--repeat", type=at_least(1), default=5, help="turns (default %(default)s)")
-    add("--json", type=Path, help="write the records to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
+    add("--transport", choices=("tcp", "shm"), default="tcp", help="shm: on this host, without links")
+    add("--repeat", type=at_least(1), default=5, help="turns")
     args = parser.parse_args(arguments)
     if not any(sources < nodes for sources in args.sources for nodes in args.nodes):
         parser.error("--nodes must exceed --sources at least once: no target would receive anything")
@@ -178,20 +166,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """Add the numbers of nodes, and the sizes and rates."""
     add = parser.add_argument
-    add(
-        "--nodes",
-        type=comma_list(at_least(2)),
-        default="8",
-        help="nodes with the sources, such as 2,4,8 (default %(default)s)",
-    )
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default="1",
-        help="sources, such as 1,2,4 (default %(default)s)",
-    )
-    add("--size", type=size, default="128MiB", help="image size (default %(default)s)")
-    add("--rate", type=rate, default="200mbit", help="rate of each link, each way (default %(default)s)")
+    add("--nodes", type=comma_list(at_least(2)), default="8", help="nodes with the sources, such as 2,4,8")
+    add("--sources", type=comma_list(at_least(1)), default="1", help="sources, such as 1,2,4")
+    add("--size", type=size, default="128MiB", help="image size")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, each way")
     add(
         "--straggler",
         type=share,
@@ -208,32 +186,17 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
         "--planner",
         type=comma_list(str, planners),
         default="binomial,chain,tree",
-        help=f"of {', '.join(planners)} (default %(default)s)",
+        help=f"of {', '.join(planners)}",
     )
-    add(
-        "--blocks",
-        type=comma_list(at_least(1)),
-        default="128",
-        help="blocks per cast, such as 64,128 (default %(default)s)",
-    )
+    add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
     add(
         "--loose",
         action="store_true",
         help="let pipelines of coarse blocks run ahead of their steps, like those of fine blocks",
     )
-    add(
-        "--window",
-        type=at_least(1),
-        default=3,
-        help="blocks that a node pulls concurrently (default %(default)s)",
-    )
-    add("--latency", type=float, default=0.0005, help="for auto: seconds per hop (default %(default)s)")
-    add(
-        "--restart",
-        type=float,
-        default=0.001,
-        help="for auto: seconds per change of partner, per block (default %(default)s)",
-    )
+    add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
+    add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
+    add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +212,7 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
         "--mpi-algorithms",
         type=comma_list(str, least=0),
         default=",".join(multicast_peers.MPI_ALGORITHMS),
-        help="values of coll_tuned_bcast_algorithm (default %(default)s)",
+        help="values of coll_tuned_bcast_algorithm",
     )
 
 

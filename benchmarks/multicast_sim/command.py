@@ -24,10 +24,9 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, not_negative, positive, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, not_negative, positive, say
 from benchmarks.harness.records import describe_run, recording
 from benchmarks.multicast_sim.picture import draw
 from benchmarks.multicast_sim.runs import (
@@ -45,7 +44,6 @@ from benchmarks.multicast_sim.runs import (
 from rdmacast.plan.planners.catalog import PLANNERS
 
 NAMES = (*PLANNERS, AUTOMATIC)
-NODES = [2, 4, 8, 16, 64, 256, 1024, 4096]
 
 
 def run(planned: Sequence[SimulationCase], network: SimulatedNetwork, rows: list[dict[str, Any]]) -> None:
@@ -151,76 +149,37 @@ def _common(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.multicast_sim", __doc__)
+    parser = benchmark_parser("benchmarks.multicast_sim", __doc__, plot=True)
     add = parser.add_argument
     add(
         "--nodes",
         type=comma_list(at_least(1)),
-        default=NODES,
-        help="nodes with the sources (default: 2 to 4096)",
+        default="2,4,8,16,64,256,1024,4096",
+        help="nodes with the sources",
     )
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default=[1],
-        help="how many of them hold the model (default: 1)",
-    )
+    add("--sources", type=comma_list(at_least(1)), default="1", help="how many of them hold the model")
     add(
         "--models",
         type=comma_list(str, tuple(MODEL_BYTES)),
-        default=list(MODEL_BYTES),
-        help="comma-separated models (default: all)",
+        default=",".join(MODEL_BYTES),
+        help="comma-separated models",
     )
-    add(
-        "--planner",
-        type=comma_list(str, NAMES),
-        default=list(NAMES),
-        help=f"of {','.join(NAMES)} (default: all)",
-    )
-    add(
-        "--blocks",
-        type=comma_list(at_least(1)),
-        default=[16, 64],
-        help="block counts of named planners (default: 16,64)",
-    )
+    add("--planner", type=comma_list(str, NAMES), default=",".join(NAMES), help="of these planners")
+    add("--blocks", type=comma_list(at_least(1)), default="16,64", help="block counts of named planners")
     add(
         "--conditions",
         type=comma_list(str, CONDITIONS),
-        default=list(CONDITIONS),
-        help="of even,jitter,straggler (default: all)",
+        default=",".join(CONDITIONS),
+        help="of even,jitter,straggler",
     )
-    add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s (default %(default)s)")
-    add(
-        "--latency-us",
-        type=not_negative,
-        default=5.0,
-        help="latency of a block, microseconds (default %(default)s)",
-    )
-    add(
-        "--overhead-us",
-        type=not_negative,
-        default=20.0,
-        help="fixed cost per block and port, microseconds (default %(default)s)",
-    )
-    add(
-        "--jitter",
-        type=not_negative,
-        default=0.1,
-        help="fraction by which a block takes longer (default %(default)s)",
-    )
-    add(
-        "--straggler",
-        type=positive,
-        default=0.25,
-        help="the straggler's fraction of the rate (default %(default)s)",
-    )
-    add("--in-flight", type=at_least(1), default=3, help="concurrent pulls of a target (default %(default)s)")
-    add("--repeat", type=at_least(1), default=1, help="number of seeds (default %(default)s)")
-    add(
-        "--seed", type=int, default=1, help="first seed; equal seeds give equal figures (default %(default)s)"
-    )
-    add("--json", type=Path, help="write the records to this file")
-    add("--plot", type=Path, help="write a PNG to this file (needs matplotlib)")
+    add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s")
+    add("--latency-us", type=not_negative, default=5.0, help="latency of a block, microseconds")
+    add("--overhead-us", type=not_negative, default=20.0, help="fixed cost per block and port, microseconds")
+    add("--jitter", type=not_negative, default=0.1, help="fraction by which a block takes longer")
+    add("--straggler", type=positive, default=0.25, help="the straggler's fraction of the rate")
+    add("--in-flight", type=at_least(1), default=3, help="concurrent pulls of a target")
+    add("--repeat", type=at_least(1), default=1, help="number of seeds")
+    add("--seed", type=int, default=1, help="first seed; equal seeds give equal figures")
     return parser.parse_args(argv)
 
 

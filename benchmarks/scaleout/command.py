@@ -41,7 +41,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, rate, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.random_llama import LAYER_BYTES
@@ -186,48 +186,41 @@ def params_of(args: argparse.Namespace, scenario: BurstScenario, mode: Mode) -> 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.scaleout", __doc__)
+    parser = benchmark_parser("benchmarks.scaleout", __doc__, plot=True)
     add = parser.add_argument
     add(
         "--emulated",
         default="h800-llama2-13b/1000",
         metavar="PROFILE",
-        help=f"one of {', '.join(PROFILES)}, optionally /SCALE (default %(default)s)",
+        help=f"one of {', '.join(PROFILES)}, optionally /SCALE",
     )
-    add(
-        "--slower",
-        type=at_least(1),
-        default=10,
-        help="slow devices and links down by this factor (default %(default)s)",
-    )
+    add("--slower", type=at_least(1), default=10, help="slow devices and links down by this factor")
     add(
         "--real",
         type=at_least(2),
         metavar="LAYERS",
         help="compute on the processor with this many layers of about 51 MB",
     )
-    add("--rate", type=rate, default="200mbit", help="rate of each link, with --real (default %(default)s)")
-    add("--nodes", type=at_least(2), default=8, help="nodes with the sources (default %(default)s)")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, with --real")
+    add("--nodes", type=at_least(2), default=8, help="nodes with the sources")
     add(
         "--sources",
         type=comma_list(at_least(1)),
         default="1",
-        help="nodes that hold the model, such as 1,2,4 (default %(default)s)",
+        help="nodes that hold the model, such as 1,2,4",
     )
     add(
         "--holders",
         type=comma_list(str, HOLDERS),
         default="host",
-        help="where sources hold it, of gpu,host,mixed; mixed: the first half serve (default %(default)s)",
+        help="where sources hold it, of gpu,host,mixed; mixed: the first half serve",
     )
-    add("--requests", type=at_least(1), default=50, help="requests in the burst (default %(default)s)")
-    add("--prompt-tokens", type=at_least(1), default=512, help="tokens per prompt (default %(default)s)")
-    add("--output-tokens", type=at_least(2), default=128, help="tokens per output (default %(default)s)")
+    add("--requests", type=at_least(1), default=50, help="requests in the burst")
+    add("--prompt-tokens", type=at_least(1), default=512, help="tokens per prompt")
+    add("--output-tokens", type=at_least(2), default=128, help="tokens per output")
     add("--modes", type=comma_list(str, tuple(MODES)), help=f"default {','.join(COMPARED)}")
-    add("--repeat", type=at_least(1), default=1, help="turns (default %(default)s)")
+    add("--repeat", type=at_least(1), default=1, help="turns")
     add("--keep-logs", type=Path, help="copy the platforms' logs to this folder")
-    add("--json", type=Path, help="write the records to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
     args = parser.parse_args(arguments)
     try:
         args.profile = find_profile(args.emulated)

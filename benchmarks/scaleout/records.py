@@ -127,10 +127,7 @@ def first_token_of(requests: Iterable[BurstRequest], *kinds: str) -> float | Non
 
 
 def record_of(
-    name: str,
-    runs: Sequence[BurstRun],
-    limits: Mapping[str, float],
-    params: dict[str, Any],
+    name: str, runs: Sequence[BurstRun], limits: Mapping[str, float], params: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a mode's record: percentiles over all runs' requests, the rate of the median run."""
     ttfts = sorted(request.ttft_s for run in runs for request in run.requests)
