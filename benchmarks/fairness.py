@@ -13,23 +13,27 @@ example:
 import argparse
 import asyncio
 import json
-import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
 from benchmarks.harness.arguments import at_least, benchmark_parser
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
@@ -53,8 +57,7 @@ class RequestFailed(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLoad:
+class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one tenant."""
 
     url: str
@@ -77,14 +80,20 @@ class TenantLoad:
         return json.dumps(request).encode()
 
 
-@dataclass(slots=True)
-class FloodResult:
+class StopFlood(CrewMessage, frozen=True, kw_only=True):
+    """End the flood; answered by FloodResult."""
+
+
+class FloodResult(CrewMessage, frozen=True, kw_only=True):
     """The throughput of the flood in a round."""
 
-    seconds: float = 0.0
-    answers: int = 0
-    chunks: int = 0
-    refused: int = 0
+    seconds: float
+    answers: int
+    chunks: int
+    refused: int
+
+
+PROTOCOL = CrewProtocol.of(StopFlood, FloodResult)
 
 
 @dataclass(slots=True)
@@ -159,13 +168,9 @@ async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side:
 # The flood, in its own process.
 
 
-def flood_process(load: TenantLoad, connections: int, pipe: Connection) -> None:
-    uvloop.run(flood(load, connections, pipe))
-
-
-async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
-    """Keep all connections busy until the parent sends a message; report start and result over the pipe."""
-    done = FloodResult()
+async def flood(path: str, rank: int, connections: int, load: TenantLoad) -> None:
+    """Keep all connections busy, from the hello on, until the benchmark stops the flood."""
+    done: Counter[str] = Counter()
     started_event = asyncio.Event()
     started: set[int] = set()
 
@@ -175,48 +180,40 @@ async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
             while True:
                 try:
                     async for event in connection.post("/v1/completions", load.key, load.body(rng)):
-                        done.chunks += b'"choices"' in event
+                        done["chunks"] += b'"choices"' in event
                         started.add(number)
                         if len(started) >= min(connections, FIRST_STREAMS):
                             started_event.set()
-                    done.answers += 1
+                    done["answers"] += 1
                 except RequestFailed:
-                    done.refused += 1
+                    done["refused"] += 1
         finally:
             connection.close()
 
-    loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(number)) for number in range(connections)]
         await started_event.wait()
-        before, started_s = (done.answers, done.chunks, done.refused), time.perf_counter()
-        pipe.send("under way")
-        await loop.run_in_executor(None, pipe.recv)
-        seconds = time.perf_counter() - started_s
-        counts = [
-            now - then for now, then in zip((done.answers, done.chunks, done.refused), before, strict=True)
-        ]
+        before, started_s = done.copy(), time.perf_counter()
+
+        async def stop(order: StopFlood) -> FloodResult:
+            seconds = time.perf_counter() - started_s
+            for task in tasks:
+                task.cancel()
+            counts = {name: done[name] - before[name] for name in ("answers", "chunks", "refused")}
+            return FloodResult(seconds=seconds, **counts)
+
+        await serve_async(path, MemberHello(rank=rank), PROTOCOL, stop)
         for task in tasks:
             task.cancel()
-    pipe.send(FloodResult(seconds, *counts))
 
 
 @contextmanager
 def flooding(load: TenantLoad, connections: int, into: list[FloodResult]) -> Iterator[None]:
     """Run a flood, which has started when the block begins."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=flood_process, args=(load, connections, theirs))
-    process.start()
-    try:
-        ours.recv()
+    arguments = (connections, msgspec.json.encode(load).decode())
+    with running_children("benchmarks.fairness", PROTOCOL, ("--flood", *arguments)) as crew:
         yield
-        ours.send("stop")
-        into.append(ours.recv())
-        process.join()
-    finally:
-        process.kill()
-        process.join()
+        into += crew.ask(StopFlood(), FloodResult, QUIET_WITHIN_S)
 
 
 # The platform.
@@ -351,4 +348,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[3:4] == ["--flood"]:
+        path, rank, _, connections, load = sys.argv[1:]
+        uvloop.run(flood(path, int(rank), int(connections), msgspec.json.decode(load, type=TenantLoad)))
+    else:
+        main()

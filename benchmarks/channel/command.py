@@ -11,13 +11,10 @@ example:
 """
 
 import asyncio
-import contextlib
-import multiprocessing
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -25,16 +22,11 @@ import uvloop
 
 from benchmarks.channel.contenders import ChannelContender, ContenderClient, contenders, request_for
 from benchmarks.harness.arguments import at_least, benchmark_parser
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_messages import NO_ORDERS
 from benchmarks.harness.records import describe_run, recording
 
 STREAMS, TOKENS = 64, 400
-
-
-def _process(
-    serve: Callable[[Callable[[str], None]], Coroutine[None, None, None]], to_parent: Connection
-) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(to_parent.send))
 
 
 async def unary(client: ContenderClient, calls: int, in_flight: int) -> list[float]:
@@ -98,19 +90,13 @@ async def measure(contender: ChannelContender, url: str, pid: int, calls: int) -
 
 def run(rounds: int, calls: int) -> list[dict[str, object]]:
     """Measure all contenders in turns, each against a new server process per round."""
-    spawn = multiprocessing.get_context("spawn")
     gathered: dict[tuple[str, str], list[ChannelSample]] = {}
     for _ in range(rounds):
         for contender in contenders():
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_process, args=(contender.serve, theirs), daemon=True)
-            process.start()
-            try:
-                assert process.pid is not None
-                samples = uvloop.run(measure(contender, mine.recv(), process.pid, calls))
-            finally:
-                process.terminate()
-                process.join()
+            child = running_children("benchmarks.channel.contenders", NO_ORDERS, (contender.name,))
+            with child as crew:
+                server = crew.hellos[0]
+                samples = uvloop.run(measure(contender, server.url, server.pid, calls))
             for figure, sample in samples.items():
                 gathered.setdefault((figure, contender.name), []).append(sample)
     limit_s = statistics.median(s for sample in gathered["echo", "floor"] for s in sample.each_s)

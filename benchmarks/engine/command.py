@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -40,10 +40,8 @@ from benchmarks.harness.records import describe_run, recording
 from invoker.engine.contract import GenerateEngine, NewSequence
 from invoker.engine.cuda_graphs import GraphCapture
 from invoker.engine.decoder import DecoderEngine, limits_for
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
-from invoker.engine.stage_engine import StageEngine
 from registry.messages.node import Sampling
 
 Prompts = list[list[int]]
@@ -79,11 +77,8 @@ def make_engine(
     capture: GraphCapture | Literal["auto", "off"] = "auto",
 ) -> DecoderEngine:
     """Build an engine on the model's image, with room for `sequences` full contexts."""
-    spec = model.spec
-    kv = kv_bytes_needed(
-        spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
-    )
-    return DecoderEngine(spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
+    kv = model.kv_bytes(sequences)
+    return DecoderEngine(model.spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
 
 
 def make_pipeline(
@@ -92,14 +87,8 @@ def make_pipeline(
     """Build a pipeline of `count` stages, as equal as possible, on the model's image."""
     spec = model.spec
     layers = spec.manifest.num_layers
-    arguments = (spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences))
     cuts = [layers * i // count for i in range(count + 1)]
-    stages = [
-        StageEngine(
-            replace(spec, layers=(a, b)), model.region, kv_bytes_needed(*arguments, layers=b - a), path=path
-        )
-        for a, b in pairwise(cuts)
-    ]
+    stages = [model.stage(part, sequences, path) for part in pairwise(cuts)]
     shape = PipelineShape(
         stages=count,
         pages=min(stage.pages for stage in stages),

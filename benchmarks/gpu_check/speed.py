@@ -13,7 +13,6 @@ from benchmarks.engine.command import Generated, Prompts, run_engine, run_transf
 from benchmarks.gpu_check.parts import PartTask, Row, best_s, release_cached_memory, row
 from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.factory import kv_bytes_needed
 
 _ROUNDS = 2
 _MIN_LEFT_S = 20.0  # no batch is started with less time left
@@ -122,11 +121,9 @@ def _contenders(
     """Return name, mode, and a factory of run and close functions."""
 
     def ours(capture: Literal["auto", "off"]) -> tuple[Run, Callable[[], None]]:
-        spec = model.spec
-        kv = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, batch)
-        engine = DecoderEngine(
-            spec, model.region, kv, max_sequences=batch, prefill_budget=4096, capture=capture
-        )
+        sizes = {"max_sequences": batch, "prefill_budget": 4096}
+        kv = model.kv_bytes(batch)
+        engine = DecoderEngine(model.spec, model.region, kv, **sizes, capture=capture)
         return lambda prompts: run_engine(engine, prompts, shape.tokens), engine.close
 
     def theirs() -> tuple[Run, Callable[[], None]]:

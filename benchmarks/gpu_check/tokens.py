@@ -22,7 +22,6 @@ from benchmarks.engine.command import run_engine, run_transformers
 from benchmarks.gpu_check.parts import PartTask, Row, row
 from benchmarks.harness.random_model import RandomModel, random_model
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 
 DEVIATION = 0.15  # standard deviation of weights: a missing bias or wrong mask then changes tokens
@@ -136,10 +135,9 @@ def _engine_modes(task: PartTask) -> list[_EngineMode]:
 
 def _engine(model: RandomModel, sequences: int, mode: _EngineMode) -> DecoderEngine | str:
     """Return the engine, or the reason why there is none."""
-    spec = model.spec
-    kv = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, sequences)
+    kv = model.kv_bytes(sequences)
     engine = DecoderEngine(
-        spec,
+        model.spec,
         model.region,
         kv,
         max_sequences=sequences,

@@ -2,12 +2,14 @@
 
 - `admin_client`: a client of the admin routes, and waits for what they report
 - `arguments`: command-line parsing and value types
-- `crew`: child processes that take orders: the benchmark's end
-- `crew_member`: child processes that take orders: the child's end
-- `crew_messages`: the protocol between the two
+- `crew`: the child protocol: processes that take orders, the benchmark's end
+- `crew_member`: the child's end
+- `crew_messages`: the messages between the two
 - `figures`: figures and tables in Markdown from result files
+- `forked_cluster`: the cluster starter without gateways: Redis, and nodes forked from one process
 - `ledger_check`: a ledger compared with a client's view
 - `local_platform`: the cluster starter: `hypercast up`, kills, processes
+- `node_launcher`: the process that forks them, on request in a network namespace
 - `no_server`: a region server that no node reads from
 - `owner`: names and folders that are removed after a killed run
 - `percentile`: percentiles

@@ -6,7 +6,6 @@
 - `gloo`: the duration of gloo's broadcast
 - `memory`: whether the images fit into memory
 - `modes`: the compared ways to scale out
-- `nodes`: starts nodes in the testbed's namespaces
 - `plot`: the plot
 - `predicted`: throughput that the devices' profile predicts
 - `records`: records from the tokens of a burst

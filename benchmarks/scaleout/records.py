@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.harness.percentile import percentile
+from benchmarks.scaleout.client import BurstAnswer
 from benchmarks.scaleout.watch import ServingSet, serving_record
 
 WINDOW_S = 0.1  # model time; a rate is of the last tenth of a second
@@ -77,16 +78,16 @@ class TokenRate:
         return (at - (self.per_s[at] - half) / (self.per_s[at] - before)) * STEP_S if at else 0.0
 
 
-def requests_of(answers: Sequence[dict[str, Any]], slower: int) -> list[BurstRequest]:
+def requests_of(answers: Sequence[BurstAnswer], slower: int) -> list[BurstRequest]:
     """Convert the client's report to model time. Raises ValueError for a failed request."""
-    failures = [answer["failure"] for answer in answers if answer["failure"]]
+    failures = [answer.failure for answer in answers if answer.failure]
     if failures:
         raise ValueError(f"{len(failures)} of {len(answers)} requests failed, the first: {failures[0]}")
     return [
         BurstRequest(
-            arrived_s=tuple(moment / slower for moment in answer["arrived_s"]),
-            tokens=tuple(answer["tokens"]),
-            start_kind=answer["start_kind"],
+            arrived_s=tuple(moment / slower for moment in answer.arrived_s),
+            tokens=tuple(answer.tokens),
+            start_kind=answer.start_kind,
         )
         for answer in answers
     ]
