@@ -121,9 +121,10 @@ def _contenders(
     """Return name, mode, and a factory of run and close functions."""
 
     def ours(capture: Literal["auto", "off"]) -> tuple[Run, Callable[[], None]]:
-        sizes = {"max_sequences": batch, "prefill_budget": 4096}
-        kv = model.kv_bytes(batch)
-        engine = DecoderEngine(model.spec, model.region, kv, **sizes, capture=capture)
+        spec, kv = model.spec, model.kv_bytes(batch)
+        engine = DecoderEngine(
+            spec, model.region, kv, max_sequences=batch, prefill_budget=4096, capture=capture
+        )
         return lambda prompts: run_engine(engine, prompts, shape.tokens), engine.close
 
     def theirs() -> tuple[Run, Callable[[], None]]:

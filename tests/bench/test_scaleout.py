@@ -1,10 +1,10 @@
 """The pure parts of the measurement of scaling out, and its platform's places."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.scaleout import command as scaleout
 from benchmarks.scaleout.client import Burst, BurstAnswer, event_of, prompt_of, token_error
