@@ -37,7 +37,7 @@ from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHe
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 
 TINY = "tiny-coder"
 TINY_FOLDER = ROOT / "functions" / TINY
@@ -275,18 +275,11 @@ def records(
     floods: Sequence[FloodResult],
     common: dict[str, object],
 ) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "params": {**common, "model": model},
-            "seconds": side.seconds,
-            "median_s": side.p50_s,
-            "p95_s": side.p95_s,
-        }
-        for name, side in (("alone", alone), ("flooded", flooded))
-    ]
+    params = {**common, "model": model}
+    alone_row = timed("alone", params, alone.seconds, p95_s=alone.p95_s)
+    row = timed("flooded", params, flooded.seconds, p95_s=flooded.p95_s)
     took_s = sum(flood.seconds for flood in floods)
-    rows[1] |= {
+    row |= {
         "limit_s": 2 * alone.p95_s,
         "ratio_to_limit": flooded.p95_s / (2 * alone.p95_s),
         "p50_ratio": flooded.p50_s / alone.p50_s,
@@ -295,7 +288,7 @@ def records(
         "flood_refused": sum(flood.refused for flood in floods),
         "flood_tokens_per_s": sum(flood.chunks for flood in floods) / took_s,
     }
-    return rows
+    return [alone_row, row]
 
 
 def show(row: dict[str, Any]) -> str:
@@ -330,10 +323,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    common: dict[str, object] = {
-        name: getattr(args, name)
-        for name in ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
-    } | describe_run("benchmarks.fairness")
+    names = ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
+    common = chosen(args, *names) | describe_run("benchmarks.fairness")
     with ExitStack() as stack:
         out = stack.enter_context(
             recording("fairness", json=args.json, show=show, failures=PLATFORM_FAILURES)

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import resource
 import secrets
 import signal
 import sys
@@ -33,11 +32,13 @@ import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
 from benchmarks.harness.arguments import benchmark_parser, positive
+from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
 from benchmarks.harness.local_platform import PlatformStateError
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.records import describe_run, recording
-from benchmarks.harness.stream_client import StreamEndpoint, StreamResult, stream_completion
+from benchmarks.harness.processor import process_cpu_s
+from benchmarks.harness.records import chosen, describe_run, new_figure, recording, save_figure
+from benchmarks.harness.stream_client import StreamResult, stream_completion
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, TrimmedTrace, read_trace, trim_to_context
 
 REQUEST_TIMEOUT_S = 1800.0
@@ -51,7 +52,7 @@ class Replay:
     """One replay in progress; `late_s` is how long after its scheduled time each request was sent."""
 
     run: str
-    target: StreamEndpoint
+    target: HttpEndpoint
     function: str
     arrivals: Sequence[TraceRequest]
     speedup: float
@@ -66,7 +67,7 @@ class Replay:
 
     async def go(self, stop: asyncio.Event) -> None:
         """Send all requests and wait for the responses; `stop` abandons the rest."""
-        started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+        started_s, started_cpu_s = time.perf_counter(), process_cpu_s()
         stopping = asyncio.create_task(stop.wait())
         work = asyncio.create_task(self._all(started_s))
         try:
@@ -79,7 +80,7 @@ class Replay:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            self.wall_s, self.cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
+            self.wall_s, self.cpu_s = time.perf_counter() - started_s, process_cpu_s() - started_cpu_s
 
     async def _all(self, started_s: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -205,7 +206,7 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
         )
         replay = Replay(
             run=f"replay-{secrets.token_hex(4)}",
-            target=StreamEndpoint.of(args.url, args.api_key),
+            target=HttpEndpoint.of(args.url, args.api_key),
             function=args.function,
             arrivals=cap.arrivals,
             speedup=args.speedup,
@@ -229,9 +230,7 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
             ledger = await compare_ledger(admin, args.function, replay.finished, wait_s=args.check_wait)
     params = {
         "trace": args.trace.name,
-        "speedup": args.speedup,
-        "seconds": args.seconds,
-        "function": args.function,
+        **chosen(args, "speedup", "seconds", "function"),
         "context_length": context,
         **describe_run("benchmarks.replay"),
     }
@@ -240,10 +239,8 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
 
 def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
     """Draw time to first token over time, and its distribution, as PNG."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
-
     good = [done for done in replay.finished if not done.failure]
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = new_figure(11, 4)
     over, share = figure.subplots(1, 2)
     for kind in sorted({done.start_kind for done in good}):
         of_kind = [done for done in good if done.start_kind == kind]
@@ -259,13 +256,7 @@ def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{params['trace']} at {params['speedup']:g}x on {params['function']}: {row['requests']} requests"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    save_figure(figure, path)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

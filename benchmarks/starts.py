@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.harness.arguments import at_least, benchmark_parser
 from benchmarks.harness.forked_cluster import ForkedCluster
 from benchmarks.harness.processes import ROOT
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import describe_run, recording, timed
 from benchmarks.load.weights import StoredWeights, drop_from_cache, stored
 from registry.channel.client import Channel
 from registry.messages.node import (
@@ -214,22 +214,14 @@ def record(
 ) -> dict[str, Any]:
     nbytes = common["bytes"]
     assert isinstance(nbytes, int)
-    median_s = statistics.median(sample.seconds)
-    found: dict[str, Any] = {
-        "name": name,
-        "params": common,
-        "seconds": sample.seconds,
-        "median_s": median_s,
-        "gb_per_s": nbytes / median_s / 1e9,
-    }
+    limit_s = None if limit is None else statistics.median(limit.seconds)
+    found = timed(name, common, sample.seconds, limit_s)
+    found["gb_per_s"] = nbytes / found["median_s"] / 1e9
     if sample.phases_ms:
         phases = sorted({phase for phases in sample.phases_ms for phase in phases})
         found["phases_ms"] = {
             phase: statistics.median(row.get(phase, 0.0) for row in sample.phases_ms) for phase in phases
         }
-    if limit is not None:
-        limit_s = statistics.median(limit.seconds)
-        found |= {"limit_s": limit_s, "ratio_to_limit": median_s / limit_s}
     return found
 
 

@@ -28,7 +28,7 @@ import uvloop
 from benchmarks.harness.admin_client import AdminClient, http_client, until
 from benchmarks.harness.arguments import at_least, benchmark_parser, positive, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording
 from benchmarks.scaleout.client import Burst, BurstAnswer, request_completion
 from invoker.emulated.profiles import PROFILES, Profile, UnknownProfile, find_profile
 from registry.config.emulation import EmulatedDevice, EmulatedModel
@@ -186,7 +186,7 @@ def main() -> None:
     profile: Profile = args.profile
     params = {
         "emulated": str(profile),
-        **{name: getattr(args, name) for name in ("slower", "requests", "prompt_tokens", "output_tokens")},
+        **chosen(args, "slower", "requests", "prompt_tokens", "output_tokens"),
         **describe_run("benchmarks.zigzag"),
     }
     bits_per_s = 8 * profile.image_bytes / (args.load * args.slower)

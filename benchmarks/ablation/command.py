@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.ablation.reads import SECRET, ReadCost, ReadPlan, by_blocks, by_tensors, copied, served
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from rdmacast.transport import PeerAddress, Transport
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -96,7 +96,7 @@ async def measure(found: Sequence[TransferVariant], peer: PeerAddress, args: arg
 def records(
     found: Sequence[TransferVariant], args: argparse.Namespace, machine: dict[str, object]
 ) -> list[dict[str, Any]]:
-    common = {"bytes": args.size, "window": args.window, "rounds": args.rounds, **machine}
+    common = {"bytes": args.size, **chosen(args, "window", "rounds"), **machine}
     measured = [variant for variant in found if variant.costs]
     limits = [_median(variant) for variant in measured if variant.reads is None]
     rows = [_record(variant, min(limits, default=None), common) for variant in measured]
@@ -105,24 +105,18 @@ def records(
 
 
 def _record(variant: TransferVariant, limit_s: float | None, common: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": variant.name,
-        "params": {
-            "transport": variant.transport,
-            "pre_allocation": variant.pre_allocation,
-            "tensor_packing": variant.tensor_packing,
-            "registered_host_memory": False,
-            "blocks": len(variant.reads.parts) if variant.reads and variant.tensor_packing else None,
-            "reads": len(variant.reads.parts) if variant.reads else 1,
-            **common,
-        },
-        "seconds": [cost.seconds for cost in variant.costs],
-        "median_s": _median(variant),
-        "processor_s": statistics.median(cost.processor_s for cost in variant.costs),
+    params = {
+        "transport": variant.transport,
+        "pre_allocation": variant.pre_allocation,
+        "tensor_packing": variant.tensor_packing,
+        "registered_host_memory": False,
+        "blocks": len(variant.reads.parts) if variant.reads and variant.tensor_packing else None,
+        "reads": len(variant.reads.parts) if variant.reads else 1,
+        **common,
     }
-    if limit_s is not None:
-        row |= {"limit_s": limit_s, "ratio_to_limit": row["median_s"] / limit_s}
-    return row
+    processor_s = statistics.median(cost.processor_s for cost in variant.costs)
+    seconds = [cost.seconds for cost in variant.costs]
+    return timed(variant.name, params, seconds, limit_s, processor_s=processor_s)
 
 
 def _median(variant: TransferVariant) -> float:

@@ -50,7 +50,7 @@ from benchmarks.harness.arguments import (
 )
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast.run import CastImage
 from benchmarks.multicast.turns import print_logs_on_error
 from rdmacast.plan.planners.catalog import PLANNERS
@@ -148,14 +148,9 @@ def carry_out(args: argparse.Namespace, out: Recording) -> None:
         stack.enter_context(print_logs_on_error(folder))
         run = uvloop.run(measure(args, folder, images, outcomes))
         params = {
-            "nodes": args.nodes,
-            "sources": args.sources,
+            **chosen(args, "nodes", "sources", "blocks", "fault", "damage", "seed"),
             "bytes": args.size,
             "rate_bytes_s": args.rate,
-            "blocks": args.blocks,
-            "fault": args.fault,
-            "damage": args.damage,
-            "seed": args.seed,
             "run_seconds": round(time.monotonic() - started_s, 1),
             **describe_run("benchmarks.cast_faults"),
         }

@@ -24,7 +24,7 @@ from benchmarks.channel.contenders import ChannelContender, ContenderClient, con
 from benchmarks.harness.arguments import at_least, benchmark_parser
 from benchmarks.harness.crew import running_children
 from benchmarks.harness.crew_messages import NO_ORDERS
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import describe_run, recording, timed
 
 STREAMS, TOKENS = 64, 400
 
@@ -110,26 +110,18 @@ def run(rounds: int, calls: int) -> list[dict[str, object]]:
 def _record(
     figure: str, name: str, samples: list[ChannelSample], limit_s: float, common: dict[str, object]
 ) -> dict[str, object]:
-    record: dict[str, object] = {
-        "name": name,
-        "params": {"figure": figure, **common},
-        "cpu_us_per_item": statistics.median(1e6 * sample.cpu_s / sample.items for sample in samples),
-    }
+    params = {"figure": figure, **common}
+    cpu_us = statistics.median(1e6 * sample.cpu_s / sample.items for sample in samples)
     if figure == "echo":
         each_s = sorted(s for sample in samples for s in sample.each_s)
-        median_s = statistics.median(each_s)
-        return record | {
-            "seconds": [statistics.median(sample.each_s) for sample in samples],
-            "median_s": median_s,
-            "p99_s": each_s[int(0.99 * len(each_s))],
-            "limit_s": limit_s,
-            "ratio_to_limit": median_s / limit_s,
-        }
-    return record | {
-        "seconds": [sample.wall_s for sample in samples],
-        "median_s": statistics.median(sample.wall_s for sample in samples),
-        "per_second": statistics.median(sample.items / sample.wall_s for sample in samples),
-    }
+        rounds_s = [statistics.median(sample.each_s) for sample in samples]
+        median_s = statistics.median(each_s)  # of all calls, not of the rounds
+        medians = {"median_s": median_s, "p99_s": each_s[int(0.99 * len(each_s))]}
+        medians["ratio_to_limit"] = median_s / limit_s
+        return timed(name, params, rounds_s, limit_s, cpu_us_per_item=cpu_us) | medians
+    per_second = statistics.median(sample.items / sample.wall_s for sample in samples)
+    walls_s = [sample.wall_s for sample in samples]
+    return timed(name, params, walls_s, cpu_us_per_item=cpu_us, per_second=per_second)
 
 
 def show(record: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from benchmarks.chaos.run import ChaosRun, ComponentKill, KillPlan, chaos_platfo
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.local_platform import LocalPlatform
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording
 
 
 async def run(platform: LocalPlatform, findings: Findings, plan: KillPlan) -> tuple[ChaosRun, dict[str, Any]]:
@@ -118,20 +118,12 @@ def main() -> None:
     args = parse()
     findings = Findings()
     plan = KillPlan(
-        seed=args.seed,
-        kills=args.kills,
-        clients=args.clients,
-        tokens=args.tokens,
-        limit_s=args.limit,
-        recovery_s=args.recovery,
+        **chosen(args, "seed", "kills", "clients", "tokens"), limit_s=args.limit, recovery_s=args.recovery
     )
     params = {
         "nodes": 3,
         "gateways": 2,
-        "kills": args.kills,
-        "seed": args.seed,
-        "clients": args.clients,
-        "tokens": args.tokens,
+        **chosen(args, "kills", "seed", "clients", "tokens"),
         "limit_s": args.limit,
         **describe_run("benchmarks.chaos"),
     }

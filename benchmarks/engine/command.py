@@ -36,7 +36,7 @@ from benchmarks.engine.local_pipeline import LocalPipeline
 from benchmarks.engine.stages import ProcessPipeline, processes_of
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list
 from benchmarks.harness.random_model import RandomModel, llama_125m, random_model
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from invoker.engine.contract import GenerateEngine, NewSequence
 from invoker.engine.cuda_graphs import GraphCapture
 from invoker.engine.decoder import DecoderEngine, limits_for
@@ -273,24 +273,22 @@ def measure(model: RandomModel, runners: Sequence[EngineContender], prompts: Pro
 
 def record(runner: EngineContender, length: int, read_s: float, common: dict[str, object]) -> dict[str, Any]:
     seconds = [one.seconds for one in runner.rounds]
-    median_s = statistics.median(seconds)
     steps = length * (runner.batch if runner.mode == "sequential" else 1)
     stages = {"stages": runner.stages} if runner.stages else {}
     hops: dict[str, float] = {}
     if runner.name == "processes":
         outside = [all_s - s for all_s, s in zip(seconds, runner.computed_s, strict=True)]
         hops["hop_ms"] = statistics.median(outside) * 1e3 / (length * runner.stages)
-    return {
-        "name": runner.name,
-        "params": {"batch": runner.batch, "mode": runner.mode, **stages, **common},
-        "seconds": seconds,
-        "median_s": median_s,
-        "tokens_per_s": runner.batch * length / median_s,
-        "ttft_s": statistics.median(first for one in runner.rounds for first in one.first_s),
-        "limit_s": steps * read_s,
-        "ratio_to_limit": median_s / (steps * read_s),
+    params = {"batch": runner.batch, "mode": runner.mode, **stages, **common}
+    return timed(
+        runner.name,
+        params,
+        seconds,
+        steps * read_s,
+        tokens_per_s=runner.batch * length / statistics.median(seconds),
+        ttft_s=statistics.median(first for one in runner.rounds for first in one.first_s),
         **hops,
-    }
+    )
 
 
 def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
@@ -359,15 +357,11 @@ def params_of(args: argparse.Namespace, dtype: str, model: RandomModel, read_s: 
     """Return the parameters that all records share."""
     nbytes = model.spec.manifest.nbytes
     return {
-        "device": args.device,
+        **chosen(args, "device", "rounds", "path", "graphs", "links"),
         "dtype": dtype,
         "prompt_tokens": args.prompt,
         "output_tokens": args.tokens,
-        "rounds": args.rounds,
         "threads": torch.get_num_threads(),
-        "path": args.path,
-        "graphs": args.graphs,
-        "links": args.links,
         "weight_bytes": nbytes,
         "read_gb_per_s": nbytes / read_s / 1e9,
     }

@@ -28,7 +28,7 @@ import uvloop
 from benchmarks.harness.admin_client import AdminClient, http_client, until
 from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, all_but, describe_run, recording
 from benchmarks.live_picture.draw import draw
 from benchmarks.live_serving.arguments import add_load, add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, draw_requests, run_clients
@@ -228,9 +228,7 @@ def main() -> None:
 
 def run(args: Namespace, out: Recording) -> None:
     """Record one load on a platform of its own."""
-    skipped = ("json", "plot", "recorded", "data_dir")
-    given = {name: value for name, value in vars(args).items() if name not in skipped}
-    params = {**given, **describe_run("benchmarks.live_picture")}
+    params = {**all_but(args, "recorded"), **describe_run("benchmarks.live_picture")}
     with (
         TemporaryDirectory(prefix="hypercast-live-model-") as folder,
         slow_link_platform(args, args.sources + args.loading) as platform,

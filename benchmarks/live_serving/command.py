@@ -29,7 +29,7 @@ from benchmarks.chaos.check import Findings
 from benchmarks.harness.admin_client import http_client
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, positive, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import all_but, describe_run, recording
 from benchmarks.live_serving.arguments import add_load, add_platform
 from benchmarks.live_serving.models import FAMILIES, write_model
 from benchmarks.live_serving.platform import slow_link_platform
@@ -155,12 +155,14 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     args = parse()
     outcome = LiveServingResult()
-    given = {name: value for name, value in vars(args).items() if name not in ("json", "data_dir")}
-    params = {**given, "nodes": max(args.sources) + args.loading, **describe_run("benchmarks.live_serving")}
+    params = {
+        **all_but(args),
+        "nodes": max(args.sources) + args.loading,
+        **describe_run("benchmarks.live_serving"),
+    }
     started_s = time.monotonic()
     with recording("live_serving", json=args.json, show=show_record, failures=PLATFORM_FAILURES) as out:
         try:
-            nodes = max(args.sources) + args.loading
             with folder_of_models() as models, slow_link_platform(args, nodes) as platform:
                 uvloop.run(run(platform, args, models, outcome))
         finally:

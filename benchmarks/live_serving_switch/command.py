@@ -24,10 +24,10 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.harness.admin_client import AdminClient, http_client, until
+from benchmarks.harness.admin_client import PATIENCE_S, AdminClient, http_client
 from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import all_but, describe_run, recording
 from benchmarks.live_serving.arguments import add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, LiveRequest, draw_prompt
 from benchmarks.live_serving.models import CONTEXT, FAMILIES, write_model
@@ -68,12 +68,8 @@ async def measure(
     await admin.scale(FUNCTION, _LOADING, cold, wait=False)
     asking = asyncio.create_task(client.ask(FUNCTION, work))
 
-    async def ready() -> bool:
-        states = await admin.states(FUNCTION)
-        return all(states.get(node) == "ready" for node in cold)
-
     try:
-        await until(f"{', '.join(cold)} are ready", ready)
+        await admin.wait_until_ready(FUNCTION, cold, PATIENCE_S)
         answer = await asking
     finally:
         asking.cancel()
@@ -187,8 +183,7 @@ def parse() -> Namespace:
 
 def main() -> None:
     args = parse()
-    given = {name: value for name, value in vars(args).items() if name not in ("json", "data_dir")}
-    params: dict[str, object] = {**given, **describe_run("benchmarks.live_serving_switch")}
+    params: dict[str, object] = {**all_but(args), **describe_run("benchmarks.live_serving_switch")}
     started_s = time.monotonic()
     with recording("live_serving_switch", json=args.json, show=show, failures=PLATFORM_FAILURES) as out:
         with (

@@ -46,7 +46,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
 from benchmarks.harness.processes import ROOT
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from benchmarks.load.limits import COLD, WARM, LoadMethod, read_limits
 from benchmarks.load.methods import device_methods, host_methods, resident
 from benchmarks.load.weights import StoredWeights, drop_from_cache, prepare, read_into_cache
@@ -105,21 +105,13 @@ def _record(one: Rounds, found: list[Rounds], common: dict[str, Any]) -> dict[st
         for other in found
         if other.method.name == "limit" and (other.method.path, other.cache) == (one.method.path, one.cache)
     }
-    row: dict[str, Any] = {
-        "name": one.method.name,
-        "params": {"path": one.method.path, "cache": one.cache, "mode": one.method.mode, **common},
-        "seconds": one.seconds,
-        "median_s": one.median_s,
-        "gb_per_s": common["bytes"] / one.median_s / 1e9,
-    }
-    if limits:
-        limit_s = min(limits.values())
-        row |= {
-            "limit_s": limit_s,
-            "ratio_to_limit": one.median_s / limit_s,
-            "share_of_limit": limit_s / one.median_s,
-            "shares": {mode: seconds / one.median_s for mode, seconds in limits.items()},
-        }
+    params = {"path": one.method.path, "cache": one.cache, "mode": one.method.mode, **common}
+    limit_s = min(limits.values(), default=None)
+    row = timed(one.method.name, params, one.seconds, limit_s)
+    row["gb_per_s"] = common["bytes"] / one.median_s / 1e9
+    if limit_s is not None:
+        row["share_of_limit"] = limit_s / one.median_s
+        row["shares"] = {mode: seconds / one.median_s for mode, seconds in limits.items()}
     return row
 
 
@@ -144,8 +136,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         weights = prepare(folder, TOKENIZER, args.size)
         common = {
             "bytes": weights.manifest.nbytes,
-            "device": args.device,
-            "rounds": args.rounds,
+            **chosen(args, "device", "rounds"),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             **describe_run("benchmarks.load"),

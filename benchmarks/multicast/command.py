@@ -42,7 +42,7 @@ from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list,
 from benchmarks.harness.crew import Crew, CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import Processes
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast import ours as multicast_ours
 from benchmarks.multicast import peers as multicast_peers
 from benchmarks.multicast.copies import CHECKED, COPIES
@@ -220,9 +220,7 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
     """Measure each number of nodes; `out` receives finished records."""
     common = {
         "bytes": args.size,
-        "transport": args.transport,
-        "straggler": args.straggler,
-        "repeat": args.repeat,
+        **chosen(args, "transport", "straggler", "repeat"),
         **describe_run("benchmarks.multicast"),
     }
     run = in_memory if args.transport == "shm" else on_links

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.records import new_figure, save_figure
 from benchmarks.multicast.messages import MulticastTask, block_bytes
 from benchmarks.multicast.run import CastRun, MulticastContender, sum_counts
 from benchmarks.multicast.turns import TurnResults
@@ -139,11 +140,9 @@ def show(row: dict[str, Any]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw time over the limit by number of nodes, and each contender at the most nodes, as PNG."""
-    from matplotlib.figure import Figure  # only in the extra [dev]
-
     single = [row for row in rows if row["params"]["sources"] == 1 and row["name"] != "link"]
     max_nodes = max(row["params"]["nodes"] for row in rows)
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    figure = new_figure(13, 4.5)
     over, bars = figure.subplots(1, 2)
     for label in dict.fromkeys(_label(row) for row in single):
         of_label = [row for row in single if _label(row) == label]
@@ -160,8 +159,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     bars.invert_yaxis()
     bars.set(xlabel=f"seconds, {max_nodes} nodes")
     bars.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def _label(row: dict[str, Any]) -> str:

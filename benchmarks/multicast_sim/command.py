@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, not_negative, positive, say
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording
 from benchmarks.multicast_sim.picture import draw
 from benchmarks.multicast_sim.runs import (
     AUTOMATIC,
@@ -135,17 +135,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             run(planned, network, out.records)
             interrupted = False
         finally:
-            common = _common(args)
+            names = ("gbit", "latency_us", "overhead_us", "jitter", "straggler", "in_flight", "seed")
+            common = chosen(args, *names)
             for row in out.records:
                 row["params"] |= common if row["params"]["simulated"] else {}
             # Only once: there are about a thousand records.
             out.records[0]["run"] = began | {"interrupted": interrupted}
             print(tables(out.records))
-
-
-def _common(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("gbit", "latency_us", "overhead_us", "jitter", "straggler", "in_flight", "seed")
-    return {name: getattr(args, name) for name in names}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -7,11 +7,9 @@ a lost, repeated or changed token fails its request. Progress goes to stderr.
 """
 
 import asyncio
-import json
 import sys
 import time
 from functools import partial
-from typing import Any
 
 import httpx2
 import msgspec
@@ -19,6 +17,7 @@ import msgspec
 from benchmarks.harness.admin_client import http_client
 from benchmarks.harness.crew_member import serve_async
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
+from benchmarks.harness.event_stream import StreamFailed, completion, events, start_kind, token_ids
 from invoker.emulated.tokens import FIRST_TOKEN, continuation
 from registry.messages.node import Sampling
 
@@ -69,32 +68,15 @@ async def request_completion(
 ) -> None:
     """Request one completion and read it to its end into `answer`."""
     prompt, ids = prompt_of(index, burst.prompt_tokens, burst.vocabulary), list[int]()
-    body = {
-        "model": burst.model,
-        "prompt": prompt,
-        "max_tokens": burst.output_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        "ignore_eos": True,
-    }
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                answer.failure = f"{response.status_code} {(await response.aread())[:300]!r}"
-                return
-            async for line in response.aiter_lines():
-                event = event_of(line)
-                new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
-                if new:
-                    answer.arrived_s.append(time.monotonic() - started_s)
-                    answer.tokens.append(len(new))
-                    ids += new
-                answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
-                answer.failure = json.dumps(event["error"]) if "error" in event else answer.failure
-    except httpx2.HTTPError as error:
-        answer.failure = f"{type(error).__name__}: {error}"
+        async for event in events(client, completion(burst.model, prompt, burst.output_tokens)):
+            if new := token_ids(event):
+                answer.arrived_s.append(time.monotonic() - started_s)
+                answer.tokens.append(len(new))
+                ids += new
+            answer.start_kind = start_kind(event, answer.start_kind)
+    except StreamFailed as error:
+        answer.failure = str(error)
     answer.failure = answer.failure or token_error(burst, prompt, ids)
 
 
@@ -106,14 +88,6 @@ def token_error(burst: Burst, prompt: list[int], ids: list[int]) -> str:
     if burst.emulated and ids != continuation(prompt, burst.output_tokens, burst.vocabulary, greedy):
         return "the tokens differ from the model's"
     return ""
-
-
-def event_of(line: str) -> dict[str, Any]:
-    """Return the object in a line of an event stream, or an empty one."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return {}
-    found = json.loads(line[5:])
-    return found if isinstance(found, dict) else {}
 
 
 async def send(url: str, key: str, burst: Burst) -> BurstSent:

@@ -45,7 +45,7 @@ from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list,
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.random_llama import LAYER_BYTES
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast.run import DigestMismatch
 from benchmarks.scaleout.cluster import BurstResult, BurstScenario, ScaleoutError, TestbedPlatform
 from benchmarks.scaleout.gloo import broadcast_s
@@ -167,17 +167,13 @@ def params_of(args: argparse.Namespace, scenario: BurstScenario, mode: Mode) -> 
         "emulated": "" if args.real else str(args.profile),
         "model": scenario.bundle.architecture,
         "image_bytes": scenario.bundle.image_bytes,
-        "slower": args.slower,
         "nodes": scenario.nodes,
         "sources": scenario.sources,
         "holders": scenario.holders,
-        "requests": args.requests,
-        "prompt_tokens": args.prompt_tokens,
-        "output_tokens": args.output_tokens,
+        **chosen(args, "slower", "requests", "prompt_tokens", "output_tokens", "repeat"),
         "ssd_bytes_s": links.get("disk"),
         "host_to_gpu_bytes_s": links.get("host"),
         "link_bytes_s": links.get("network", args.rate),
-        "repeat": args.repeat,
         "says": mode.description,
         "planner": mode.planner,
         "setup_s": mode.setup_s,

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.harness.event_stream import event_of
 from benchmarks.scaleout import command as scaleout
-from benchmarks.scaleout.client import Burst, BurstAnswer, event_of, prompt_of, token_error
+from benchmarks.scaleout.client import Burst, BurstAnswer, prompt_of, token_error
 from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, TURNS
 from benchmarks.scaleout.plot import plot
 from benchmarks.scaleout.records import (
