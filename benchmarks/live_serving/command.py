@@ -155,11 +155,8 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     args = parse()
     outcome = LiveServingResult()
-    params = {
-        **all_but(args),
-        "nodes": max(args.sources) + args.loading,
-        **describe_run("benchmarks.live_serving"),
-    }
+    nodes = max(args.sources) + args.loading
+    params = {**all_but(args), "nodes": nodes, **describe_run("benchmarks.live_serving")}
     started_s = time.monotonic()
     with recording("live_serving", json=args.json, show=show_record, failures=PLATFORM_FAILURES) as out:
         try:
