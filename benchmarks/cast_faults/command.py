@@ -35,7 +35,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.cast_faults.fleet import Fleet
-from benchmarks.cast_faults.records import records, table
+from benchmarks.cast_faults.records import records, show
 from benchmarks.cast_faults.run import FaultRun, RunSetup, TrialResult
 from benchmarks.cast_faults.trials import CastVariant, FaultKind, FaultMix, FaultTrial, draw_trials
 from benchmarks.harness.arguments import (
@@ -139,7 +139,7 @@ def print_progress(
 
 
 def carry_out(args: argparse.Namespace, out: Recording) -> None:
-    """Run all casts, and print a table of their records. Raises CrewError, also for findings."""
+    """Run all casts, and add their records. Raises CrewError, also for findings."""
     started_s = time.monotonic()
     outcomes: list[TrialResult] = []
     with ExitStack() as stack:
@@ -156,14 +156,13 @@ def carry_out(args: argparse.Namespace, out: Recording) -> None:
         }
         rows = records(outcomes, run.baseline, args.limit, params)
         out.add(*rows)
-        print(table(rows))
         if rows[-1]["wrong"]:
             raise CrewError(f"{len(rows[-1]['wrong'])} findings (see WRONG above)")
 
 
 def main() -> None:
     args = parse()
-    with recording("cast_faults", json=args.json, failures=(CrewError, OSError)) as out:
+    with recording("cast_faults", json=args.json, show=show, failures=(CrewError, OSError)) as out:
         carry_out(args, out)
     if not out.records[-1]["holds"]:
         sys.exit(1)

@@ -226,33 +226,21 @@ def contenders(
 ) -> list[EngineContender]:
     """Return the contenders for each batch size; pipelines are keyed by their number of stages."""
     found = []
-
-    def ours(engine: GenerateEngine, prompts: Prompts) -> Generated:
-        return run_engine(engine, prompts, length)
-
-    def by_processes(pipeline: ProcessPipeline, prompts: Prompts) -> Generated:
-        return run_processes(pipeline, prompts, length)
-
-    def theirs(prompts: Prompts) -> Generated:
-        return run_transformers(model, prompts, length)
-
-    def one_by_one(prompts: Prompts) -> Generated:
-        return run_sequentially(model, prompts, length)
-
     for batch in batches:
         mode = "alone" if batch == 1 else "batched"
+        theirs = partial(run_transformers, model, length=length)
         found += [
-            EngineContender("hypercast", mode, batch, partial(ours, engine)),
+            EngineContender("hypercast", mode, batch, partial(run_engine, engine, length=length)),
             EngineContender("transformers", mode, batch, theirs),
         ]
         if batch > 1:
+            one_by_one = partial(run_sequentially, model, length=length)
             found.append(EngineContender("transformers", "sequential", batch, one_by_one))
-        found += [
-            EngineContender("pipeline", mode, batch, partial(ours, pipeline), stages)
-            for stages, pipeline in pipelines.items()
-        ]
+        for stages, pipeline in pipelines.items():
+            generate = partial(run_engine, pipeline, length=length)
+            found.append(EngineContender("pipeline", mode, batch, generate, stages))
         for stages, apart in processes.items():
-            generate = partial(by_processes, apart)
+            generate = partial(run_processes, apart, length=length)
             found.append(EngineContender("processes", mode, batch, generate, stages, apart.used_s))
     return found
 

@@ -24,17 +24,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, not_negative, positive, say
-from benchmarks.harness.records import chosen, describe_run, recording
+from benchmarks.harness.records import Record, Recording, chosen, describe_run, recording
 from benchmarks.multicast_sim.picture import draw
 from benchmarks.multicast_sim.runs import (
     AUTOMATIC,
     CONDITIONS,
     MODEL_BYTES,
-    PAPER_NODES,
-    STRAGGLER,
     SimulatedNetwork,
     SimulationCase,
     cases,
@@ -46,71 +43,27 @@ from rdmacast.plan.planners.catalog import PLANNERS
 NAMES = (*PLANNERS, AUTOMATIC)
 
 
-def run(planned: Sequence[SimulationCase], network: SimulatedNetwork, rows: list[dict[str, Any]]) -> None:
-    """Append a record per case, so that an interrupted run keeps its finished ones."""
+def run(planned: Sequence[SimulationCase], network: SimulatedNetwork, common: Record, out: Recording) -> None:
+    """Add a record per case."""
     for number, case in enumerate(planned, 1):
         started_s = time.monotonic()
-        rows.append(measure(case, network))
-        line = (
-            f"{number} of {len(planned)}: {case.nodes} nodes, {case.model}, {case.planner}, {case.condition}"
-        )
-        say(f"{line} ({time.monotonic() - started_s:.1f} s)")
+        row = measure(case, network)
+        row["params"] |= common
+        out.add(row)
+        say(f"{number} of {len(planned)} ({time.monotonic() - started_s:.1f} s)")
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> str:
-    """Format a table per model, condition and block count: times as multiples of the limit."""
-    ours = [row for row in rows if row["params"]["simulated"]]
-    lines = ["SIMULATED times, as multiples of the limit (image bytes over the link's rate)"]
-    for key in dict.fromkeys(_key(row) for row in ours if row["name"] != AUTOMATIC):
-        lines += ["", *_table(key, [row for row in ours if _belongs(row, key)])]
-    return "\n".join([*lines, *_beside_the_paper(rows)])
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+def show(row: Record) -> str:
+    """Format a record as one line."""
     params = row["params"]
-    return params["model"], params["condition"], params["sources"], params["blocks"]
-
-
-def _belongs(row: dict[str, Any], key: tuple[Any, ...]) -> bool:
-    return _key(row)[:3] == key[:3] and (row["name"] == AUTOMATIC or _key(row) == key)
-
-
-def _table(key: tuple[Any, ...], rows: Sequence[dict[str, Any]]) -> list[str]:
-    model, condition, sources, blocks = key
-    what = "time of the others" if condition == STRAGGLER else "time of all"
-    size = f"{MODEL_BYTES[model] / 1e9:g} GB"
-    nodes = sorted({row["params"]["nodes"] for row in rows})
-    found = [f"{model} ({size}), {condition}, {sources} source(s), {blocks} blocks: {what}"]
-    found.append(f"{'nodes':18}" + "".join(f"{count:>9}" for count in nodes))
-    for name in dict.fromkeys(row["name"] for row in rows):
-        of = {row["params"]["nodes"]: row["others_ratio_to_limit"] for row in rows if row["name"] == name}
-        cells = (
-            f"{of[count]:9.{3 if of[count] < 100 else 0}f}" if count in of else " " * 9 for count in nodes
-        )
-        found.append(f"{name:18}" + "".join(cells))
-    return found
-
-
-def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Format the seconds of one source and eight nodes, with ours simulated."""
-    lines = []
-    for model in MODEL_BYTES:
-        papers = [row for row in rows if not row["params"]["simulated"] and row["params"]["model"] == model]
-        ours = [row for row in rows if row["params"]["simulated"] and row["params"]["model"] == model]
-        ours = [row for row in ours if (row["params"]["nodes"], row["params"]["sources"]) == (PAPER_NODES, 1)]
-        if not papers or not ours:
-            continue
-        limit_s = ours[0]["limit_s"]
-        lines += ["", f"{model}, 1 to {PAPER_NODES} nodes, seconds (limit {limit_s:.3f})"]
-        lines += [f"{row['median_s']:9.3f}  {row['name']}" for row in papers]
-        lines += [f"{row['median_s']:9.3f}  {_described(row)}, simulated" for row in ours]
-    return lines
-
-
-def _described(row: dict[str, Any]) -> str:
-    params = row["params"]
-    chosen = f" ({params['chosen']})" if "chosen" in params else ""
-    return f"{row['name']}{chosen}, {params['blocks']} blocks, {params['condition']}"
+    if not params["simulated"]:
+        return f"{row['name']:26} {params['model']:4} {row['median_s']:8.3f} s"
+    name = f"{row['name']} ({params['chosen']})" if "chosen" in params else row["name"]
+    return (
+        f"SIMULATED {name:26} {params['model']:4} {params['nodes']:4} nodes {params['sources']} sources "
+        f"{params['blocks']:4} blocks {params['condition']:9} {row['median_s']:8.3f} s "
+        f"{row['ratio_to_limit']:8.3f} x limit, the others {row['others_ratio_to_limit']:8.3f}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -128,20 +81,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not planned:
         sys.exit("multicast_sim: --nodes must exceed --sources at least once")
     began = describe_run("benchmarks.multicast_sim")
-    with recording("multicast_sim", json=args.json, plot=args.plot, draw=draw) as out:
+    common = chosen(args, "gbit", "latency_us", "overhead_us", "jitter", "straggler", "in_flight", "seed")
+    with recording("multicast_sim", json=args.json, show=show, plot=args.plot, draw=draw) as out:
         out.add(*paper_records(args.models))
-        interrupted = True
-        try:
-            run(planned, network, out.records)
-            interrupted = False
-        finally:
-            names = ("gbit", "latency_us", "overhead_us", "jitter", "straggler", "in_flight", "seed")
-            common = chosen(args, *names)
-            for row in out.records:
-                row["params"] |= common if row["params"]["simulated"] else {}
-            # Only once: there are about a thousand records.
-            out.records[0]["run"] = began | {"interrupted": interrupted}
-            print(tables(out.records))
+        # Only once: there are about a thousand records.
+        out.records[0]["run"] = began | {"interrupted": True}
+        run(planned, network, common, out)
+        out.records[0]["run"]["interrupted"] = False
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -54,11 +54,19 @@ from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout.plot import plot
 from benchmarks.scaleout.predicted import stairs
 from benchmarks.scaleout.records import BurstRun, arrivals, compare, record_of, requests_of, show
-from benchmarks.scaleout.scenarios import TIMEOUT_S, has_targets, link_bytes_s, scenarios, transfer_s
+from benchmarks.scaleout.scenarios import (
+    TIMEOUT_S,
+    add_emulated,
+    has_targets,
+    link_bytes_s,
+    parse_emulated,
+    scenarios,
+    transfer_s,
+)
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape
 from cli.errors import CliError
-from invoker.emulated.profiles import PROFILES, StepLoad, UnknownProfile, find_profile
+from invoker.emulated.profiles import StepLoad
 from registry.errors import RegistryError
 
 HOLDERS = ("gpu", "host", "mixed")
@@ -184,13 +192,7 @@ def params_of(args: argparse.Namespace, scenario: BurstScenario, mode: Mode) -> 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = benchmark_parser("benchmarks.scaleout", __doc__, plot=True)
     add = parser.add_argument
-    add(
-        "--emulated",
-        default="h800-llama2-13b/1000",
-        metavar="PROFILE",
-        help=f"one of {', '.join(PROFILES)}, optionally /SCALE",
-    )
-    add("--slower", type=at_least(1), default=10, help="slow devices and links down by this factor")
+    add_emulated(parser, slower=10)
     add(
         "--real",
         type=at_least(2),
@@ -217,11 +219,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--modes", type=comma_list(str, tuple(MODES)), help=f"default {','.join(COMPARED)}")
     add("--repeat", type=at_least(1), default=1, help="turns")
     add("--keep-logs", type=Path, help="copy the platforms' logs to this folder")
-    args = parser.parse_args(arguments)
-    try:
-        args.profile = find_profile(args.emulated)
-    except UnknownProfile as error:
-        parser.error(f"--emulated: {error}")
+    args = parse_emulated(parser, arguments)
     if args.real:
         args.slower = 1
     args.modes = args.modes or [name for name in COMPARED if not (args.real and name in EMULATED_ONLY)]
