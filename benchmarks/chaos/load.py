@@ -300,13 +300,6 @@ class ChaosLoad:
         self._over = True
         self._running.set()
 
-    def set_paused(self, paused: bool) -> None:
-        """Start no request while paused."""
-        if paused:
-            self._running.clear()
-        else:
-            self._running.set()
-
     async def probe(self, gateway: int, name: str = "whole") -> bool:
         """Return whether a short request through this gateway gets a correct response."""
         work = next(work for work in self._works if work.name == name)

@@ -17,7 +17,7 @@
 - `owner`: names and folders that are removed after a killed run
 - `percentile`: percentiles
 - `processes`: child processes that end with the benchmark
-- `processor`: CPU time of the machine
+- `processor`: CPU time of the machine, descriptors of a process
 - `random_llama`: a random checkpoint on disk
 - `random_model`: a random model in memory
 - `records`: records of a run: provenance, printing, writing, drawing
