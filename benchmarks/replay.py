@@ -262,34 +262,15 @@ def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = benchmark_parser("benchmarks.replay", __doc__, plot=True)
     add = parser.add_argument
-    add(
-        "--trace",
-        type=Path,
-        required=True,
-        help="trace file in Azure's, our compact or the plain format, optionally .gz",
-    )
+    add("--trace", type=Path, required=True, help="in Azure's, our compact or the plain format, or .gz")
     add("--function", required=True, help="NAME or NAME:VERSION")
     add("--speedup", type=positive, default=1.0, help="replay this many times faster")
-    add(
-        "--seconds",
-        type=positive,
-        default=math.inf,
-        help="replay only the first seconds of the trace (before --speedup; default: all)",
-    )
-    add(
-        "--url",
-        default=os.environ.get("HYPERCAST_URL", "http://127.0.0.1:8000"),
-        help="the gateway (default: $HYPERCAST_URL or http://127.0.0.1:8000)",
-    )
-    add(
-        "--api-key",
-        default=os.environ.get("HYPERCAST_API_KEY", ""),
-        help="an admin key (default: $HYPERCAST_API_KEY)",
-    )
+    add("--seconds", type=positive, default=math.inf, help="replay these first seconds of the trace")
+    url, key = os.environ.get("HYPERCAST_URL"), os.environ.get("HYPERCAST_API_KEY")
+    add("--url", default=url or "http://127.0.0.1:8000", help="the gateway, by default $HYPERCAST_URL")
+    add("--api-key", default=key or "", help="an admin key, by default $HYPERCAST_API_KEY")
     add("--vocabulary", type=int, default=256, help="token ids are below this")
-    add(
-        "--check-wait", type=float, default=90.0, help="seconds to wait for nodes to write their metered time"
-    )
+    add("--check-wait", type=float, default=90.0, help="seconds until nodes have written their time")
     return parser.parse_args(arguments)
 
 

@@ -51,12 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help="documents (default: README.md docs/*.md)")
     add("--check", action="store_true", help="write nothing; exit with 1 if a figure differs")
-    add(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        help="folder of the result files (default: benchmarks/results)",
-    )
+    add("--results", type=Path, default=RESULTS, help="folder of the result files")
     return parser.parse_args(arguments)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation.reads import SECRET, ReadCost, ReadPlan, by_blocks, by_tensors, copied, served
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size, some_of
 from benchmarks.harness.records import chosen, describe_run, recording, timed
 from rdmacast.transport import PeerAddress, Transport
 from rdmacast.transports.shm.transport import ShmTransport
@@ -158,7 +158,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser("benchmarks.ablation", __doc__)
     add = parser.add_argument
     add("--size", type=size, default="64MiB", help="image size")
-    add("--transport", type=comma_list(str, TRANSPORTS), default="shm,tcp", help="of shm,tcp")
+    add("--transport", type=some_of(TRANSPORTS), default="shm,tcp", help="of shm,tcp")
     add("--blocks", type=comma_list(at_least(1)), default="1,4,8,16,24,32,48,64,128", help="block counts")
     add("--window", type=at_least(1), default=4, help="concurrent reads")
     add("--rounds", type=at_least(1), default=5, help="rounds")

@@ -41,12 +41,12 @@ from benchmarks.cast_faults.trials import CastVariant, FaultKind, FaultMix, Faul
 from benchmarks.harness.arguments import (
     at_least,
     benchmark_parser,
-    comma_list,
     positive,
     rate,
     say,
     share,
     size,
+    some_of,
 )
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
@@ -70,20 +70,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--size", type=size, default="16MiB", help="image size")
     add("--rate", type=rate, default="128mbit", help="rate of a node, each way")
     add("--blocks", type=at_least(1), default=64, help="blocks per cast")
-    add("--transport", type=comma_list(str, TRANSPORTS), default="tcp,shm", help="of tcp,shm")
-    add(
-        "--planner",
-        type=comma_list(str, tuple(PLANNERS)),
-        default="binomial,chain,tree,scatter-allgather",
-        help=f"of {', '.join(PLANNERS)}",
-    )
-    add(
-        "--fault",
-        type=FaultKind,
-        choices=tuple(FaultKind),
-        default=FaultKind.KILL,
-        help="fault of the chosen node",
-    )
+    add("--transport", type=some_of(TRANSPORTS), default="tcp,shm", help="of tcp,shm")
+    planners = "binomial,chain,tree,scatter-allgather"
+    add("--planner", type=some_of(PLANNERS), default=planners, help=f"of {', '.join(PLANNERS)}")
+    add("--fault", type=FaultKind, choices=tuple(FaultKind), default="kill", help="of the chosen node")
     add("--damage", type=share, default=0.01, help="fraction of blocks to corrupt")
     add("--undisturbed", type=at_least(1), default=3, help="undisturbed casts per kind")
     add("--limit", type=positive, default=0.3, help="allowed median of the time lost, as a fraction")

@@ -106,11 +106,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tokens", type=int, default=96, help="tokens per stream")
     add("--limit", type=float, default=15.0, help="seconds until a client times out")
     add("--recovery", type=float, default=5.0, help="allowed seconds from a restart to a correct response")
-    add(
-        "--data-dir",
-        type=Path,
-        help="the platform's folder, which is then kept (default: a temporary folder)",
-    )
+    add("--data-dir", type=Path, help="keep the platform's folder here (default: a temporary folder)")
     return parser.parse_args(arguments)
 
 

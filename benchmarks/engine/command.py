@@ -305,9 +305,9 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(1)
     shape = (max(args.batch), args.prompt)
     prompts = torch.randint(3, model.reference.config.vocab_size, shape, generator=generator).tolist()
-    engine = make_engine(model, max(args.batch), LayerPath(args.path), args.graphs)
+    engine = make_engine(model, max(args.batch), args.path, args.graphs)
     pipelines = {
-        count: make_pipeline(model, max(args.batch), count, LayerPath(args.path))
+        count: make_pipeline(model, max(args.batch), count, args.path)
         for count in args.stages
         if count <= model.spec.manifest.num_layers
     }
@@ -333,7 +333,7 @@ def start_processes(
     """Start a pipeline of processes for each of these stage counts, on a CPU."""
     if args.device != "cpu" or args.links == "off":
         return {}
-    path, threads, local = LayerPath(args.path), torch.get_num_threads(), args.links == "unix"
+    path, threads, local = args.path, torch.get_num_threads(), args.links == "unix"
     return {
         count: stack.enter_context(processes_of(model, max(args.batch), count, path, threads, local=local))
         for count in counts
@@ -378,19 +378,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--prompt", type=int, default=32, help="prompt tokens")
     add("--tokens", type=int, default=64, help="tokens to generate")
     add("--rounds", type=at_least(1), default=5, help="rounds")
-    add(
-        "--threads",
-        type=int,
-        default=0,
-        help="threads of torch, for all contenders (default: torch's default)",
-    )
+    add("--threads", type=int, default=0, help="torch's threads, for all (default: torch's default)")
     add("--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)")
-    add(
-        "--path",
-        choices=[path.value for path in LayerPath],
-        default=LayerPath.AUTO.value,
-        help="implementation of the layers",
-    )
+    add("--path", type=LayerPath, choices=tuple(LayerPath), default="auto", help="implementation of layers")
     add("--graphs", choices=["auto", "off"], default="auto", help="CUDA graphs, on a GPU")
     return parser.parse_args(arguments)
 

@@ -37,7 +37,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from benchmarks.gpu_check.parts import Part, PartTask, Row, release_cached_memory, row
-from benchmarks.harness.arguments import benchmark_parser, say
+from benchmarks.harness.arguments import benchmark_parser, say, some_of
 from benchmarks.harness.records import describe_run, recording
 
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "msgspec", "xxhash", "triton")
@@ -173,16 +173,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = benchmark_parser("benchmarks.gpu_check", __doc__)
     add = parser.add_argument
     add("--device", default="cuda:0", help="cuda:N, or cpu for small shapes")
-    add(
-        "--parts",
-        type=lambda text: text.split(","),
-        default=names,
-        help="comma-separated parts (default: all)",
-    )
+    add("--parts", type=some_of(names), default=",".join(names), help="comma-separated parts")
     add("--budget", type=float, default=500.0, help="seconds in total")
     args = parser.parse_args(argv)
-    if unknown := set(args.parts) - set(names):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"torch finds no GPU for {args.device}: use --device cpu for small shapes")
     device = "cuda:0" if args.device == "cuda" else args.device

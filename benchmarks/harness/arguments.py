@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,6 +55,11 @@ def comma_list(of: Callable[[str], T], allowed: Sequence[T] = (), least: int = 1
         return found
 
     return parse_list
+
+
+def some_of(names: Iterable[str], least: int = 1) -> Callable[[str], list[str]]:
+    """Return a parser of comma-separated names among these."""
+    return comma_list(str, tuple(names), least)
 
 
 def at_least(least: int) -> Callable[[str], int]:

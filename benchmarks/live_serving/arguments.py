@@ -21,8 +21,4 @@ def add_platform(parser: ArgumentParser, *, width: int, link_rate: str) -> None:
     add("--link-rate", default=link_rate, help="link rate of each node")
     add("--memory", default="256MiB", help="arena and host memory of each node")
     add("--seed", type=int, default=1, help="seed of the random choices")
-    add(
-        "--data-dir",
-        type=Path,
-        help="the platform's folder, which is then kept (default: a temporary folder)",
-    )
+    add("--data-dir", type=Path, help="keep the platform's folder here (default: a temporary folder)")

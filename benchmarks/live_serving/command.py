@@ -27,7 +27,7 @@ import uvloop
 
 from benchmarks.chaos.check import Findings
 from benchmarks.harness.admin_client import http_client
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, positive, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, positive, say, some_of
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform
 from benchmarks.harness.records import all_but, describe_run, recording
 from benchmarks.live_serving.arguments import add_load, add_platform
@@ -136,12 +136,7 @@ def folder_of_models() -> Iterator[Path]:
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = benchmark_parser("benchmarks.live_serving", __doc__)
     add = parser.add_argument
-    add(
-        "--families",
-        type=comma_list(str, tuple(FAMILIES)),
-        default=",".join(FAMILIES),
-        help="comma-separated families",
-    )
+    add("--families", type=some_of(FAMILIES), default=",".join(FAMILIES), help="of these families")
     add("--sources", type=comma_list(at_least(1)), default="1,2,3", help="nodes that hold the model")
     add_load(parser, requests=64, tokens=360)
     add("--repeat", type=at_least(1), default=1, help="loads per scenario, without kills")

@@ -171,12 +171,8 @@ def parse() -> Namespace:
     add("--context", type=at_least(128), default=1000, help="approximate tokens at the switch")
     add("--prompt", type=at_least(2), default=600, help="prompt tokens of the first stream")
     add("--repeat", type=at_least(1), default=5, help="switches")
-    add(
-        "--kv-moves",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="transfer K and V at a switch; auto: where cheaper than recomputing",
-    )
+    moves = ("auto", "always", "never")
+    add("--kv-moves", choices=moves, default="auto", help="transfer K and V; auto: where that is cheaper")
     add_platform(parser, width=256, link_rate="20mbit")
     return parser.parse_args()
 

@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, say, size, some_of
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import chosen, describe_run, recording, timed
 from benchmarks.load.limits import COLD, WARM, LoadMethod, read_limits
@@ -154,14 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--size", type=size, default="1GB", help="size of the weights, about")
     add("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
-    add("--cache", type=comma_list(str, CACHES), default="cold,warm", help="of cold,warm")
+    add("--cache", type=some_of(CACHES), default="cold,warm", help="of cold,warm")
     add("--rounds", type=at_least(1), default=5, help="rounds")
     add("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
-    add(
-        "--folder",
-        type=Path,
-        help="keep the weights in this folder, on the disk to measure (default: a temporary folder)",
-    )
+    add("--folder", type=Path, help="keep the weights here, on the disk to measure (default: temporary)")
     add("--shm-dir", type=Path, default=Path("/dev/shm"), help="folder in shared memory for host tiers")
     args = parser.parse_args(argv)
     with recording("load", json=args.json, show=show) as out:

@@ -38,7 +38,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say, share, size
+from benchmarks.harness.arguments import (
+    at_least,
+    benchmark_parser,
+    comma_list,
+    rate,
+    say,
+    share,
+    size,
+    some_of,
+)
 from benchmarks.harness.crew import Crew, CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import Processes
@@ -170,30 +179,16 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
     add("--sources", type=comma_list(at_least(1)), default="1", help="sources, such as 1,2,4")
     add("--size", type=size, default="128MiB", help="image size")
     add("--rate", type=rate, default="200mbit", help="rate of each link, each way")
-    add(
-        "--straggler",
-        type=share,
-        default=1.0,
-        help="fraction of the rate of one node's link (default: no straggler)",
-    )
+    add("--straggler", type=share, default=1.0, help="fraction of the rate of one node's link")
     add("--straggler-node", type=at_least(0), help="the straggler's number (default: the middle node)")
 
 
 def add_cast_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of our casts."""
     add, planners = parser.add_argument, (*PLANNERS, AUTO)
-    add(
-        "--planner",
-        type=comma_list(str, planners),
-        default="binomial,chain,tree",
-        help=f"of {', '.join(planners)}",
-    )
+    add("--planner", type=some_of(planners), default="binomial,chain,tree", help=f"of {', '.join(planners)}")
     add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
-    add(
-        "--loose",
-        action="store_true",
-        help="let pipelines of coarse blocks run ahead of their steps, like those of fine blocks",
-    )
+    add("--loose", action="store_true", help="let pipelines of coarse blocks run ahead of their steps")
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
     add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
     add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")
@@ -202,18 +197,12 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
     """Add the peers and their options."""
     add = parser.add_argument
+    peers = some_of(multicast_peers.PEERS, least=0)
     add(
-        "--peers",
-        type=comma_list(str, multicast_peers.PEERS, least=0),
-        default="gloo,mpi",
-        help="of gloo,mpi,nixl (default %(default)s; empty for none); missing ones are skipped with a note",
+        "--peers", type=peers, default="gloo,mpi", help="of gloo,mpi,nixl, or empty; missing ones are skipped"
     )
-    add(
-        "--mpi-algorithms",
-        type=comma_list(str, least=0),
-        default=",".join(multicast_peers.MPI_ALGORITHMS),
-        help="values of coll_tuned_bcast_algorithm",
-    )
+    algorithms = ",".join(multicast_peers.MPI_ALGORITHMS)
+    add("--mpi-algorithms", type=comma_list(str, least=0), default=algorithms, help="of Open MPI")
 
 
 def measure(args: argparse.Namespace, out: Recording) -> None:

@@ -25,7 +25,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, not_negative, positive, say
+from benchmarks.harness.arguments import (
+    at_least,
+    benchmark_parser,
+    comma_list,
+    not_negative,
+    positive,
+    say,
+    some_of,
+)
 from benchmarks.harness.records import Record, Recording, chosen, describe_run, recording
 from benchmarks.multicast_sim.picture import draw
 from benchmarks.multicast_sim.runs import (
@@ -93,27 +101,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser("benchmarks.multicast_sim", __doc__, plot=True)
     add = parser.add_argument
-    add(
-        "--nodes",
-        type=comma_list(at_least(1)),
-        default="2,4,8,16,64,256,1024,4096",
-        help="nodes with the sources",
-    )
+    nodes = "2,4,8,16,64,256,1024,4096"
+    add("--nodes", type=comma_list(at_least(1)), default=nodes, help="nodes with the sources")
     add("--sources", type=comma_list(at_least(1)), default="1", help="how many of them hold the model")
-    add(
-        "--models",
-        type=comma_list(str, tuple(MODEL_BYTES)),
-        default=",".join(MODEL_BYTES),
-        help="comma-separated models",
-    )
-    add("--planner", type=comma_list(str, NAMES), default=",".join(NAMES), help="of these planners")
+    add("--models", type=some_of(MODEL_BYTES), default=",".join(MODEL_BYTES), help="of these models")
+    add("--planner", type=some_of(NAMES), default=",".join(NAMES), help="of these planners")
     add("--blocks", type=comma_list(at_least(1)), default="16,64", help="block counts of named planners")
-    add(
-        "--conditions",
-        type=comma_list(str, CONDITIONS),
-        default=",".join(CONDITIONS),
-        help="of even,jitter,straggler",
-    )
+    add("--conditions", type=some_of(CONDITIONS), default=",".join(CONDITIONS), help="of these conditions")
     add("--gbit", type=positive, default=400.0, help="rate of a port each way, Gb/s")
     add("--latency-us", type=not_negative, default=5.0, help="latency of a block, microseconds")
     add("--overhead-us", type=not_negative, default=20.0, help="fixed cost per block and port, microseconds")

@@ -41,7 +41,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say, some_of
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.random_llama import LAYER_BYTES
@@ -193,30 +193,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = benchmark_parser("benchmarks.scaleout", __doc__, plot=True)
     add = parser.add_argument
     add_emulated(parser, slower=10)
-    add(
-        "--real",
-        type=at_least(2),
-        metavar="LAYERS",
-        help="compute on the processor with this many layers of about 51 MB",
-    )
+    layers = "compute on the processor with this many layers of about 51 MB"
+    add("--real", type=at_least(2), metavar="LAYERS", help=layers)
     add("--rate", type=rate, default="200mbit", help="rate of each link, with --real")
     add("--nodes", type=at_least(2), default=8, help="nodes with the sources")
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default="1",
-        help="nodes that hold the model, such as 1,2,4",
-    )
-    add(
-        "--holders",
-        type=comma_list(str, HOLDERS),
-        default="host",
-        help="where sources hold it, of gpu,host,mixed; mixed: the first half serve",
-    )
+    add("--sources", type=comma_list(at_least(1)), default="1", help="nodes that hold it, such as 1,2,4")
+    where = "of gpu,host,mixed (the first half serve), where sources hold it"
+    add("--holders", type=some_of(HOLDERS), default="host", help=where)
     add("--requests", type=at_least(1), default=50, help="requests in the burst")
     add("--prompt-tokens", type=at_least(1), default=512, help="tokens per prompt")
     add("--output-tokens", type=at_least(2), default=128, help="tokens per output")
-    add("--modes", type=comma_list(str, tuple(MODES)), help=f"default {','.join(COMPARED)}")
+    add("--modes", type=some_of(MODES), help=f"default {','.join(COMPARED)}")
     add("--repeat", type=at_least(1), default=1, help="turns")
     add("--keep-logs", type=Path, help="copy the platforms' logs to this folder")
     args = parse_emulated(parser, arguments)
