@@ -31,7 +31,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
-from benchmarks.harness.arguments import benchmark_parser, positive
+from benchmarks.harness.arguments import benchmark_parser, positive, say
 from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
 from benchmarks.harness.local_platform import PlatformStateError
@@ -43,8 +43,7 @@ from benchmarks.harness.traces import InvalidTrace, TraceRequest, TrimmedTrace, 
 
 REQUEST_TIMEOUT_S = 1800.0
 FAILURES = (InvalidTrace, PlatformStateError, OSError, ValueError)
-PROGRESS_S = 1.0  # on a terminal; otherwise every LINES_S
-LINES_S = 15.0
+PROGRESS_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,13 +184,11 @@ def show(row: dict[str, Any]) -> str:
 
 async def watch(replay: Replay) -> None:
     """Print progress to stderr until cancelled."""
-    total, terminal = len(replay.arrivals), sys.stderr.isatty()
     while True:
-        await asyncio.sleep(PROGRESS_S if terminal else LINES_S)
+        await asyncio.sleep(PROGRESS_S)
         failed = sum(bool(done.failure) for done in replay.finished)
-        text = f"{replay.sent}/{total} sent, {len(replay.finished)} done, {failed} failed"
-        sys.stderr.write(f"\r{text}\x1b[K" if terminal else f"{text}\n")
-        sys.stderr.flush()
+        counts = f"{replay.sent}/{len(replay.arrivals)} sent, {len(replay.finished)} done"
+        say(f"{counts}, {failed} failed")
 
 
 async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay]:
@@ -222,11 +219,9 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
             with suppress(asyncio.CancelledError):
                 await watching
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
         ledger = None
         if not replay.interrupted:
-            sys.stderr.write("comparing the ledger\n")
+            say("comparing the ledger")
             ledger = await compare_ledger(admin, args.function, replay.finished, wait_s=args.check_wait)
     params = {
         "trace": args.trace.name,

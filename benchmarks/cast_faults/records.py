@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.cast_faults.run import Baseline, TrialResult
 from benchmarks.cast_faults.trials import CastRole, CastVariant
 from benchmarks.harness.percentile import percentile
+from benchmarks.harness.records import timed
 
 
 def records(
@@ -34,13 +35,10 @@ def undisturbed(
     shape: CastVariant, baseline: Baseline, outcomes: Sequence[TrialResult], params: dict[str, object]
 ) -> dict[str, Any]:
     of_shape = [one for one in outcomes if one.trial.is_undisturbed and one.trial.shape == shape]
-    return {
-        "name": "undisturbed",
-        "params": {"transport": shape.transport, "planner": shape.planner, **params},
-        "seconds": [round(seconds, 4) for seconds in baseline.seconds[shape]],
-        "median_s": round(baseline.median_s(shape), 4),
-        "processor_share": round(statistics.median(one.processors for one in of_shape), 3),
-    }
+    seconds = [round(seconds, 4) for seconds in baseline.seconds[shape]]
+    share = round(statistics.median(one.processors for one in of_shape), 3)
+    named = {"transport": shape.transport, "planner": shape.planner, **params}
+    return timed("undisturbed", named, seconds, processor_share=share)
 
 
 def lost(struck: Sequence[TrialResult], baseline: Baseline) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from benchmarks.chaos.run import ChaosRun, ComponentKill, KillPlan, chaos_platfo
 from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.local_platform import LocalPlatform
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.records import chosen, describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 
 
 async def run(platform: LocalPlatform, findings: Findings, plan: KillPlan) -> tuple[ChaosRun, dict[str, Any]]:
@@ -44,11 +44,8 @@ def kill_record(
 ) -> dict[str, Any]:
     seconds = [round(kill.recovery_s, 3) for kill in kills]
     return {
-        "name": name,
-        "params": params,
+        **timed(name, params, seconds),
         "kills": len(kills),
-        "seconds": seconds,
-        "median_s": statistics.median(seconds),
         "p95_s": percentile(seconds, 95),
         "max_s": max(seconds),
         "limit_s": limit_s,
