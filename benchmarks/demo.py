@@ -205,15 +205,9 @@ def show(calls: Sequence[TimedCall]) -> None:
         grid.add_column(heading)
     for heading in ("TTFT s", "tokens/s"):
         grid.add_column(heading, justify="right")
-    for timed in calls:
-        grid.add_row(
-            timed.model,
-            timed.what,
-            timed.start_kind,
-            timed.node,
-            f"{timed.ttft_s:.3f}",
-            f"{timed.tokens_per_s:.1f}",
-        )
+    for one in calls:
+        facts = (one.model, one.what, one.start_kind, one.node)
+        grid.add_row(*facts, f"{one.ttft_s:.3f}", f"{one.tokens_per_s:.1f}")
     Console(width=110, highlight=False).print(grid)
 
 

@@ -75,10 +75,18 @@ def make_engine(
     sequences: int,
     path: LayerPath = LayerPath.AUTO,
     capture: GraphCapture | Literal["auto", "off"] = "auto",
+    prefill_budget: int = 512,
 ) -> DecoderEngine:
     """Build an engine on the model's image, with room for `sequences` full contexts."""
-    kv = model.kv_bytes(sequences)
-    return DecoderEngine(model.spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
+    return DecoderEngine(
+        model.spec,
+        model.region,
+        model.kv_bytes(sequences),
+        max_sequences=sequences,
+        prefill_budget=prefill_budget,
+        path=path,
+        capture=capture,
+    )
 
 
 def make_pipeline(

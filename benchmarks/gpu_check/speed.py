@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.engine.command import Generated, Prompts, run_engine, run_transformers
+from benchmarks.engine.command import Generated, Prompts, make_engine, run_engine, run_transformers
 from benchmarks.gpu_check.parts import PartTask, Row, best_s, release_cached_memory, row
 from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
-from invoker.engine.decoder import DecoderEngine
 
 _ROUNDS = 2
 _MIN_LEFT_S = 20.0  # no batch is started with less time left
@@ -121,10 +120,7 @@ def _contenders(
     """Return name, mode, and a factory of run and close functions."""
 
     def ours(capture: Literal["auto", "off"]) -> tuple[Run, Callable[[], None]]:
-        spec, kv = model.spec, model.kv_bytes(batch)
-        engine = DecoderEngine(
-            spec, model.region, kv, max_sequences=batch, prefill_budget=4096, capture=capture
-        )
+        engine = make_engine(model, batch, capture=capture, prefill_budget=4096)
         return lambda prompts: run_engine(engine, prompts, shape.tokens), engine.close
 
     def theirs() -> tuple[Run, Callable[[], None]]:

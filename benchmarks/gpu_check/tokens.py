@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from benchmarks.engine.command import run_engine, run_transformers
+from benchmarks.engine.command import make_engine, run_engine, run_transformers
 from benchmarks.gpu_check.parts import PartTask, Row, row
 from benchmarks.harness.random_model import RandomModel, random_model
 from invoker.engine.decoder import DecoderEngine
@@ -135,16 +135,7 @@ def _engine_modes(task: PartTask) -> list[_EngineMode]:
 
 def _engine(model: RandomModel, sequences: int, mode: _EngineMode) -> DecoderEngine | str:
     """Return the engine, or the reason why there is none."""
-    kv = model.kv_bytes(sequences)
-    engine = DecoderEngine(
-        model.spec,
-        model.region,
-        kv,
-        max_sequences=sequences,
-        prefill_budget=48,
-        path=mode.path,
-        capture=mode.capture,
-    )
+    engine = make_engine(model, sequences, mode.path, mode.capture, prefill_budget=48)
     if (taken := engine.path) is not mode.path:
         engine.close()
         return f"its layers use the path {taken.value}"

@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,12 +126,6 @@ def show_record(record: dict[str, Any]) -> str:
     return "\n".join([str(totals), *(f"WRONG: {line}" for line in record["failed"])])
 
 
-@contextmanager
-def folder_of_models() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="hypercast-live-models-") as folder:
-        yield Path(folder)
-
-
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = benchmark_parser("benchmarks.live_serving", __doc__)
     add = parser.add_argument
@@ -155,8 +148,8 @@ def main() -> None:
     started_s = time.monotonic()
     with recording("live_serving", json=args.json, show=show_record, failures=PLATFORM_FAILURES) as out:
         try:
-            with folder_of_models() as models, slow_link_platform(args, nodes) as platform:
-                uvloop.run(run(platform, args, models, outcome))
+            with TemporaryDirectory() as folder, slow_link_platform(args, nodes) as platform:
+                uvloop.run(run(platform, args, Path(folder), outcome))
         finally:
             params["seconds"] = round(time.monotonic() - started_s, 1)
             out.add(record_of(outcome, params))

@@ -136,7 +136,7 @@ def record_of(
     middle, middle_run = rates[len(rates) // 2]
     median_s = percentile(ttfts, 50)
     assert median_s is not None
-    live_s = median(first_token_of(run.requests, "live") for run in runs)
+    live_s = _median(first_token_of(run.requests, "live") for run in runs)
     return {
         "name": name,
         "emulated": bool(params["emulated"]),
@@ -148,7 +148,7 @@ def record_of(
         "ttft_p50_s": median_s,
         "ttft_p90_s": percentile(ttfts, 90),
         "ttft_p99_s": percentile(ttfts, 99),
-        "first_of_loading_s": median(first_token_of(run.requests, "live", "cold") for run in runs),
+        "first_of_loading_s": _median(first_token_of(run.requests, "live", "cold") for run in runs),
         "first_live_s": live_s,
         "first_live_of_transfer": None if live_s is None else live_s / limits["transfer_s"],
         "peak_tokens_per_s": middle.peak,
@@ -164,14 +164,13 @@ def record_of(
     }
 
 
+def _median(moments: Iterable[float | None]) -> float | None:
+    return percentile([moment for moment in moments if moment is not None], 50)
+
+
 def least(stairs: Iterable[dict[str, Any]]) -> float | None:
     """Return the smallest fraction of the prediction that was served on any stair."""
     return min((stair["of_predicted"] for stair in stairs if stair["of_predicted"] is not None), default=None)
-
-
-def median(moments: Iterable[float | None]) -> float | None:
-    """Return the median of the known times."""
-    return percentile(sorted(moment for moment in moments if moment is not None), 50)
 
 
 def show(row: dict[str, Any]) -> str:
