@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,19 +95,8 @@ class FloodResult(CrewMessage, frozen=True, kw_only=True):
 PROTOCOL = CrewProtocol.of(StopFlood, FloodResult)
 
 
-@dataclass(slots=True)
-class FirstTokenTimes:
-    """The quiet tenant's times to first token over all rounds."""
-
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def p50_s(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def p95_s(self) -> float:
-        return statistics.quantiles(self.seconds, n=20, method="inclusive")[-1]
+def p95(seconds: Sequence[float]) -> float:
+    return statistics.quantiles(seconds, n=20, method="inclusive")[-1]
 
 
 # A minimal client, which leaves the processor to the platform.
@@ -149,7 +137,7 @@ class KeepAliveConnection:
             self._streams = None
 
 
-async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: FirstTokenTimes) -> None:
+async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: list[float]) -> None:
     """Send completions one after another, and time each after the warm-up to its first token."""
     connection = KeepAliveConnection(load.url)
     for number in range(SETTLING + requests):
@@ -160,7 +148,7 @@ async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side:
                 first_s = time.perf_counter() - started_s
         assert first_s is not None, "a completion without a token"
         if number >= SETTLING:
-            side.seconds.append(first_s)
+            side.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
     connection.close()
 
@@ -232,7 +220,7 @@ def platform_of_one_node(folder: Path, layers: int) -> Iterator[LocalPlatform]:
 
 async def measure(
     url: str, admin: AdminClient, model: str, args: argparse.Namespace
-) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+) -> tuple[list[float], list[float], list[FloodResult]]:
     quiet = TenantLoad(
         url=url,
         key=await admin.create_key("quiet", "fairness"),
@@ -248,7 +236,7 @@ async def measure(
         output_tokens=args.flood_output,
     )
     rng = random.Random(1)
-    alone, flooded, floods = FirstTokenTimes(), FirstTokenTimes(), list[FloodResult]()
+    alone, flooded, floods = list[float](), list[float](), list[FloodResult]()
     for _ in range(args.rounds):
         await admin.wait_until_idle(QUIET_WITHIN_S)
         await quiet_round(quiet, args.requests, rng, alone)
@@ -259,7 +247,7 @@ async def measure(
 
 async def measure_model(
     url: str, key: str, model: str, args: argparse.Namespace
-) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+) -> tuple[list[float], list[float], list[FloodResult]]:
     """Measure one model with connections of its own."""
     async with AdminClient.connect(url, key) as admin:
         return await measure(url, admin, model, args)
@@ -270,20 +258,20 @@ async def measure_model(
 
 def records(
     model: str,
-    alone: FirstTokenTimes,
-    flooded: FirstTokenTimes,
+    alone: Sequence[float],
+    flooded: Sequence[float],
     floods: Sequence[FloodResult],
     common: dict[str, object],
 ) -> list[dict[str, Any]]:
     params = {**common, "model": model}
-    alone_row = timed("alone", params, alone.seconds, p95_s=alone.p95_s)
-    row = timed("flooded", params, flooded.seconds, p95_s=flooded.p95_s)
+    alone_row = timed("alone", params, alone, p95_s=p95(alone))
+    row = timed("flooded", params, flooded, p95_s=p95(flooded))
     took_s = sum(flood.seconds for flood in floods)
     row |= {
-        "limit_s": 2 * alone.p95_s,
-        "ratio_to_limit": flooded.p95_s / (2 * alone.p95_s),
-        "p50_ratio": flooded.p50_s / alone.p50_s,
-        "p95_ratio": flooded.p95_s / alone.p95_s,
+        "limit_s": 2 * p95(alone),
+        "ratio_to_limit": p95(flooded) / (2 * p95(alone)),
+        "p50_ratio": row["median_s"] / alone_row["median_s"],
+        "p95_ratio": p95(flooded) / p95(alone),
         "flood_answers": sum(flood.answers for flood in floods),
         "flood_refused": sum(flood.refused for flood in floods),
         "flood_tokens_per_s": sum(flood.chunks for flood in floods) / took_s,

@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.harness.admin_client import PATIENCE_S, AdminClient, http_client
 from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
-from benchmarks.harness.records import all_but, describe_run, recording
+from benchmarks.harness.records import all_but, describe_run, recording, timed
 from benchmarks.live_serving.arguments import add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, LiveRequest, draw_prompt
 from benchmarks.live_serving.models import CONTEXT, FAMILIES, write_model
@@ -141,11 +141,8 @@ def record_of(found: Sequence[StreamSwitch], params: dict[str, object]) -> dict[
     after = [ms for one in found for ms in one.after_last_block_ms]
     ratio = statistics.median(one.ratio for one in found)
     return {
-        "name": "mode-switch",
-        "params": params,
+        **timed("mode-switch", params, [one.gap_ms / 1e3 for one in found]),
         "switches": [{**asdict(one), "ratio": round(one.ratio, 3)} for one in found],
-        "seconds": [one.gap_ms / 1e3 for one in found],
-        "median_s": statistics.median(one.gap_ms for one in found) / 1e3,
         "limit_s": _GAP_LIMIT * statistics.median(one.recompute_ms for one in found) / 1e3,
         "median_ratio": round(ratio, 3),
         "worst_ratio": round(max(one.ratio for one in found), 3),

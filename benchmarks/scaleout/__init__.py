@@ -3,7 +3,6 @@
 - `client`: sends a burst and reports when tokens arrived
 - `cluster`: a platform in a testbed
 - `command`: the command
-- `gloo`: the duration of gloo's broadcast
 - `memory`: whether the images fit into memory
 - `modes`: the compared ways to scale out
 - `plot`: the plot

@@ -46,9 +46,9 @@ from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.random_llama import LAYER_BYTES
 from benchmarks.harness.records import Recording, chosen, describe_run, recording
-from benchmarks.multicast.run import DigestMismatch
+from benchmarks.multicast.peers import gloo
+from benchmarks.multicast.run import CastImage, DigestMismatch
 from benchmarks.scaleout.cluster import BurstResult, BurstScenario, ScaleoutError, TestbedPlatform
-from benchmarks.scaleout.gloo import broadcast_s
 from benchmarks.scaleout.memory import MemoryNeed, free_memory
 from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout.plot import plot
@@ -69,6 +69,7 @@ from cli.errors import CliError
 from invoker.emulated.profiles import StepLoad
 from registry.errors import RegistryError
 
+_SEED = 1
 HOLDERS = ("gpu", "host", "mixed")
 
 
@@ -157,7 +158,8 @@ def wait_of(testbed: Testbed, mode: Mode, scenario: BurstScenario, folder: Path)
     targets = scenario.nodes - scenario.sources
     if not mode.gloo or not targets:
         return mode.setup_s * scenario.slower
-    took_s = broadcast_s(testbed, folder, targets, scenario.bundle.image_bytes, TIMEOUT_S)
+    with gloo(testbed, targets + 1, folder) as ranks:  # from one host to `targets` others, all connected
+        took_s = ranks.run(CastImage.make(scenario.bundle.image_bytes, _SEED), "", TIMEOUT_S).seconds
     say(f"  gloo's broadcast to {targets} took {took_s:.2f} s")
     return max(0.0, took_s - scenario.own_copy_s)
 
