@@ -232,9 +232,8 @@ def main() -> None:
     checkpoint = FOLDER / BIG
     write_random_llama(checkpoint, ROOT / "functions" / TINY / "model")
     try:
-        hypercast(
-            *("up", "--nodes", "3", "--hosts", "3", "--port", "0", "--detach"), *("--data-dir", str(DATA))
-        )
+        nodes = ("--nodes", "3", "--hosts", "3")
+        hypercast("up", *nodes, "--port", "0", "--detach", "--data-dir", str(DATA))
         running_platform = RunningPlatform.of(DATA)
         url, key = running_platform.urls[0], running_platform.admin_key
         os.environ |= {"HYPERCAST_URL": url, "HYPERCAST_API_KEY": key}

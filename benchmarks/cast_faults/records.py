@@ -8,6 +8,7 @@ from benchmarks.cast_faults.run import Baseline, TrialResult
 from benchmarks.cast_faults.trials import CastRole, CastVariant
 from benchmarks.harness.percentile import percentile
 from benchmarks.harness.records import timed
+from benchmarks.multicast.run import sum_counts
 
 
 def records(
@@ -65,7 +66,6 @@ def whole(
     wrong = [f"{one.trial}: {what}" for one in outcomes for what in one.wrong]
     summary = lost(struck, baseline)
     returned = [one.returned for one in outcomes if one.returned is not None]
-    faults = [one.faults for one in outcomes]
     return {
         "name": "cast-faults",
         "params": params,
@@ -76,7 +76,7 @@ def whole(
         "holds": not wrong and summary.get("lost_share_median", 0.0) <= limit,
         "damaged_found": sum(one.found for one in outcomes),
         "damaged_missed": sum(one.missed for one in outcomes),
-        "pulls": {kind: sum(each.get(kind, 0) for each in faults) for kind in sorted({*_kinds(faults)})},
+        "pulls": dict(sorted(sum_counts(one.faults for one in outcomes).items())),
         "returned": len(returned),
         "returned_kept_blocks": sum(one.kept_blocks for one in returned),
         "returned_median_s": round(statistics.median(one.seconds for one in returned), 3)
@@ -128,7 +128,3 @@ def show(row: dict[str, Any]) -> str:
 def _role(one: TrialResult) -> CastRole:
     assert one.trial.strike is not None
     return one.trial.strike.role
-
-
-def _kinds(faults: Sequence[Any]) -> set[str]:
-    return {kind for each in faults for kind in each}

@@ -79,20 +79,11 @@ def cases(
             for planner in planners:
                 for number in [0] if planner == AUTOMATIC else blocks:
                     for model in models:
-                        for condition in _possible(conditions, count - k):
-                            yield SimulationCase(
-                                planner=planner,
-                                model=model,
-                                nodes=count,
-                                sources=k,
-                                blocks=number,
-                                condition=condition,
-                            )
-
-
-def _possible(conditions: Sequence[str], targets: int) -> list[str]:
-    """Return the conditions that apply: a straggler needs other targets."""
-    return [condition for condition in conditions if condition != STRAGGLER or targets > 1]
+                        for condition in conditions:
+                            if condition == STRAGGLER and count - k < 2:
+                                continue  # a straggler needs other targets
+                            sizes = {"nodes": count, "sources": k, "blocks": number}
+                            yield SimulationCase(planner=planner, model=model, condition=condition, **sizes)
 
 
 def measure(case: SimulationCase, network: SimulatedNetwork) -> dict[str, Any]:
