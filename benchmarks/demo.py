@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openai import AsyncOpenAI
@@ -21,8 +21,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.admin_client import until
 from benchmarks.harness.arguments import make_parser
-from benchmarks.harness.local_platform import RunningPlatform, run_cli
+from benchmarks.harness.local_platform import PlatformStateError, RunningPlatform, run_cli
 from benchmarks.harness.processes import ROOT, exit_on_sigterm, module
 from benchmarks.harness.random_llama import write_random_llama
 
@@ -123,15 +124,6 @@ async def call(
     )
 
 
-async def until(what: str, holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Poll the command line until a condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while not await asyncio.to_thread(holds):
-        if time.monotonic() > deadline:
-            raise DemoFailed(f"timed out after {timeout_s:g} s waiting until {what}")
-        await asyncio.sleep(0.1)
-
-
 def running(model: str) -> list[dict[str, object]]:
     """Return the instances of a model with their nodes."""
     return [
@@ -164,7 +156,11 @@ async def starts(client: AsyncOpenAI, model: str) -> list[TimedCall]:
     calls.append(await call(client, model, "first call, on a node without it"))
     calls.append(await call(client, model, "again"))
     await asyncio.to_thread(hypercast, "scale", model, "--instances", "0")
-    await until(f"{model} has no instances", lambda: not running(model))
+
+    async def stopped() -> bool:
+        return not await asyncio.to_thread(running, model)
+
+    await until(f"{model} has no instances", stopped, 30.0)
     calls.append(await call(client, model, "after its instance was evicted"))
     victim = (await asyncio.to_thread(running, model))[0]
     say(f"\n$ kill -9 {victim['pid']}   # {victim['node']}, which serves {model}")
@@ -209,15 +205,9 @@ def show(calls: Sequence[TimedCall]) -> None:
         grid.add_column(heading)
     for heading in ("TTFT s", "tokens/s"):
         grid.add_column(heading, justify="right")
-    for timed in calls:
-        grid.add_row(
-            timed.model,
-            timed.what,
-            timed.start_kind,
-            timed.node,
-            f"{timed.ttft_s:.3f}",
-            f"{timed.tokens_per_s:.1f}",
-        )
+    for one in calls:
+        facts = (one.model, one.what, one.start_kind, one.node)
+        grid.add_row(*facts, f"{one.ttft_s:.3f}", f"{one.tokens_per_s:.1f}")
     Console(width=110, highlight=False).print(grid)
 
 
@@ -242,9 +232,8 @@ def main() -> None:
     checkpoint = FOLDER / BIG
     write_random_llama(checkpoint, ROOT / "functions" / TINY / "model")
     try:
-        hypercast(
-            *("up", "--nodes", "3", "--hosts", "3", "--port", "0", "--detach"), *("--data-dir", str(DATA))
-        )
+        nodes = ("--nodes", "3", "--hosts", "3")
+        hypercast("up", *nodes, "--port", "0", "--detach", "--data-dir", str(DATA))
         running_platform = RunningPlatform.of(DATA)
         url, key = running_platform.urls[0], running_platform.admin_key
         os.environ |= {"HYPERCAST_URL": url, "HYPERCAST_API_KEY": key}
@@ -253,7 +242,7 @@ def main() -> None:
         say(hypercast("deploy", str(checkpoint), "--name", BIG, "--keep-alive", "5m"))
         asyncio.run(session(url, key))
         say(hypercast("usage", "report"))
-    except DemoFailed as failure:
+    except (DemoFailed, PlatformStateError) as failure:
         sys.exit(f"demo failed: {failure}\nlogs are in {DATA / 'logs'}")
     finally:
         if not options.keep:

@@ -13,27 +13,30 @@ example:
 import argparse
 import asyncio
 import json
-import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
-from benchmarks.harness.arguments import at_least, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 
 TINY = "tiny-coder"
 TINY_FOLDER = ROOT / "functions" / TINY
@@ -53,8 +56,7 @@ class RequestFailed(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLoad:
+class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one tenant."""
 
     url: str
@@ -77,29 +79,24 @@ class TenantLoad:
         return json.dumps(request).encode()
 
 
-@dataclass(slots=True)
-class FloodResult:
+class StopFlood(CrewMessage, frozen=True, kw_only=True):
+    """End the flood; answered by FloodResult."""
+
+
+class FloodResult(CrewMessage, frozen=True, kw_only=True):
     """The throughput of the flood in a round."""
 
-    seconds: float = 0.0
-    answers: int = 0
-    chunks: int = 0
-    refused: int = 0
+    seconds: float
+    answers: int
+    chunks: int
+    refused: int
 
 
-@dataclass(slots=True)
-class FirstTokenTimes:
-    """The quiet tenant's times to first token over all rounds."""
+PROTOCOL = CrewProtocol.of(StopFlood, FloodResult)
 
-    seconds: list[float] = field(default_factory=list)
 
-    @property
-    def p50_s(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def p95_s(self) -> float:
-        return statistics.quantiles(self.seconds, n=20, method="inclusive")[-1]
+def p95(seconds: Sequence[float]) -> float:
+    return statistics.quantiles(seconds, n=20, method="inclusive")[-1]
 
 
 # A minimal client, which leaves the processor to the platform.
@@ -140,7 +137,7 @@ class KeepAliveConnection:
             self._streams = None
 
 
-async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: FirstTokenTimes) -> None:
+async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: list[float]) -> None:
     """Send completions one after another, and time each after the warm-up to its first token."""
     connection = KeepAliveConnection(load.url)
     for number in range(SETTLING + requests):
@@ -151,7 +148,7 @@ async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side:
                 first_s = time.perf_counter() - started_s
         assert first_s is not None, "a completion without a token"
         if number >= SETTLING:
-            side.seconds.append(first_s)
+            side.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
     connection.close()
 
@@ -159,13 +156,9 @@ async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side:
 # The flood, in its own process.
 
 
-def flood_process(load: TenantLoad, connections: int, pipe: Connection) -> None:
-    uvloop.run(flood(load, connections, pipe))
-
-
-async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
-    """Keep all connections busy until the parent sends a message; report start and result over the pipe."""
-    done = FloodResult()
+async def flood(path: str, rank: int, connections: int, load: TenantLoad) -> None:
+    """Keep all connections busy, from the hello on, until the benchmark stops the flood."""
+    done: Counter[str] = Counter()
     started_event = asyncio.Event()
     started: set[int] = set()
 
@@ -175,48 +168,40 @@ async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
             while True:
                 try:
                     async for event in connection.post("/v1/completions", load.key, load.body(rng)):
-                        done.chunks += b'"choices"' in event
+                        done["chunks"] += b'"choices"' in event
                         started.add(number)
                         if len(started) >= min(connections, FIRST_STREAMS):
                             started_event.set()
-                    done.answers += 1
+                    done["answers"] += 1
                 except RequestFailed:
-                    done.refused += 1
+                    done["refused"] += 1
         finally:
             connection.close()
 
-    loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(number)) for number in range(connections)]
         await started_event.wait()
-        before, started_s = (done.answers, done.chunks, done.refused), time.perf_counter()
-        pipe.send("under way")
-        await loop.run_in_executor(None, pipe.recv)
-        seconds = time.perf_counter() - started_s
-        counts = [
-            now - then for now, then in zip((done.answers, done.chunks, done.refused), before, strict=True)
-        ]
+        before, started_s = done.copy(), time.perf_counter()
+
+        async def stop(order: StopFlood) -> FloodResult:
+            seconds = time.perf_counter() - started_s
+            for task in tasks:
+                task.cancel()
+            counts = {name: done[name] - before[name] for name in ("answers", "chunks", "refused")}
+            return FloodResult(seconds=seconds, **counts)
+
+        await serve_async(path, MemberHello(rank=rank), PROTOCOL, stop)
         for task in tasks:
             task.cancel()
-    pipe.send(FloodResult(seconds, *counts))
 
 
 @contextmanager
 def flooding(load: TenantLoad, connections: int, into: list[FloodResult]) -> Iterator[None]:
     """Run a flood, which has started when the block begins."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=flood_process, args=(load, connections, theirs))
-    process.start()
-    try:
-        ours.recv()
+    arguments = (connections, msgspec.json.encode(load).decode())
+    with running_children("benchmarks.fairness", PROTOCOL, ("--flood", *arguments)) as crew:
         yield
-        ours.send("stop")
-        into.append(ours.recv())
-        process.join()
-    finally:
-        process.kill()
-        process.join()
+        into += crew.ask(StopFlood(), FloodResult, QUIET_WITHIN_S)
 
 
 # The platform.
@@ -235,7 +220,7 @@ def platform_of_one_node(folder: Path, layers: int) -> Iterator[LocalPlatform]:
 
 async def measure(
     url: str, admin: AdminClient, model: str, args: argparse.Namespace
-) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+) -> tuple[list[float], list[float], list[FloodResult]]:
     quiet = TenantLoad(
         url=url,
         key=await admin.create_key("quiet", "fairness"),
@@ -251,7 +236,7 @@ async def measure(
         output_tokens=args.flood_output,
     )
     rng = random.Random(1)
-    alone, flooded, floods = FirstTokenTimes(), FirstTokenTimes(), list[FloodResult]()
+    alone, flooded, floods = list[float](), list[float](), list[FloodResult]()
     for _ in range(args.rounds):
         await admin.wait_until_idle(QUIET_WITHIN_S)
         await quiet_round(quiet, args.requests, rng, alone)
@@ -262,7 +247,7 @@ async def measure(
 
 async def measure_model(
     url: str, key: str, model: str, args: argparse.Namespace
-) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
+) -> tuple[list[float], list[float], list[FloodResult]]:
     """Measure one model with connections of its own."""
     async with AdminClient.connect(url, key) as admin:
         return await measure(url, admin, model, args)
@@ -273,32 +258,25 @@ async def measure_model(
 
 def records(
     model: str,
-    alone: FirstTokenTimes,
-    flooded: FirstTokenTimes,
+    alone: Sequence[float],
+    flooded: Sequence[float],
     floods: Sequence[FloodResult],
     common: dict[str, object],
 ) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "params": {**common, "model": model},
-            "seconds": side.seconds,
-            "median_s": side.p50_s,
-            "p95_s": side.p95_s,
-        }
-        for name, side in (("alone", alone), ("flooded", flooded))
-    ]
+    params = {**common, "model": model}
+    alone_row = timed("alone", params, alone, p95_s=p95(alone))
+    row = timed("flooded", params, flooded, p95_s=p95(flooded))
     took_s = sum(flood.seconds for flood in floods)
-    rows[1] |= {
-        "limit_s": 2 * alone.p95_s,
-        "ratio_to_limit": flooded.p95_s / (2 * alone.p95_s),
-        "p50_ratio": flooded.p50_s / alone.p50_s,
-        "p95_ratio": flooded.p95_s / alone.p95_s,
+    row |= {
+        "limit_s": 2 * p95(alone),
+        "ratio_to_limit": p95(flooded) / (2 * p95(alone)),
+        "p50_ratio": row["median_s"] / alone_row["median_s"],
+        "p95_ratio": p95(flooded) / p95(alone),
         "flood_answers": sum(flood.answers for flood in floods),
         "flood_refused": sum(flood.refused for flood in floods),
         "flood_tokens_per_s": sum(flood.chunks for flood in floods) / took_s,
     }
-    return rows
+    return [alone_row, row]
 
 
 def show(row: dict[str, Any]) -> str:
@@ -316,52 +294,25 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.fairness", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument(
-        "--rounds",
-        type=at_least(1),
-        default=5,
-        help="rounds with and without the flood, in turns (default %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=20,
-        help="requests of the quiet tenant per round (default %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt", type=int, default=128, help="prompt tokens of the quiet tenant (default %(default)s)"
-    )
-    parser.add_argument(
-        "--connections", type=int, default=64, help="connections of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--flood-prompt", type=int, default=512, help="prompt tokens of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--flood-output", type=int, default=128, help="output tokens of the flood (default %(default)s)"
-    )
-    parser.add_argument(
-        "--models", default=f"random,{TINY}", help="comma-separated models (default %(default)s)"
-    )
-    parser.add_argument(
-        "--layers",
-        type=int,
-        default=4,
-        help="layers of the random model, about 13M parameters each (default %(default)s)",
-    )
-    parser.add_argument("--url", help="use this running platform, which must serve the models")
-    parser.add_argument("--key", help="an admin key of --url")
+    parser = benchmark_parser("benchmarks.fairness", __doc__)
+    add = parser.add_argument
+    add("--rounds", type=at_least(1), default=5, help="rounds with and without the flood, in turns")
+    add("--requests", type=int, default=20, help="requests of the quiet tenant per round")
+    add("--prompt", type=int, default=128, help="prompt tokens of the quiet tenant")
+    add("--connections", type=int, default=64, help="connections of the flood")
+    add("--flood-prompt", type=int, default=512, help="prompt tokens of the flood")
+    add("--flood-output", type=int, default=128, help="output tokens of the flood")
+    add("--models", default=f"random,{TINY}", help="comma-separated models")
+    add("--layers", type=int, default=4, help="layers of the random model, about 13M parameters each")
+    add("--url", help="use this running platform, which must serve the models")
+    add("--key", help="an admin key of --url")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     args = parse()
-    common: dict[str, object] = {
-        name: getattr(args, name)
-        for name in ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
-    } | describe_run("benchmarks.fairness")
+    names = ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
+    common = chosen(args, *names) | describe_run("benchmarks.fairness")
     with ExitStack() as stack:
         out = stack.enter_context(
             recording("fairness", json=args.json, show=show, failures=PLATFORM_FAILURES)
@@ -376,4 +327,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[3:4] == ["--flood"]:
+        path, rank, _, connections, load = sys.argv[1:]
+        uvloop.run(flood(path, int(rank), int(connections), msgspec.json.decode(load, type=TenantLoad)))
+    else:
+        main()

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import resource
 import secrets
 import signal
 import sys
@@ -32,18 +31,19 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient
-from benchmarks.harness.arguments import make_parser, positive
+from benchmarks.harness.arguments import benchmark_parser, positive, say
+from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
 from benchmarks.harness.local_platform import PlatformStateError
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.records import describe_run, recording
-from benchmarks.harness.stream_client import StreamEndpoint, StreamResult, stream_completion
+from benchmarks.harness.processor import process_cpu_s
+from benchmarks.harness.records import chosen, describe_run, new_figure, recording, save_figure
+from benchmarks.harness.stream_client import StreamResult, stream_completion
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, TrimmedTrace, read_trace, trim_to_context
 
 REQUEST_TIMEOUT_S = 1800.0
 FAILURES = (InvalidTrace, PlatformStateError, OSError, ValueError)
-PROGRESS_S = 1.0  # on a terminal; otherwise every LINES_S
-LINES_S = 15.0
+PROGRESS_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Replay:
     """One replay in progress; `late_s` is how long after its scheduled time each request was sent."""
 
     run: str
-    target: StreamEndpoint
+    target: HttpEndpoint
     function: str
     arrivals: Sequence[TraceRequest]
     speedup: float
@@ -66,7 +66,7 @@ class Replay:
 
     async def go(self, stop: asyncio.Event) -> None:
         """Send all requests and wait for the responses; `stop` abandons the rest."""
-        started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+        started_s, started_cpu_s = time.perf_counter(), process_cpu_s()
         stopping = asyncio.create_task(stop.wait())
         work = asyncio.create_task(self._all(started_s))
         try:
@@ -79,7 +79,7 @@ class Replay:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            self.wall_s, self.cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
+            self.wall_s, self.cpu_s = time.perf_counter() - started_s, process_cpu_s() - started_cpu_s
 
     async def _all(self, started_s: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -184,13 +184,11 @@ def show(row: dict[str, Any]) -> str:
 
 async def watch(replay: Replay) -> None:
     """Print progress to stderr until cancelled."""
-    total, terminal = len(replay.arrivals), sys.stderr.isatty()
     while True:
-        await asyncio.sleep(PROGRESS_S if terminal else LINES_S)
+        await asyncio.sleep(PROGRESS_S)
         failed = sum(bool(done.failure) for done in replay.finished)
-        text = f"{replay.sent}/{total} sent, {len(replay.finished)} done, {failed} failed"
-        sys.stderr.write(f"\r{text}\x1b[K" if terminal else f"{text}\n")
-        sys.stderr.flush()
+        counts = f"{replay.sent}/{len(replay.arrivals)} sent, {len(replay.finished)} done"
+        say(f"{counts}, {failed} failed")
 
 
 async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay]:
@@ -205,7 +203,7 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
         )
         replay = Replay(
             run=f"replay-{secrets.token_hex(4)}",
-            target=StreamEndpoint.of(args.url, args.api_key),
+            target=HttpEndpoint.of(args.url, args.api_key),
             function=args.function,
             arrivals=cap.arrivals,
             speedup=args.speedup,
@@ -221,17 +219,13 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
             with suppress(asyncio.CancelledError):
                 await watching
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
         ledger = None
         if not replay.interrupted:
-            sys.stderr.write("comparing the ledger\n")
+            say("comparing the ledger")
             ledger = await compare_ledger(admin, args.function, replay.finished, wait_s=args.check_wait)
     params = {
         "trace": args.trace.name,
-        "speedup": args.speedup,
-        "seconds": args.seconds,
-        "function": args.function,
+        **chosen(args, "speedup", "seconds", "function"),
         "context_length": context,
         **describe_run("benchmarks.replay"),
     }
@@ -240,10 +234,8 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
 
 def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
     """Draw time to first token over time, and its distribution, as PNG."""
-    from matplotlib.figure import Figure  # in the extra [dev] alone
-
     good = [done for done in replay.finished if not done.failure]
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = new_figure(11, 4)
     over, share = figure.subplots(1, 2)
     for kind in sorted({done.start_kind for done in good}):
         of_kind = [done for done in good if done.start_kind == kind]
@@ -259,51 +251,21 @@ def plot(replay: Replay, row: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{params['trace']} at {params['speedup']:g}x on {params['function']}: {row['requests']} requests"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    save_figure(figure, path)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.replay", __doc__)
+    parser = benchmark_parser("benchmarks.replay", __doc__, plot=True)
     add = parser.add_argument
-    add(
-        "--trace",
-        type=Path,
-        required=True,
-        help="trace file in Azure's, our compact or the plain format, optionally .gz",
-    )
+    add("--trace", type=Path, required=True, help="in Azure's, our compact or the plain format, or .gz")
     add("--function", required=True, help="NAME or NAME:VERSION")
-    add("--speedup", type=positive, default=1.0, help="replay this many times faster (default 1)")
-    add(
-        "--seconds",
-        type=positive,
-        default=math.inf,
-        help="replay only the first seconds of the trace (before --speedup; default: all)",
-    )
-    add(
-        "--url",
-        default=os.environ.get("HYPERCAST_URL", "http://127.0.0.1:8000"),
-        help="the gateway (default: $HYPERCAST_URL or http://127.0.0.1:8000)",
-    )
-    add(
-        "--api-key",
-        default=os.environ.get("HYPERCAST_API_KEY", ""),
-        help="an admin key (default: $HYPERCAST_API_KEY)",
-    )
-    add("--vocabulary", type=int, default=256, help="token ids are below this (default %(default)s)")
-    add(
-        "--check-wait",
-        type=float,
-        default=90.0,
-        help="seconds to wait for nodes to write their metered time (default %(default)s)",
-    )
-    add("--json", type=Path, help="write the record to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
+    add("--speedup", type=positive, default=1.0, help="replay this many times faster")
+    add("--seconds", type=positive, default=math.inf, help="replay these first seconds of the trace")
+    url, key = os.environ.get("HYPERCAST_URL"), os.environ.get("HYPERCAST_API_KEY")
+    add("--url", default=url or "http://127.0.0.1:8000", help="the gateway, by default $HYPERCAST_URL")
+    add("--api-key", default=key or "", help="an admin key, by default $HYPERCAST_API_KEY")
+    add("--vocabulary", type=int, default=256, help="token ids are below this")
+    add("--check-wait", type=float, default=90.0, help="seconds until nodes have written their time")
     return parser.parse_args(arguments)
 
 

@@ -48,16 +48,10 @@ def documents() -> list[Path]:
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = make_parser("benchmarks.tables", __doc__)
-    parser.add_argument(
-        "files", nargs="*", type=Path, metavar="FILE", help="documents (default: README.md docs/*.md)"
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a figure differs")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        help="folder of the result files (default: benchmarks/results)",
-    )
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, metavar="FILE", help="documents (default: README.md docs/*.md)")
+    add("--check", action="store_true", help="write nothing; exit with 1 if a figure differs")
+    add("--results", type=Path, default=RESULTS, help="folder of the result files")
     return parser.parse_args(arguments)
 
 

@@ -20,25 +20,26 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient, http_client, until
-from benchmarks.harness.arguments import at_least, make_parser, positive, say
-from benchmarks.harness.local_platform import (
-    PLATFORM_FAILURES,
-    LocalPlatform,
-    running_platform,
-)
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.arguments import at_least, benchmark_parser, positive, say
+from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, running_platform
+from benchmarks.harness.records import chosen, describe_run, recording
 from benchmarks.scaleout.client import Burst, BurstAnswer, request_completion
-from invoker.emulated.profiles import PROFILES, Profile, UnknownProfile, find_profile
-from registry.config.emulation import EmulatedDevice, EmulatedModel
+from benchmarks.scaleout.cluster import FUNCTION
+from benchmarks.scaleout.scenarios import (
+    add_emulated,
+    burst_of,
+    emulated_device,
+    emulated_model,
+    parse_emulated,
+)
+from invoker.emulated.profiles import Profile
 
-FUNCTION = "emulated"
 PARTS = 8
 _WARM_UP = 3  # uncounted requests
 
@@ -140,66 +141,26 @@ def record_of(alone: LoadTimeline, helped: LoadTimeline, args: Namespace) -> dic
 
 
 async def run(platform: LocalPlatform, args: Namespace) -> dict[str, Any]:
-    model = EmulatedModel(name=args.emulated.partition("-")[2].partition("/")[0], scale=args.profile.scale)
+    model = emulated_model(args)
     platform.command(
-        *("deploy", str(model), "--name", FUNCTION, "--min-instances", "1", "--max-instances", "1"),
+        *("deploy", model, "--name", FUNCTION, "--min-instances", "1", "--max-instances", "1"),
         *("--target-concurrency", str(args.requests), "--keep-alive", "1h", "--live", "off"),
     )
-    burst = Burst(
-        model=FUNCTION,
-        emulated=str(model),
-        vocabulary=args.profile.model.vocabulary,
-        requests=args.requests,
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
-        timeout_s=args.patience,
-    )
+    burst = burst_of(args, model, args.profile.model.vocabulary, args.patience)
     return await measure(platform, args, burst)
 
 
-def device_of(args: Namespace) -> EmulatedDevice:
-    name, profile = args.emulated.partition("-")[0], args.profile
-    return EmulatedDevice(name=name, count=profile.gpus, scale=profile.scale, slower=args.slower)
-
-
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = make_parser("benchmarks.zigzag", __doc__)
+    parser = benchmark_parser("benchmarks.zigzag", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
-    add(
-        "--emulated",
-        default="h800-llama2-13b/1000",
-        metavar="PROFILE",
-        help=f"one of {', '.join(PROFILES)}, optionally /SCALE (default %(default)s)",
-    )
-    add(
-        "--slower",
-        type=at_least(1),
-        default=40,
-        help="slow devices and load down by this factor (default %(default)s)",
-    )
-    add("--load", type=positive, default=4.0, help="duration of the load in model seconds (default 4)")
-    add("--requests", type=at_least(2), default=12, help="concurrent requests (default %(default)s)")
-    add("--prompt-tokens", type=at_least(2), default=2000, help="tokens per prompt (default %(default)s)")
-    add("--output-tokens", type=at_least(1), default=4, help="tokens per output (default %(default)s)")
-    add(
-        "--own",
-        type=at_least(4),
-        default=20,
-        help="requests that measure one node's own rate (default %(default)s)",
-    )
-    add(
-        "--patience",
-        type=positive,
-        default=600.0,
-        help="seconds until a step times out (default %(default)s)",
-    )
-    args = parser.parse_args(arguments)
-    try:
-        args.profile = find_profile(args.emulated)
-    except UnknownProfile as error:
-        parser.error(str(error))
-    return args
+    add_emulated(parser, slower=40)
+    add("--load", type=positive, default=4.0, help="duration of the load in model seconds")
+    add("--requests", type=at_least(2), default=12, help="concurrent requests")
+    add("--prompt-tokens", type=at_least(2), default=2000, help="tokens per prompt")
+    add("--output-tokens", type=at_least(1), default=4, help="tokens per output")
+    add("--own", type=at_least(4), default=20, help="requests that measure one node's own rate")
+    add("--patience", type=positive, default=600.0, help="seconds until a step times out")
+    return parse_emulated(parser, arguments)
 
 
 def main() -> None:
@@ -207,11 +168,11 @@ def main() -> None:
     profile: Profile = args.profile
     params = {
         "emulated": str(profile),
-        **{name: getattr(args, name) for name in ("slower", "requests", "prompt_tokens", "output_tokens")},
+        **chosen(args, "slower", "requests", "prompt_tokens", "output_tokens"),
         **describe_run("benchmarks.zigzag"),
     }
     bits_per_s = 8 * profile.image_bytes / (args.load * args.slower)
-    flags = ("--device", str(device_of(args)), "--link-rate", f"{int(bits_per_s)}bit")
+    flags = ("--device", str(emulated_device(args)), "--link-rate", f"{int(bits_per_s)}bit")
     memory = ("--gpu-memory", "512MiB", "--host-memory", "256MiB")
     with (
         recording("zigzag", json=args.json, show=show, failures=PLATFORM_FAILURES) as out,

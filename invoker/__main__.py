@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 from setproctitle import setproctitle
@@ -26,8 +26,8 @@ _GIL_SWITCH_INTERVAL_S = 0.0005
 log = logging.getLogger("invoker")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the node and return the process's exit code."""
+def main(argv: Sequence[str], engines: Callable[[str], EngineFactory] | None = None) -> int:
+    """Run the node, by default with the engines for its device, and return the process's exit code."""
     try:
         settings = parse_settings(argv, os.environ)
     except SettingsError as error:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings))
+            runner.run(_run(settings, (engines or engines_for)(settings.device)))
     except (InvokerError, RegistryError, OSError) as error:
         log.error("node %s: exiting: %s", settings.node_id, error)
         return 1
@@ -57,7 +57,7 @@ def engines_for(device: str) -> EngineFactory:
     return EmulatedEngineFactory(parse_device(device)) if is_emulated(device) else TorchEngineFactory()
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, engines: EngineFactory) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -71,7 +71,7 @@ async def _run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     async with RedisState.connect(settings.redis_url) as state:
-        await run_node(settings, state, engines_for(settings.device), stop)
+        await run_node(settings, state, engines, stop)
 
 
 if __name__ == "__main__":

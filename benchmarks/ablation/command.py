@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation.reads import SECRET, ReadCost, ReadPlan, by_blocks, by_tensors, copied, served
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, say, size
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, say, size, some_of
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from rdmacast.transport import PeerAddress, Transport
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -96,7 +96,7 @@ async def measure(found: Sequence[TransferVariant], peer: PeerAddress, args: arg
 def records(
     found: Sequence[TransferVariant], args: argparse.Namespace, machine: dict[str, object]
 ) -> list[dict[str, Any]]:
-    common = {"bytes": args.size, "window": args.window, "rounds": args.rounds, **machine}
+    common = {"bytes": args.size, **chosen(args, "window", "rounds"), **machine}
     measured = [variant for variant in found if variant.costs]
     limits = [_median(variant) for variant in measured if variant.reads is None]
     rows = [_record(variant, min(limits, default=None), common) for variant in measured]
@@ -105,24 +105,18 @@ def records(
 
 
 def _record(variant: TransferVariant, limit_s: float | None, common: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": variant.name,
-        "params": {
-            "transport": variant.transport,
-            "pre_allocation": variant.pre_allocation,
-            "tensor_packing": variant.tensor_packing,
-            "registered_host_memory": False,
-            "blocks": len(variant.reads.parts) if variant.reads and variant.tensor_packing else None,
-            "reads": len(variant.reads.parts) if variant.reads else 1,
-            **common,
-        },
-        "seconds": [cost.seconds for cost in variant.costs],
-        "median_s": _median(variant),
-        "processor_s": statistics.median(cost.processor_s for cost in variant.costs),
+    params = {
+        "transport": variant.transport,
+        "pre_allocation": variant.pre_allocation,
+        "tensor_packing": variant.tensor_packing,
+        "registered_host_memory": False,
+        "blocks": len(variant.reads.parts) if variant.reads and variant.tensor_packing else None,
+        "reads": len(variant.reads.parts) if variant.reads else 1,
+        **common,
     }
-    if limit_s is not None:
-        row |= {"limit_s": limit_s, "ratio_to_limit": row["median_s"] / limit_s}
-    return row
+    processor_s = statistics.median(cost.processor_s for cost in variant.costs)
+    seconds = [cost.seconds for cost in variant.costs]
+    return timed(variant.name, params, seconds, limit_s, processor_s=processor_s)
 
 
 def _median(variant: TransferVariant) -> float:
@@ -161,30 +155,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.ablation", __doc__)
+    parser = benchmark_parser("benchmarks.ablation", __doc__)
     add = parser.add_argument
-    add("--size", type=size, default=64 << 20, help="image size (default: 64MiB)")
-    add(
-        "--transport",
-        type=comma_list(str, TRANSPORTS),
-        default=list(TRANSPORTS),
-        help="of shm,tcp (default: both)",
-    )
-    add(
-        "--blocks",
-        type=comma_list(at_least(1)),
-        default=[1, 4, 8, 16, 24, 32, 48, 64, 128],
-        help="block counts, such as 8,16 (default: 1 to 128)",
-    )
-    add("--window", type=at_least(1), default=4, help="concurrent reads (default %(default)s)")
-    add("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    add(
-        "--shm-dir",
-        type=Path,
-        default=Path("/dev/shm"),
-        help="folder in shared memory for the image (default %(default)s)",
-    )
-    add("--json", type=Path, help="write the records to this file")
+    add("--size", type=size, default="64MiB", help="image size")
+    add("--transport", type=some_of(TRANSPORTS), default="shm,tcp", help="of shm,tcp")
+    add("--blocks", type=comma_list(at_least(1)), default="1,4,8,16,24,32,48,64,128", help="block counts")
+    add("--window", type=at_least(1), default=4, help="concurrent reads")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--shm-dir", type=Path, default=Path("/dev/shm"), help="folder in shared memory for the image")
     return parser.parse_args(argv)
 
 

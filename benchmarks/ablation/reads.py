@@ -1,18 +1,23 @@
-"""Reads of an image that another process serves, for benchmarks.ablation."""
+"""Reads of an image that another process serves, for benchmarks.ablation.
+
+`python -m benchmarks.ablation.reads SOCKET RANK FILE BYTES` is that process.
+"""
 
 import asyncio
 import mmap
-import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import NO_ORDERS, MemberHello
 from rdmacast.plan.planners.subgroups import balanced
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
@@ -97,39 +102,21 @@ def copied(nbytes: int) -> ReadCost:
 @contextmanager
 def served(nbytes: int, shm_dir: Path) -> Iterator[PeerAddress]:
     """Serve an image in shared memory from another process while the block runs."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="hypercast-ablation-", dir=shm_dir) as folder:
-        process = context.Process(target=_serve, args=(theirs, Path(folder) / "image", nbytes), daemon=True)
-        process.start()
-        theirs.close()
-        try:
-            yield PeerAddress(url=ours.recv(), host=HOST)
-        finally:
-            ours.close()
-            process.join()
+        arguments = (Path(folder) / "image", nbytes)
+        with running_children("benchmarks.ablation.reads", NO_ORDERS, arguments) as crew:
+            yield PeerAddress(url=crew.hellos[0].url, host=HOST)
 
 
-def _serve(parent: Connection, file: Path, nbytes: int) -> None:
-    async def serve() -> None:
-        with file.open("w+b") as opened:
-            opened.truncate(nbytes)
-            mapped = mmap.mmap(opened.fileno(), nbytes)  # until the process ends
-        np.frombuffer(mapped, np.uint8)[:] = 7
-        async with RegionServer(SECRET, host=HOST) as server:
-            server.publish(_REGION, GrowingRegion(memoryview(mapped), shm_path=str(file), complete=True))
-            parent.send(server.address.url)
-            await asyncio.to_thread(_until_closed, parent)
-            await server.withdraw(_REGION)
-
-    asyncio.run(serve())
-
-
-def _until_closed(parent: Connection) -> None:
-    try:
-        parent.recv()
-    except (EOFError, KeyboardInterrupt):
-        pass
+async def _serve(path: str, rank: int, file: Path, nbytes: int) -> None:
+    with file.open("w+b") as opened:
+        opened.truncate(nbytes)
+        mapped = mmap.mmap(opened.fileno(), nbytes)  # until the process ends
+    np.frombuffer(mapped, np.uint8)[:] = 7
+    async with RegionServer(SECRET, host=HOST) as server:
+        server.publish(_REGION, GrowingRegion(memoryview(mapped), shm_path=str(file), complete=True))
+        await serve_async(path, MemberHello(rank=rank, url=server.address.url), NO_ORDERS)
+        await server.withdraw(_REGION)
 
 
 def _check(part: memoryview) -> None:
@@ -140,3 +127,8 @@ def _touched(nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, nbytes)
     np.frombuffer(memory, np.uint8)[:] = 1
     return memory
+
+
+if __name__ == "__main__":
+    path, rank, file, nbytes = sys.argv[1:]
+    asyncio.run(_serve(path, int(rank), Path(file), int(nbytes)))

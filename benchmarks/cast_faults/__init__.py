@@ -5,7 +5,7 @@
 - `links`: links that are limited and corrupt blocks
 - `messages`: orders to the nodes, and their replies
 - `node`: the node process
-- `records`: records and the table
+- `records`: records
 - `run`: runs and verifies each cast
 - `trials`: draws casts and faults from a seed
 """

@@ -35,13 +35,22 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.cast_faults.fleet import Fleet
-from benchmarks.cast_faults.records import records, table
+from benchmarks.cast_faults.records import records, show
 from benchmarks.cast_faults.run import FaultRun, RunSetup, TrialResult
 from benchmarks.cast_faults.trials import CastVariant, FaultKind, FaultMix, FaultTrial, draw_trials
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, positive, rate, say, share, size
+from benchmarks.harness.arguments import (
+    at_least,
+    benchmark_parser,
+    positive,
+    rate,
+    say,
+    share,
+    size,
+    some_of,
+)
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast.run import CastImage
 from benchmarks.multicast.turns import print_logs_on_error
 from rdmacast.plan.planners.catalog import PLANNERS
@@ -53,45 +62,22 @@ _MAX_FINDINGS = 20
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.cast_faults", __doc__)
+    parser = benchmark_parser("benchmarks.cast_faults", __doc__)
     add = parser.add_argument
-    add(
-        "--casts", type=at_least(1), default=200, help="casts in which a node is killed (default %(default)s)"
-    )
-    add("--nodes", type=at_least(3), default=8, help="nodes with the sources (default %(default)s)")
-    add("--sources", type=at_least(2), default=2, help="how many of them are sources (default %(default)s)")
-    add("--size", type=size, default="16MiB", help="image size (default %(default)s)")
-    add("--rate", type=rate, default="128mbit", help="rate of a node, each way (default %(default)s)")
-    add("--blocks", type=at_least(1), default=64, help="blocks per cast (default %(default)s)")
-    add(
-        "--transport",
-        type=comma_list(str, TRANSPORTS),
-        default="tcp,shm",
-        help="of tcp,shm (default %(default)s)",
-    )
-    add(
-        "--planner",
-        type=comma_list(str, tuple(PLANNERS)),
-        default="binomial,chain,tree,scatter-allgather",
-        help=f"of {', '.join(PLANNERS)} (default %(default)s)",
-    )
-    add(
-        "--fault",
-        type=FaultKind,
-        choices=tuple(FaultKind),
-        default=FaultKind.KILL,
-        help="fault of the chosen node (default: kill)",
-    )
-    add("--damage", type=share, default=0.01, help="fraction of blocks to corrupt (default %(default)s)")
-    add("--undisturbed", type=at_least(1), default=3, help="undisturbed casts per kind (default %(default)s)")
-    add(
-        "--limit",
-        type=positive,
-        default=0.3,
-        help="allowed median of the time lost, as a fraction (default %(default)s)",
-    )
-    add("--seed", type=int, default=1, help="seed of the random choices (default %(default)s)")
-    add("--json", type=Path, help="write the records to this file")
+    add("--casts", type=at_least(1), default=200, help="casts in which a node is killed")
+    add("--nodes", type=at_least(3), default=8, help="nodes with the sources")
+    add("--sources", type=at_least(2), default=2, help="how many of them are sources")
+    add("--size", type=size, default="16MiB", help="image size")
+    add("--rate", type=rate, default="128mbit", help="rate of a node, each way")
+    add("--blocks", type=at_least(1), default=64, help="blocks per cast")
+    add("--transport", type=some_of(TRANSPORTS), default="tcp,shm", help="of tcp,shm")
+    planners = "binomial,chain,tree,scatter-allgather"
+    add("--planner", type=some_of(PLANNERS), default=planners, help=f"of {', '.join(PLANNERS)}")
+    add("--fault", type=FaultKind, choices=tuple(FaultKind), default="kill", help="of the chosen node")
+    add("--damage", type=share, default=0.01, help="fraction of blocks to corrupt")
+    add("--undisturbed", type=at_least(1), default=3, help="undisturbed casts per kind")
+    add("--limit", type=positive, default=0.3, help="allowed median of the time lost, as a fraction")
+    add("--seed", type=int, default=1, help="seed of the random choices")
     args = parser.parse_args(arguments)
     if args.sources >= args.nodes:
         parser.error("--sources must be below --nodes: no target would receive anything")
@@ -143,7 +129,7 @@ def print_progress(
 
 
 def carry_out(args: argparse.Namespace, out: Recording) -> None:
-    """Run all casts, and print a table of their records. Raises CrewError, also for findings."""
+    """Run all casts, and add their records. Raises CrewError, also for findings."""
     started_s = time.monotonic()
     outcomes: list[TrialResult] = []
     with ExitStack() as stack:
@@ -152,27 +138,21 @@ def carry_out(args: argparse.Namespace, out: Recording) -> None:
         stack.enter_context(print_logs_on_error(folder))
         run = uvloop.run(measure(args, folder, images, outcomes))
         params = {
-            "nodes": args.nodes,
-            "sources": args.sources,
+            **chosen(args, "nodes", "sources", "blocks", "fault", "damage", "seed"),
             "bytes": args.size,
             "rate_bytes_s": args.rate,
-            "blocks": args.blocks,
-            "fault": args.fault,
-            "damage": args.damage,
-            "seed": args.seed,
             "run_seconds": round(time.monotonic() - started_s, 1),
             **describe_run("benchmarks.cast_faults"),
         }
         rows = records(outcomes, run.baseline, args.limit, params)
         out.add(*rows)
-        print(table(rows))
         if rows[-1]["wrong"]:
             raise CrewError(f"{len(rows[-1]['wrong'])} findings (see WRONG above)")
 
 
 def main() -> None:
     args = parse()
-    with recording("cast_faults", json=args.json, failures=(CrewError, OSError)) as out:
+    with recording("cast_faults", json=args.json, show=show, failures=(CrewError, OSError)) as out:
         carry_out(args, out)
     if not out.records[-1]["holds"]:
         sys.exit(1)

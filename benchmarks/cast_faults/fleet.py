@@ -5,7 +5,6 @@ timed.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -29,6 +28,7 @@ from benchmarks.cast_faults.node import SETTLES_S
 from benchmarks.harness.crew import CrewError, CrewListener, CrewMember, Process
 from benchmarks.harness.crew_messages import CrewMessage
 from benchmarks.harness.processes import Processes, module
+from benchmarks.harness.processor import open_descriptors
 
 R = TypeVar("R", bound=CrewMessage)
 ORDER_S = 60.0
@@ -86,11 +86,7 @@ class FaultyProcess:
     async def resources(self) -> ResourceUse:
         """Count what its process holds. Raises CrewError."""
         counted = await self.ask(CountResources(), ResourceCount)
-        home = Path(f"/proc/{self._process.pid}")
-        files = Counter[str]()
-        for link in (home / "fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                files[_kind(str(link.readlink()))] += 1
+        files, home = open_descriptors(self._process.pid), Path(f"/proc/{self._process.pid}")
         mapped = (home / "maps").read_text().count(str(self._images))
         return ResourceUse(files=files, mapped=mapped, regions=tuple(counted.regions), tasks=counted.tasks)
 
@@ -196,7 +192,3 @@ class Fleet:
 def _address(rank: int) -> str:
     """Return an address of its own: no other node's connection then takes a returning node's port."""
     return f"tcp://127.77.0.{rank + 1}:0"
-
-
-def _kind(target: str) -> str:
-    return target.partition(":")[0] if target.startswith(("socket:", "pipe:", "anon_inode:")) else target

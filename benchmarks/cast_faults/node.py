@@ -36,11 +36,11 @@ from benchmarks.cast_faults.messages import (
 from benchmarks.harness.crew_member import serve_async
 from benchmarks.harness.crew_messages import MemberHello
 from benchmarks.multicast.copies import mismatched_units
-from benchmarks.multicast.messages import block_bytes
+from benchmarks.multicast.node import cast_spec, pull_faults
 from benchmarks.multicast.rank import make_image
 from rdmacast.cast.hooks import BlockHooks, CastLinks
 from rdmacast.cast.runner import Cast
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.pacer import Pacer
 from rdmacast.server.region_server import RegionServer
@@ -148,20 +148,14 @@ class FaultNode:
             region=joined.region,
             held=joined.kept,
         ).run()
-        faults = report.faults
         return FaultCastFinished(
             started_s=started_s,
             ended_s=time.monotonic(),
             nbytes=report.nbytes,
             found=damage.found,
             missed=damage.missed,
-            lost=dict(faults.lost),
-            faults={
-                "damaged": faults.damaged,
-                "late": faults.late,
-                "failed": faults.failed,
-                "replanned": faults.replanned,
-            },
+            lost=dict(report.faults.lost),
+            faults=pull_faults(report),
         )
 
     async def _end(self) -> CastLeft:
@@ -183,19 +177,9 @@ class FaultNode:
 
 
 def spec_of(task: FaultTask, epoch: int = 0) -> CastSpec:
-    return CastSpec(
-        cast=task.cast,
-        region=task.cast,
-        nbytes=task.nbytes,
-        block_bytes=block_bytes(task.nbytes, task.blocks),
-        members=tuple(
-            CastMember(name=str(rank), address=PeerAddress(url=url, host=HOST))
-            for rank, url in enumerate(task.urls)
-        ),
-        sources=tuple(range(task.sources)),
-        planner=task.planner,
-        epoch=epoch,
-    )
+    peers = [PeerAddress(url=url, host=HOST) for url in task.urls]
+    options = {"planner": task.planner, "epoch": epoch}
+    return cast_spec(task.cast, task.nbytes, task.blocks, peers, task.sources, **options)
 
 
 def is_right(task: FaultTask, spec: CastSpec, block: int, view: memoryview) -> bool:

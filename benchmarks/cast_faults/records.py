@@ -1,4 +1,4 @@
-"""Records and a table of a cast-faults run (pure)."""
+"""Records of a cast-faults run (pure)."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,6 +7,8 @@ from typing import Any
 from benchmarks.cast_faults.run import Baseline, TrialResult
 from benchmarks.cast_faults.trials import CastRole, CastVariant
 from benchmarks.harness.percentile import percentile
+from benchmarks.harness.records import timed
+from benchmarks.multicast.run import sum_counts
 
 
 def records(
@@ -34,13 +36,10 @@ def undisturbed(
     shape: CastVariant, baseline: Baseline, outcomes: Sequence[TrialResult], params: dict[str, object]
 ) -> dict[str, Any]:
     of_shape = [one for one in outcomes if one.trial.is_undisturbed and one.trial.shape == shape]
-    return {
-        "name": "undisturbed",
-        "params": {"transport": shape.transport, "planner": shape.planner, **params},
-        "seconds": [round(seconds, 4) for seconds in baseline.seconds[shape]],
-        "median_s": round(baseline.median_s(shape), 4),
-        "processor_share": round(statistics.median(one.processors for one in of_shape), 3),
-    }
+    seconds = [round(seconds, 4) for seconds in baseline.seconds[shape]]
+    share = round(statistics.median(one.processors for one in of_shape), 3)
+    named = {"transport": shape.transport, "planner": shape.planner, **params}
+    return timed("undisturbed", named, seconds, processor_share=share)
 
 
 def lost(struck: Sequence[TrialResult], baseline: Baseline) -> dict[str, Any]:
@@ -67,7 +66,6 @@ def whole(
     wrong = [f"{one.trial}: {what}" for one in outcomes for what in one.wrong]
     summary = lost(struck, baseline)
     returned = [one.returned for one in outcomes if one.returned is not None]
-    faults = [one.faults for one in outcomes]
     return {
         "name": "cast-faults",
         "params": params,
@@ -78,7 +76,7 @@ def whole(
         "holds": not wrong and summary.get("lost_share_median", 0.0) <= limit,
         "damaged_found": sum(one.found for one in outcomes),
         "damaged_missed": sum(one.missed for one in outcomes),
-        "pulls": {kind: sum(each.get(kind, 0) for each in faults) for kind in sorted({*_kinds(faults)})},
+        "pulls": dict(sorted(sum_counts(one.faults for one in outcomes).items())),
         "returned": len(returned),
         "returned_kept_blocks": sum(one.kept_blocks for one in returned),
         "returned_median_s": round(statistics.median(one.seconds for one in returned), 3)
@@ -105,32 +103,28 @@ def each_record(one: TrialResult, baseline: Baseline) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the records as a table."""
-    lines = [f"{'undisturbed':28} {'median':>8} {'CPU':>11}"]
-    for row in rows:
-        if row["name"] == "undisturbed":
-            shape = f"{row['params']['transport']} {row['params']['planner']}"
-            lines.append(f"{shape:28} {row['median_s']:6.3f} s {row['processor_share']:11.0%}")
-    lines.append(f"\n{'time lost':28} {'casts':>6} {'median':>8} {'p90':>8} {'max':>8} {'CPU':>11}")
-    for row in rows:
-        if row["name"] != "undisturbed" and row["casts"]:
-            shares = "".join(f" {row[f'lost_share_{part}']:8.1%}" for part in ("median", "p90", "max"))
-            lines.append(f"{row['name']:28} {row['casts']:6}{shares} {row['processor_share']:11.0%}")
-    last = rows[-1]
-    found, missed = last["damaged_found"], last["damaged_missed"]
-    if last["struck_too_late"]:
-        lines.append(f"\n{last['struck_too_late']} more casts had ended before their fault")
-    lines.append(f"\ndamaged blocks: {found} found, {missed} missed; {last['returned']} nodes returned")
-    verdict = "holds" if last["holds"] else "DOES NOT HOLD"
-    lines.append(f"{verdict}: median time lost at most {last['lost_share_limit']:.0%}, no findings")
-    return "\n".join([*lines, *(f"WRONG: {what}" for what in last["wrong"])])
+def show(row: dict[str, Any]) -> str:
+    """Format a record as one line; the last one also as the verdict, with a line per finding."""
+    if row["name"] == "undisturbed":
+        shape = f"{row['params']['transport']} {row['params']['planner']}"
+        return f"{shape:28} median {row['median_s']:6.3f} s  CPU {row['processor_share']:4.0%}"
+    parts = ("median", "p90", "max")
+    shares = ", ".join(f"{part} {row.get(f'lost_share_{part}', 0.0):.1%}" for part in parts)
+    line = f"{row['name']:28} {row['casts']:6} casts  time lost: {shares}"
+    if row["name"] != "cast-faults":
+        return line
+    verdict = "holds" if row["holds"] else "DOES NOT HOLD"
+    return "\n".join(
+        [
+            f"{line}; {row['struck_too_late']} more casts had ended before their fault",
+            f"damaged blocks: {row['damaged_found']} found, {row['damaged_missed']} missed; "
+            f"{row['returned']} nodes returned",
+            f"{verdict}: median time lost at most {row['lost_share_limit']:.0%}, no findings",
+            *(f"WRONG: {what}" for what in row["wrong"]),
+        ]
+    )
 
 
 def _role(one: TrialResult) -> CastRole:
     assert one.trial.strike is not None
     return one.trial.strike.role
-
-
-def _kinds(faults: Sequence[Any]) -> set[str]:
-    return {kind for each in faults for kind in each}

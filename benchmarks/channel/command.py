@@ -11,31 +11,22 @@ example:
 """
 
 import asyncio
-import contextlib
-import multiprocessing
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
 
 from benchmarks.channel.contenders import ChannelContender, ContenderClient, contenders, request_for
-from benchmarks.harness.arguments import at_least, make_parser
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.arguments import at_least, benchmark_parser
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_messages import NO_ORDERS
+from benchmarks.harness.records import describe_run, recording, timed
 
 STREAMS, TOKENS = 64, 400
-
-
-def _process(
-    serve: Callable[[Callable[[str], None]], Coroutine[None, None, None]], to_parent: Connection
-) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(to_parent.send))
 
 
 async def unary(client: ContenderClient, calls: int, in_flight: int) -> list[float]:
@@ -99,19 +90,13 @@ async def measure(contender: ChannelContender, url: str, pid: int, calls: int) -
 
 def run(rounds: int, calls: int) -> list[dict[str, object]]:
     """Measure all contenders in turns, each against a new server process per round."""
-    spawn = multiprocessing.get_context("spawn")
     gathered: dict[tuple[str, str], list[ChannelSample]] = {}
     for _ in range(rounds):
         for contender in contenders():
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_process, args=(contender.serve, theirs), daemon=True)
-            process.start()
-            try:
-                assert process.pid is not None
-                samples = uvloop.run(measure(contender, mine.recv(), process.pid, calls))
-            finally:
-                process.terminate()
-                process.join()
+            child = running_children("benchmarks.channel.contenders", NO_ORDERS, (contender.name,))
+            with child as crew:
+                server = crew.hellos[0]
+                samples = uvloop.run(measure(contender, server.url, server.pid, calls))
             for figure, sample in samples.items():
                 gathered.setdefault((figure, contender.name), []).append(sample)
     limit_s = statistics.median(s for sample in gathered["echo", "floor"] for s in sample.each_s)
@@ -125,26 +110,18 @@ def run(rounds: int, calls: int) -> list[dict[str, object]]:
 def _record(
     figure: str, name: str, samples: list[ChannelSample], limit_s: float, common: dict[str, object]
 ) -> dict[str, object]:
-    record: dict[str, object] = {
-        "name": name,
-        "params": {"figure": figure, **common},
-        "cpu_us_per_item": statistics.median(1e6 * sample.cpu_s / sample.items for sample in samples),
-    }
+    params = {"figure": figure, **common}
+    cpu_us = statistics.median(1e6 * sample.cpu_s / sample.items for sample in samples)
     if figure == "echo":
         each_s = sorted(s for sample in samples for s in sample.each_s)
-        median_s = statistics.median(each_s)
-        return record | {
-            "seconds": [statistics.median(sample.each_s) for sample in samples],
-            "median_s": median_s,
-            "p99_s": each_s[int(0.99 * len(each_s))],
-            "limit_s": limit_s,
-            "ratio_to_limit": median_s / limit_s,
-        }
-    return record | {
-        "seconds": [sample.wall_s for sample in samples],
-        "median_s": statistics.median(sample.wall_s for sample in samples),
-        "per_second": statistics.median(sample.items / sample.wall_s for sample in samples),
-    }
+        rounds_s = [statistics.median(sample.each_s) for sample in samples]
+        median_s = statistics.median(each_s)  # of all calls, not of the rounds
+        medians = {"median_s": median_s, "p99_s": each_s[int(0.99 * len(each_s))]}
+        medians["ratio_to_limit"] = median_s / limit_s
+        return timed(name, params, rounds_s, limit_s, cpu_us_per_item=cpu_us) | medians
+    per_second = statistics.median(sample.items / sample.wall_s for sample in samples)
+    walls_s = [sample.wall_s for sample in samples]
+    return timed(name, params, walls_s, cpu_us_per_item=cpu_us, per_second=per_second)
 
 
 def show(record: dict[str, Any]) -> str:
@@ -158,14 +135,9 @@ def show(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = make_parser("benchmarks.channel", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument(
-        "--rounds", type=at_least(1), default=5, help="rounds per contender (default %(default)s)"
-    )
-    parser.add_argument(
-        "--calls", type=at_least(4), default=4000, help="calls per round (default %(default)s)"
-    )
+    parser = benchmark_parser("benchmarks.channel", __doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds per contender")
+    parser.add_argument("--calls", type=at_least(4), default=4000, help="calls per round")
     args = parser.parse_args()
     with recording("channel", json=args.json, show=show) as out:
         out.add(*run(args.rounds, args.calls))

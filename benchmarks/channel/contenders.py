@@ -1,18 +1,23 @@
 """The message transports that `benchmarks.channel` compares: the channel, libraries and bare bytes.
 
-Each has a server, for a process of its own, and a client that makes calls.
+Each has a server, in a process of its own (`python -m benchmarks.channel.contenders SOCKET RANK NAME`), and
+a client that makes calls.
 """
 
 import asyncio
 import contextlib
 import importlib.util
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import uvloop
 
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import NO_ORDERS, MemberHello
 from registry.channel.client import Channel, ChannelServer
 from registry.messages.node import Generate, Reply, Request, Sampling, Tokens
 
@@ -273,3 +278,16 @@ def contenders() -> list[ChannelContender]:
     if importlib.util.find_spec("aiohttp"):
         found.append(ChannelContender("aiohttp-websocket", serve_websocket, connect_websocket))
     return found
+
+
+async def serve(path: str, rank: int, name: str) -> None:
+    """Serve one transport until the benchmark closes the connection."""
+    contender = next(one for one in contenders() if one.name == name)
+    url = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(contender.serve(url.set_result))
+    await serve_async(path, MemberHello(rank=rank, url=await url), NO_ORDERS)
+    serving.cancel()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.chaos.load import MODEL, IssuedRequest, RequestFate
 from benchmarks.harness.local_platform import Component, ComponentKind, LocalPlatform
@@ -41,6 +42,15 @@ class LedgerSnapshot:
 
     def reconcile(self) -> Reconciliation:
         return reconcile(self.records, self.intervals, self.lost)
+
+    def summary(self, balance: Reconciliation) -> dict[str, Any]:
+        """Return what a record says about the ledger and its reconciliation."""
+        sums = {
+            name: sum(getattr(one, name) for one in balance.instances)
+            for name in ("busy_us", "used_us", "lost_us")
+        }
+        counts = {"rows": len(self.records), "lost_calls": len(self.lost)}
+        return {**counts, **sums, "verdict": str(balance.verdict)}
 
 
 async def read_ledger(ledger: Ledger) -> LedgerSnapshot:

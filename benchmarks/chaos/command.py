@@ -24,10 +24,10 @@ import uvloop
 from benchmarks.chaos.check import Findings
 from benchmarks.chaos.load import IssuedRequest, RequestFate
 from benchmarks.chaos.run import ChaosRun, ComponentKill, KillPlan, chaos_platform, check_ledger, run_kills
-from benchmarks.harness.arguments import make_parser
+from benchmarks.harness.arguments import benchmark_parser
 from benchmarks.harness.local_platform import LocalPlatform
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 
 
 async def run(platform: LocalPlatform, findings: Findings, plan: KillPlan) -> tuple[ChaosRun, dict[str, Any]]:
@@ -44,11 +44,8 @@ def kill_record(
 ) -> dict[str, Any]:
     seconds = [round(kill.recovery_s, 3) for kill in kills]
     return {
-        "name": name,
-        "params": params,
+        **timed(name, params, seconds),
         "kills": len(kills),
-        "seconds": seconds,
-        "median_s": statistics.median(seconds),
         "p95_s": percentile(seconds, 95),
         "max_s": max(seconds),
         "limit_s": limit_s,
@@ -98,28 +95,15 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.chaos", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--kills", type=int, default=300, help="kills (default %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of the random choices (default %(default)s)"
-    )
-    parser.add_argument("--clients", type=int, default=8, help="concurrent clients (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens per stream (default %(default)s)")
-    parser.add_argument(
-        "--limit", type=float, default=15.0, help="seconds until a client times out (default %(default)s)"
-    )
-    parser.add_argument(
-        "--recovery",
-        type=float,
-        default=5.0,
-        help="allowed seconds from a restart to a correct response (default %(default)s)",
-    )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        help="the platform's folder, which is then kept (default: a temporary folder)",
-    )
+    parser = benchmark_parser("benchmarks.chaos", __doc__)
+    add = parser.add_argument
+    add("--kills", type=int, default=300, help="kills")
+    add("--seed", type=int, default=1, help="seed of the random choices")
+    add("--clients", type=int, default=8, help="concurrent clients")
+    add("--tokens", type=int, default=96, help="tokens per stream")
+    add("--limit", type=float, default=15.0, help="seconds until a client times out")
+    add("--recovery", type=float, default=5.0, help="allowed seconds from a restart to a correct response")
+    add("--data-dir", type=Path, help="keep the platform's folder here (default: a temporary folder)")
     return parser.parse_args(arguments)
 
 
@@ -127,20 +111,12 @@ def main() -> None:
     args = parse()
     findings = Findings()
     plan = KillPlan(
-        seed=args.seed,
-        kills=args.kills,
-        clients=args.clients,
-        tokens=args.tokens,
-        limit_s=args.limit,
-        recovery_s=args.recovery,
+        **chosen(args, "seed", "kills", "clients", "tokens"), limit_s=args.limit, recovery_s=args.recovery
     )
     params = {
         "nodes": 3,
         "gateways": 2,
-        "kills": args.kills,
-        "seed": args.seed,
-        "clients": args.clients,
-        "tokens": args.tokens,
+        **chosen(args, "kills", "seed", "clients", "tokens"),
         "limit_s": args.limit,
         **describe_run("benchmarks.chaos"),
     }

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
-import httptools
+from benchmarks.harness.http_exchange import HttpEndpoint, ResponseReader, error_code
 
 MODEL, ECHO, HANDLER = "coder", "echo", "counter"
 _PROMPTS = ("def add(a, b):", "class Tree:", "import os\n", "for i in range(", "# Sort a list", "x = [")
@@ -113,49 +112,20 @@ def request_templates(tokens: int) -> list[RequestTemplate]:
 
 
 @dataclass(slots=True)
-class _HttpResponse(asyncio.Protocol):
+class _WholeResponse(ResponseReader):
     """Receives one response; disconnects after `leave_at` events."""
 
-    leave_at: int
-    done: asyncio.Future[None]
+    leave_at: int = 0
     body: bytearray = field(default_factory=bytearray)
     headers: dict[str, str] = field(default_factory=dict)
-    status: int = 0
-    complete: bool = False
-    bad: str = ""
-    parser: httptools.HttpResponseParser = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self.bad = f"malformed response: {error}"
-            self._finish()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._finish()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
-    def on_headers_complete(self) -> None:
-        self.status = self.parser.get_status_code()
-
     def on_body(self, body: bytes) -> None:
         self.body += body
         if self.leave_at and self.body.count(b"data: ") >= self.leave_at:
-            self._finish()
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-        self._finish()
-
-    def _finish(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
+            self.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +149,11 @@ class TenantClient:
             gateway=self.gateway,
             sent_s=time.monotonic(),
         )
-        loop = asyncio.get_running_loop()
-        reply = _HttpResponse(_LEAVE_AT if work.leaves else 0, loop.create_future())
-        where = urlsplit(self.url)
+        reply = _WholeResponse(leave_at=_LEAVE_AT if work.leaves else 0)
+        endpoint = HttpEndpoint.of(self.url, self.key)
         answer = None
         try:
-            async with asyncio.timeout(limit_s):
-                transport, _ = await loop.create_connection(
-                    lambda: reply, where.hostname or "", where.port or 80
-                )
-                try:
-                    transport.write(self._bytes(where.netloc, request_id, work))
-                    await reply.done
-                finally:
-                    transport.abort()
+            await reply.read(endpoint, endpoint.request(request_id, work.body, work.path), limit_s)
         except TimeoutError:
             issued.fate, issued.detail = RequestFate.HUNG, f"{limit_s:g} s; {bytes(reply.body[-200:])!r}"
         except OSError as error:
@@ -202,23 +163,16 @@ class TenantClient:
         issued.ended_s = time.monotonic()
         return issued, answer
 
-    def _bytes(self, host: str, request_id: str, work: RequestTemplate) -> bytes:
-        return (
-            f"POST {work.path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {self.key}\r\n"
-            f"x-request-id: {request_id}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(work.body)}\r\nconnection: close\r\n\r\n"
-        ).encode() + work.body
 
-
-def _classify(issued: IssuedRequest, work: RequestTemplate, reply: _HttpResponse) -> ExpectedAnswer | None:
+def _classify(issued: IssuedRequest, work: RequestTemplate, reply: _WholeResponse) -> ExpectedAnswer | None:
     """Set a request's fate; return its content if it was acknowledged."""
     issued.status = reply.status
     body = bytes(reply.body)
-    if reply.bad:
-        issued.detail = reply.bad
+    if reply.failure:
+        issued.detail = reply.failure
         return None
     if reply.status and reply.status != 200:
-        issued.code = _error_code(body)
+        issued.code = error_code(body)
         if not reply.complete:
             issued.fate = RequestFate.CUT
         elif reply.status == 503 and reply.headers.get("retry-after", "").isdecimal():
@@ -302,13 +256,6 @@ def _answer(text: str, ids: Sequence[int], usage: Mapping[str, Any]) -> Expected
     )
 
 
-def _error_code(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["code"])
-    except (ValueError, LookupError, TypeError):
-        return "unknown"
-
-
 class ChaosLoad:
     """Clients of several tenants that send one request after another, through every gateway."""
 
@@ -352,13 +299,6 @@ class ChaosLoad:
         """Let every client finish its current request."""
         self._over = True
         self._running.set()
-
-    def set_paused(self, paused: bool) -> None:
-        """Start no request while paused."""
-        if paused:
-            self._running.clear()
-        else:
-            self._running.set()
 
     async def probe(self, gateway: int, name: str = "whole") -> bool:
         """Return whether a short request through this gateway gets a correct response."""

@@ -105,19 +105,13 @@ class ChaosRun:
         if kind is None:
             victims = self._victims()
         else:
-            victims = [
-                self.chance.choice(
-                    [component for component in self.platform.components if component.kind is kind]
-                )
-            ]
+            victims = [self.chance.choice([one for one in self.platform.components if one.kind is kind])]
         async with asyncio.TaskGroup() as group:
             for component in victims:
                 group.create_task(self._kill(component))
 
     def _victims(self) -> list[Component]:
-        components = [
-            component for component in self.platform.components if component not in self.plan.spared
-        ]
+        components = [one for one in self.platform.components if one not in self.plan.spared]
         kind = self._draw(components)
         first = self.chance.choice([component for component in components if component.kind is kind])
         others = [component for component in components if component.kind in _PLAIN and component != first]
@@ -127,9 +121,8 @@ class ChaosRun:
     def _draw(self, components: Sequence[Component]) -> ComponentKind:
         """Draw the kind of the next kill; each kind once first, so that short runs have all."""
         if not self.cards:
-            each = [
-                kind for kind in self.plan.deck if any(component.kind is kind for component in components)
-            ]
+            there = {component.kind for component in components}
+            each = [kind for kind in self.plan.deck if kind in there]
             more = [kind for kind in (self.plan.deck - Counter(each)).elements() if kind in each]
             self.chance.shuffle(each)
             self.chance.shuffle(more)
@@ -147,19 +140,15 @@ class ChaosRun:
         if restart_s is None:
             self.findings.add([f"{component.name} was not restarted within {_TIMEOUT_S:g} s"])
             return
-        through = (
-            [self.platform.gateways.index(component)] if component.kind is ComponentKind.GATEWAY else None
-        )
+        is_gateway = component.kind is ComponentKind.GATEWAY
+        through = [self.platform.gateways.index(component)] if is_gateway else None
         work = "handler" if component.kind is ComponentKind.HANDLER else "whole"
         recovery_s = await self._answering(restart_s, through, work)
+        since = f"the restart of {component.name}"
         if recovery_s is None:
-            self.findings.add(
-                [f"no correct response within {_TIMEOUT_S:g} s of the restart of {component.name}"]
-            )
+            self.findings.add([f"no correct response within {_TIMEOUT_S:g} s of {since}"])
         elif recovery_s > self.plan.recovery_s:
-            self.findings.add(
-                [f"{recovery_s:.2f} s from the restart of {component.name} to a correct response"]
-            )
+            self.findings.add([f"{recovery_s:.2f} s from {since} to a correct response"])
         self.outages.append(Outage(component=component, from_s=at_s, to_s=time.monotonic()))
         self.kills.append(
             ComponentKill(
@@ -296,22 +285,15 @@ async def check_ledger(chaos: ChaosRun) -> dict[str, Any]:
     for url in platform.urls:
         report = await asyncio.to_thread(platform.command, "usage", "report", "-o", "json", url=url)
         findings.add(wrong_sums(json.loads(report), books.records))
-    expected = {
-        component.name for component in platform.components if component.kind is not ComponentKind.HANDLER
-    }
+    expected = {one.name for one in platform.components if one.kind is not ComponentKind.HANDLER}
     if missing := expected - set(platform.processes()):
         findings.add([f"missing at the end: {', '.join(sorted(missing))}"])
     findings.add([f"orphaned process: {stray}" for stray in platform.strays()])
     return {
-        "rows": len(books.records),
-        "lost_calls": len(books.lost),
+        **books.summary(balance),
         "intervals": len(books.intervals),
         "instances": len(balance.instances),
         "nodes": len(balance.nodes),
-        "busy_us": sum(one.busy_us for one in balance.instances),
-        "used_us": sum(one.used_us for one in balance.instances),
-        "lost_us": sum(one.lost_us for one in balance.instances),
-        "verdict": str(balance.verdict),
     }
 
 
@@ -321,15 +303,8 @@ def chaos_platform(
 ) -> Iterator[LocalPlatform]:
     """Run a platform; processes left after `down` are findings. The folder is kept if given."""
     data = folder or Path(tempfile.mkdtemp(prefix="hypercast-chaos-"))
-    flags = (
-        "--allow-handlers",
-        "--meter-interval",
-        "5s",
-        "--gpu-memory",
-        "512MiB",
-        "--host-memory",
-        "512MiB",
-    )
+    memory = ("--gpu-memory", "512MiB", "--host-memory", "512MiB")
+    flags = ("--allow-handlers", "--meter-interval", "5s", *memory)
     with running_platform(data, *flags, nodes=nodes, gateways=gateways) as platform:
         yield platform
     findings.add([f"left behind by `down`: {stray}" for stray in platform.strays()])

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from benchmarks.harness.local_platform import LocalPlatform
+from benchmarks.harness.processor import open_descriptors
 
 _SAMPLE_S = 5.0
 _WINDOW = 0.1  # fraction of the time for the first and last medians
@@ -137,15 +137,6 @@ def anonymous_bytes(pid: int) -> int:
     """Return a process's private anonymous memory in bytes. Raises OSError."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
-
-
-def open_descriptors(pid: int) -> Counter[str]:
-    """Count a process's descriptors by kind: a file's path, socket, pipe and others. Raises OSError."""
-    found: Counter[str] = Counter()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # just closed
-            found[str(fd.readlink()).partition(":[")[0]] += 1
-    return found
 
 
 def _growth(

@@ -24,10 +24,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,16 +34,14 @@ from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchmarks.engine.local_pipeline import LocalPipeline
 from benchmarks.engine.stages import ProcessPipeline, processes_of
-from benchmarks.harness.arguments import at_least, comma_list, make_parser
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list
 from benchmarks.harness.random_model import RandomModel, llama_125m, random_model
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from invoker.engine.contract import GenerateEngine, NewSequence
 from invoker.engine.cuda_graphs import GraphCapture
 from invoker.engine.decoder import DecoderEngine, limits_for
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
-from invoker.engine.stage_engine import StageEngine
 from registry.messages.node import Sampling
 
 Prompts = list[list[int]]
@@ -78,13 +75,18 @@ def make_engine(
     sequences: int,
     path: LayerPath = LayerPath.AUTO,
     capture: GraphCapture | Literal["auto", "off"] = "auto",
+    prefill_budget: int = 512,
 ) -> DecoderEngine:
     """Build an engine on the model's image, with room for `sequences` full contexts."""
-    spec = model.spec
-    kv = kv_bytes_needed(
-        spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences)
+    return DecoderEngine(
+        model.spec,
+        model.region,
+        model.kv_bytes(sequences),
+        max_sequences=sequences,
+        prefill_budget=prefill_budget,
+        path=path,
+        capture=capture,
     )
-    return DecoderEngine(spec, model.region, kv, max_sequences=sequences, path=path, capture=capture)
 
 
 def make_pipeline(
@@ -93,14 +95,8 @@ def make_pipeline(
     """Build a pipeline of `count` stages, as equal as possible, on the model's image."""
     spec = model.spec
     layers = spec.manifest.num_layers
-    arguments = (spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, max(1, sequences))
     cuts = [layers * i // count for i in range(count + 1)]
-    stages = [
-        StageEngine(
-            replace(spec, layers=(a, b)), model.region, kv_bytes_needed(*arguments, layers=b - a), path=path
-        )
-        for a, b in pairwise(cuts)
-    ]
+    stages = [model.stage(part, sequences, path) for part in pairwise(cuts)]
     shape = PipelineShape(
         stages=count,
         pages=min(stage.pages for stage in stages),
@@ -238,33 +234,21 @@ def contenders(
 ) -> list[EngineContender]:
     """Return the contenders for each batch size; pipelines are keyed by their number of stages."""
     found = []
-
-    def ours(engine: GenerateEngine, prompts: Prompts) -> Generated:
-        return run_engine(engine, prompts, length)
-
-    def by_processes(pipeline: ProcessPipeline, prompts: Prompts) -> Generated:
-        return run_processes(pipeline, prompts, length)
-
-    def theirs(prompts: Prompts) -> Generated:
-        return run_transformers(model, prompts, length)
-
-    def one_by_one(prompts: Prompts) -> Generated:
-        return run_sequentially(model, prompts, length)
-
     for batch in batches:
         mode = "alone" if batch == 1 else "batched"
+        theirs = partial(run_transformers, model, length=length)
         found += [
-            EngineContender("hypercast", mode, batch, partial(ours, engine)),
+            EngineContender("hypercast", mode, batch, partial(run_engine, engine, length=length)),
             EngineContender("transformers", mode, batch, theirs),
         ]
         if batch > 1:
+            one_by_one = partial(run_sequentially, model, length=length)
             found.append(EngineContender("transformers", "sequential", batch, one_by_one))
-        found += [
-            EngineContender("pipeline", mode, batch, partial(ours, pipeline), stages)
-            for stages, pipeline in pipelines.items()
-        ]
+        for stages, pipeline in pipelines.items():
+            generate = partial(run_engine, pipeline, length=length)
+            found.append(EngineContender("pipeline", mode, batch, generate, stages))
         for stages, apart in processes.items():
-            generate = partial(by_processes, apart)
+            generate = partial(run_processes, apart, length=length)
             found.append(EngineContender("processes", mode, batch, generate, stages, apart.used_s))
     return found
 
@@ -285,24 +269,22 @@ def measure(model: RandomModel, runners: Sequence[EngineContender], prompts: Pro
 
 def record(runner: EngineContender, length: int, read_s: float, common: dict[str, object]) -> dict[str, Any]:
     seconds = [one.seconds for one in runner.rounds]
-    median_s = statistics.median(seconds)
     steps = length * (runner.batch if runner.mode == "sequential" else 1)
     stages = {"stages": runner.stages} if runner.stages else {}
     hops: dict[str, float] = {}
     if runner.name == "processes":
         outside = [all_s - s for all_s, s in zip(seconds, runner.computed_s, strict=True)]
         hops["hop_ms"] = statistics.median(outside) * 1e3 / (length * runner.stages)
-    return {
-        "name": runner.name,
-        "params": {"batch": runner.batch, "mode": runner.mode, **stages, **common},
-        "seconds": seconds,
-        "median_s": median_s,
-        "tokens_per_s": runner.batch * length / median_s,
-        "ttft_s": statistics.median(first for one in runner.rounds for first in one.first_s),
-        "limit_s": steps * read_s,
-        "ratio_to_limit": median_s / (steps * read_s),
+    params = {"batch": runner.batch, "mode": runner.mode, **stages, **common}
+    return timed(
+        runner.name,
+        params,
+        seconds,
+        steps * read_s,
+        tokens_per_s=runner.batch * length / statistics.median(seconds),
+        ttft_s=statistics.median(first for one in runner.rounds for first in one.first_s),
         **hops,
-    }
+    )
 
 
 def add_stage_costs(rows: Sequence[dict[str, Any]], length: int) -> None:
@@ -331,9 +313,9 @@ def run(args: argparse.Namespace, config: LlamaConfig) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(1)
     shape = (max(args.batch), args.prompt)
     prompts = torch.randint(3, model.reference.config.vocab_size, shape, generator=generator).tolist()
-    engine = make_engine(model, max(args.batch), LayerPath(args.path), args.graphs)
+    engine = make_engine(model, max(args.batch), args.path, args.graphs)
     pipelines = {
-        count: make_pipeline(model, max(args.batch), count, LayerPath(args.path))
+        count: make_pipeline(model, max(args.batch), count, args.path)
         for count in args.stages
         if count <= model.spec.manifest.num_layers
     }
@@ -359,7 +341,7 @@ def start_processes(
     """Start a pipeline of processes for each of these stage counts, on a CPU."""
     if args.device != "cpu" or args.links == "off":
         return {}
-    path, threads, local = LayerPath(args.path), torch.get_num_threads(), args.links == "unix"
+    path, threads, local = args.path, torch.get_num_threads(), args.links == "unix"
     return {
         count: stack.enter_context(processes_of(model, max(args.batch), count, path, threads, local=local))
         for count in counts
@@ -371,15 +353,11 @@ def params_of(args: argparse.Namespace, dtype: str, model: RandomModel, read_s: 
     """Return the parameters that all records share."""
     nbytes = model.spec.manifest.nbytes
     return {
-        "device": args.device,
+        **chosen(args, "device", "rounds", "path", "graphs", "links"),
         "dtype": dtype,
         "prompt_tokens": args.prompt,
         "output_tokens": args.tokens,
-        "rounds": args.rounds,
         "threads": torch.get_num_threads(),
-        "path": args.path,
-        "graphs": args.graphs,
-        "links": args.links,
         "weight_bytes": nbytes,
         "read_gb_per_s": nbytes / read_s / 1e9,
     }
@@ -399,51 +377,19 @@ def show(row: dict[str, Any]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.engine", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    parser.add_argument(
-        "--batch",
-        type=comma_list(at_least(1)),
-        default=[1, 8],
-        help="batch sizes, such as 1,8 (default: 1,8)",
-    )
-    parser.add_argument(
-        "--stages",
-        type=comma_list(at_least(1)),
-        default=[2, 4],
-        help="stages of pipelines, such as 2,4 (default: 2,4)",
-    )
-    parser.add_argument(
-        "--links",
-        choices=["unix", "tcp", "off"],
-        default="unix",
-        help="links between stages in processes (default %(default)s)",
-    )
-    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate (default %(default)s)")
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=0,
-        help="threads of torch, for all contenders (default: torch's default)",
-    )
-    parser.add_argument(
-        "--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)"
-    )
-    parser.add_argument(
-        "--path",
-        choices=[path.value for path in LayerPath],
-        default=LayerPath.AUTO.value,
-        help="implementation of the layers (default %(default)s)",
-    )
-    parser.add_argument(
-        "--graphs",
-        choices=["auto", "off"],
-        default="auto",
-        help="CUDA graphs, on a GPU (default %(default)s)",
-    )
+    parser = benchmark_parser("benchmarks.engine", __doc__)
+    add = parser.add_argument
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--batch", type=comma_list(at_least(1)), default="1,8", help="batch sizes")
+    add("--stages", type=comma_list(at_least(1)), default="2,4", help="stages of pipelines")
+    add("--links", choices=["unix", "tcp", "off"], default="unix", help="links between stages in processes")
+    add("--prompt", type=int, default=32, help="prompt tokens")
+    add("--tokens", type=int, default=64, help="tokens to generate")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--threads", type=int, default=0, help="torch's threads, for all (default: torch's default)")
+    add("--dtype", default="", help="float32 or bfloat16 (default: float32 on a CPU, bfloat16 on a GPU)")
+    add("--path", type=LayerPath, choices=tuple(LayerPath), default="auto", help="implementation of layers")
+    add("--graphs", choices=["auto", "off"], default="auto", help="CUDA graphs, on a GPU")
     return parser.parse_args(arguments)
 
 

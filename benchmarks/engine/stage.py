@@ -1,23 +1,23 @@
-"""Run one stage of a model in a process of its own: `python -m benchmarks.engine.stage`.
+"""Run one stage of a model in a process of its own: `python -m benchmarks.engine.stage SOCKET RANK TASK`.
 
-The protocol is JSON lines: a StageOrder in, `{"link": URL}` out; `{"behind": URL}` in, then the stage runs;
-each `used` in is answered by the seconds of its steps so far. It ends with its input.
+Its hello has the URL of its listener; it runs once it was connected to the stage behind it.
 """
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoConfig
 
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from benchmarks.harness.random_model import random_model
 from invoker.engine.contract import EngineCall
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 from invoker.engine.runner import UNBILLED
 from invoker.engine.stage_engine import StageEngine
@@ -31,8 +31,7 @@ SECRET = b"the stages of one measurement"
 HOST = "benchmark"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOrder:
+class StageTask(msgspec.Struct, frozen=True, kw_only=True):
     """The stage and model to run; with `local` it is reached by Unix socket."""
 
     config: dict[str, Any]
@@ -47,9 +46,28 @@ class StageOrder:
     following: int
     local: bool
 
-    @property
-    def line(self) -> str:
-        return json.dumps(asdict(self))
+
+class ConnectNext(CrewMessage, frozen=True, kw_only=True):
+    """Connect to the stage behind, at `url`, and run; answered by StageReady."""
+
+    url: str
+
+
+class StageReady(CrewMessage, frozen=True, kw_only=True):
+    """Both links are there."""
+
+
+class ReportUsed(CrewMessage, frozen=True, kw_only=True):
+    """Report the computing time; answered by StageUsed."""
+
+
+class StageUsed(CrewMessage, frozen=True, kw_only=True):
+    """The seconds of the stage's steps so far."""
+
+    seconds: float
+
+
+PROTOCOL = CrewProtocol.of(ConnectNext | ReportUsed, StageReady | StageUsed)
 
 
 class Stopwatch:
@@ -79,42 +97,27 @@ def metered(stage: StageEngine, watch: Stopwatch) -> MeteredStage:
     return MeteredStage(stage, watch, lambda _: UNBILLED)
 
 
-async def _serve(order: StageOrder) -> None:
-    torch.set_num_threads(order.threads)
-    config = AutoConfig.for_model(**order.config)
-    model = random_model(config, order.dtype, "cpu", context=order.context)
-    spec = replace(model.spec, layers=(order.first, order.last))
-    kv = kv_bytes_needed(
-        spec.manifest.architecture,
-        spec.config,
-        spec.dtype,
-        spec.context_length,
-        order.sequences,
-        layers=order.last - order.first,
-    )
-    stage, watch = StageEngine(spec, model.region, kv, path=LayerPath(order.path)), Stopwatch()
-    async with open_listener(local=order.local) as listener:
-        with listener.expect_link(key_of(order.place)) as before:
-            _say(link=listener.url)
-            behind = await listener.dial((await _line())["behind"], HOST, key_of(order.following))
+async def _serve(path: str, rank: int, task: StageTask) -> None:
+    torch.set_num_threads(task.threads)
+    config = AutoConfig.for_model(**task.config)
+    model = random_model(config, task.dtype, "cpu", context=task.context)
+    stage = model.stage((task.first, task.last), task.sequences, LayerPath(task.path))
+    watch = Stopwatch()
+    async with AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(open_listener(local=task.local))
+        before = stack.enter_context(listener.expect_link(key_of(task.place)))
+
+        async def carry_out(order: ConnectNext | ReportUsed) -> StageReady | StageUsed:
+            if isinstance(order, ReportUsed):
+                return StageUsed(seconds=watch.seconds)
+            behind = await listener.dial(order.url, HOST, key_of(task.following))
             worker = StageWorker(metered(stage, watch), await before, behind, name="stage")
-            try:
-                while await _line():
-                    _say(used=watch.seconds)
-            finally:
-                await worker.aclose()
+            stack.push_async_callback(worker.aclose)
+            return StageReady()
 
-
-async def _line() -> dict[str, Any]:
-    """Return the next line of the input, or an empty object at its end."""
-    line = await asyncio.to_thread(sys.stdin.readline)
-    found: dict[str, Any] = json.loads(line) if line else {}
-    return found
-
-
-def _say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
+        await serve_async(path, MemberHello(rank=rank, url=listener.url), PROTOCOL, carry_out)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(StageOrder(**json.loads(sys.stdin.readline()))))
+    task = msgspec.json.decode(sys.argv[3], type=StageTask)
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2]), task))

@@ -1,22 +1,32 @@
 """A pipeline whose stages are processes, connected by real sockets, as on several nodes."""
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from benchmarks.engine.stage import HOST, StageOrder, Stopwatch, key_of, metered, open_listener
+import msgspec
+
+from benchmarks.engine.stage import (
+    HOST,
+    PROTOCOL,
+    ConnectNext,
+    ReportUsed,
+    StageReady,
+    StageTask,
+    StageUsed,
+    Stopwatch,
+    key_of,
+    metered,
+    open_listener,
+)
+from benchmarks.harness.crew import Crew, running_children
 from benchmarks.harness.random_model import RandomModel
 from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import limits_for
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 from invoker.engine.runner import UNBILLED
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
@@ -25,59 +35,14 @@ from invoker.links.listener import StageListener
 from invoker.pipeline.driver import PipelineDriver
 
 T = TypeVar("T")
-
-
-class _StageProcess:
-    """One of the other stages."""
-
-    def __init__(self, order: StageOrder) -> None:
-        self.place = order.place
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engine.stage"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._send(order.line)
-
-    def link(self) -> str:
-        return str(self._answer()["link"])
-
-    def connect_next(self, behind: str) -> None:
-        self._send(json.dumps({"behind": behind}))
-
-    def used_s(self) -> float:
-        """Return the seconds of its steps so far."""
-        self._send('{"used": true}')
-        return float(self._answer()["used"])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"stage {self.place} has ended with {self._process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+PATIENCE_S = 60.0
 
 
 class ProcessPipeline:
     """A pipeline with the last stage in this process and one step in flight; made by `processes_of`."""
 
-    def __init__(
-        self, others: Sequence[_StageProcess], run: Callable[[Coroutine[Any, Any, Any]], Any]
-    ) -> None:
-        self._others = others
+    def __init__(self, others: Crew, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._others = others  # by their order in the pipeline
         self._run = run
         self._watch = Stopwatch()
         self._kept = ExitStack()
@@ -85,7 +50,9 @@ class ProcessPipeline:
 
     def used_s(self) -> float:
         """Return the seconds of steps so far, on all stages."""
-        return self._watch.seconds + sum(other.used_s() for other in self._others)
+        return self._watch.seconds + sum(
+            used.seconds for used in self._others.ask(ReportUsed(), StageUsed, PATIENCE_S)
+        )
 
     def generate(self, sequences: Sequence[NewSequence]) -> list[list[tuple[float, int]]]:
         """Return each sequence's tokens with the seconds since the call at which they arrived."""
@@ -93,17 +60,24 @@ class ProcessPipeline:
         return found
 
     async def open(
-        self, listener: StageListener, stage: StageEngine, scheduler: PipelineScheduler, place: int
+        self,
+        listener: StageListener,
+        stage: StageEngine,
+        scheduler: PipelineScheduler,
+        place: int,
+        first: int,
     ) -> None:
+        """Connect the stage at `place` here behind the others, of which `first` is the first."""
         with ExitStack() as stack:
             before = stack.enter_context(listener.expect_link(key_of(place)))
-            links = await asyncio.gather(*(asyncio.to_thread(other.link) for other in self._others))
-            for other, behind in zip(self._others, [*links[1:], listener.url], strict=True):
-                other.connect_next(behind)
-            behind_us = await listener.dial(links[0], HOST, key_of(self._others[0].place))
+            links = [hello.url for hello in self._others.hellos]
+            for rank, behind in enumerate([*links[1:], listener.url]):
+                self._others.send(ConnectNext(url=behind), [rank])
+            behind_us = await listener.dial(links[0], HOST, key_of(first))
             self.driver = PipelineDriver(
                 metered(stage, self._watch), scheduler, await before, behind_us, name="driver"
             )
+            await asyncio.to_thread(self._others.replies, range(len(links)), StageReady, PATIENCE_S)
             self._kept = stack.pop_all()  # closes the link from the others
 
     async def _generate(self, sequences: Sequence[NewSequence]) -> list[list[tuple[float, int]]]:
@@ -132,9 +106,8 @@ def processes_of(
     head = 0 if manifest.tied_head else count - 1
     places = [place for place in range(count) if place != head]
     with ExitStack() as stack:
-        others = []
-        for place, following in pairwise([*places, head]):
-            order = StageOrder(
+        tasks = [
+            StageTask(
                 config={**spec.config},
                 dtype=spec.dtype,
                 context=spec.context_length,
@@ -147,12 +120,11 @@ def processes_of(
                 following=following,
                 local=local,
             )
-            others.append(_StageProcess(order))
-            stack.callback(others[-1].close)
-        first, last = cuts[head], cuts[head + 1]
-        arguments = (manifest.architecture, spec.config, spec.dtype, spec.context_length, sequences)
-        kv = kv_bytes_needed(*arguments, layers=last - first)
-        stage = StageEngine(replace(spec, layers=(first, last)), model.region, kv, path=path)
+            for place, following in pairwise([*places, head])
+        ]
+        arguments = [[msgspec.json.encode(task).decode()] for task in tasks]
+        others = stack.enter_context(running_children("benchmarks.engine.stage", PROTOCOL, *arguments))
+        stage = model.stage((cuts[head], cuts[head + 1]), sequences, path)
         shape = PipelineShape(
             stages=count,
             pages=stage.pages,
@@ -166,7 +138,7 @@ def processes_of(
         listener = open_listener(local=local)
         run(listener.__aenter__())
         stack.callback(lambda: run(listener.__aexit__()))
-        run(pipeline.open(listener, stage, scheduler, head))
+        run(pipeline.open(listener, stage, scheduler, head, places[0]))
         driver = pipeline.driver
         assert driver is not None
         stack.callback(lambda: run(driver.aclose()))

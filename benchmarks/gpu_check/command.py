@@ -33,12 +33,11 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from benchmarks.gpu_check.parts import Part, PartTask, Row, release_cached_memory, row
-from benchmarks.harness.arguments import make_parser, say
+from benchmarks.harness.arguments import benchmark_parser, say, some_of
 from benchmarks.harness.records import describe_run, recording
 
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "msgspec", "xxhash", "triton")
@@ -171,21 +170,12 @@ def show(one: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     names = [plan.name for plan in PARTS]
-    parser = make_parser("benchmarks.gpu_check", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument(
-        "--device", default="cuda:0", help="cuda:N, or cpu for small shapes (default %(default)s)"
-    )
-    parser.add_argument(
-        "--parts",
-        type=lambda text: text.split(","),
-        default=names,
-        help="comma-separated parts (default: all)",
-    )
-    parser.add_argument("--budget", type=float, default=500.0, help="seconds in total (default %(default)s)")
+    parser = benchmark_parser("benchmarks.gpu_check", __doc__)
+    add = parser.add_argument
+    add("--device", default="cuda:0", help="cuda:N, or cpu for small shapes")
+    add("--parts", type=some_of(names), default=",".join(names), help="comma-separated parts")
+    add("--budget", type=float, default=500.0, help="seconds in total")
     args = parser.parse_args(argv)
-    if unknown := set(args.parts) - set(names):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"torch finds no GPU for {args.device}: use --device cpu for small shapes")
     device = "cuda:0" if args.device == "cuda" else args.device

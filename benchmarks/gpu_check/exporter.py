@@ -1,53 +1,53 @@
-"""Export a GPU arena to another process: `python -m benchmarks.gpu_check.exporter INDEX FILE`.
+"""Export a GPU arena to another process: `python -m benchmarks.gpu_check.exporter SOCKET RANK INDEX FILE`.
 
-It fills the arena with the file, prints its base address and handle, and ends with its input.
+It fills the arena with the file, and ends with its crew.
 """
 
 import mmap
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.crew import running_children
+from benchmarks.harness.crew_member import serve
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from invoker.memory.cuda_arena import CudaArena
 from rdmacast.transports.cuda_ipc.cupy_driver import CupyDriver
 
+_PATIENCE_S = 60.0
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedArena:
+
+class ShowArena(CrewMessage, frozen=True, kw_only=True):
+    """Report the arena; answered by ExportedArena."""
+
+
+class ExportedArena(CrewMessage, frozen=True, kw_only=True):
     """Where the arena begins in its process, and its handle."""
 
     base: int
     handle: bytes
 
 
+PROTOCOL = CrewProtocol.of(ShowArena, ExportedArena)
+
+
 @contextmanager
 def exporting(index: int, path: Path) -> Iterator[ExportedArena]:
-    """Such a process, for as long as the context lasts. Raises RuntimeError where it ends early."""
-    command = [sys.executable, "-m", "benchmarks.gpu_check.exporter", str(index), str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lender:
-        assert lender.stdin is not None and lender.stdout is not None
-        try:
-            base, _, handle = lender.stdout.readline().partition(" ")
-            if not handle:
-                raise RuntimeError(f"the process that lends ended with {lender.wait()}")
-            yield ExportedArena(base=int(base), handle=bytes.fromhex(handle))
-        finally:
-            lender.stdin.close()
-            lender.wait()
+    """Run such a process while the block runs. Raises CrewError."""
+    with running_children("benchmarks.gpu_check.exporter", PROTOCOL, (index, path)) as crew:
+        yield crew.ask(ShowArena(), ExportedArena, _PATIENCE_S)[0]
 
 
-def main(index: int, path: Path) -> None:
+def main(socket: str, rank: int, index: int, path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         arena = CudaArena(index, len(content))
         with memoryview(content) as view:
             arena.copy_in(arena.reserve(len(view)), 0, view)
-    print(arena.base, CupyDriver(index).export(arena.base).hex(), flush=True)
-    sys.stdin.read()
+    exported = ExportedArena(base=arena.base, handle=CupyDriver(index).export(arena.base))
+    serve(socket, MemberHello(rank=rank), PROTOCOL, lambda order: exported)
     arena.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -12,24 +12,17 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_check.parts import PartTask, Row, best_s, row
+from benchmarks.harness.arenas import copy_seconds, make_arena
 from invoker.base.errors import OutOfDeviceMemory
 from invoker.engine.device_memory import region_bytes
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.mapping import HostMapping
 from invoker.host_tier.tier import HostTier
-from invoker.memory.arena import Arena, CpuArena, Region, copy_following, pinned
-from invoker.memory.cuda_arena import CudaArena
+from invoker.memory.arena import Arena, Region, pinned
 
 _ROUNDS = 3
 _CHUNK_BYTES = 64 << 20
 _IMAGE = "c0" * 32
-
-
-def make_arena(device: str, nbytes: int) -> Arena:
-    """Return a node's arena on that device."""
-    if device == "cpu":
-        return CpuArena(nbytes)
-    return CudaArena(torch.device(device).index or 0, nbytes)
 
 
 @contextmanager
@@ -98,24 +91,14 @@ async def _copies(
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the seconds to lock the pages, to copy with them locked, and to copy without."""
     lock_s, locked_s, plain_s = [], [], []
-    await _copy(arena, region, view)
+    await copy_seconds(arena, region, view)
     for _ in range(_ROUNDS):
-        plain_s.append(await _copy(arena, region, view))
+        plain_s.append(await copy_seconds(arena, region, view))
         started_s = time.perf_counter()
         async with pinned(arena, view):
             lock_s.append(time.perf_counter() - started_s)
-            locked_s.append(await _copy(arena, region, view))
+            locked_s.append(await copy_seconds(arena, region, view))
     return lock_s, locked_s, plain_s
-
-
-async def _copy(arena: Arena, region: Region, view: memoryview) -> float:
-    started_s = time.perf_counter()
-    await copy_following(arena, region, view, _there, lambda nbytes: None)
-    return time.perf_counter() - started_s
-
-
-async def _there(offset: int, nbytes: int) -> None:
-    """Return at once: the whole image is available."""
 
 
 def _limit(device: str, nbytes: int) -> float:

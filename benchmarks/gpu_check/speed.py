@@ -9,11 +9,9 @@ from typing import Literal
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.engine.command import Generated, Prompts, run_engine, run_transformers
+from benchmarks.engine.command import Generated, Prompts, make_engine, run_engine, run_transformers
 from benchmarks.gpu_check.parts import PartTask, Row, best_s, release_cached_memory, row
 from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
-from invoker.engine.decoder import DecoderEngine
-from invoker.engine.factory import kv_bytes_needed
 
 _ROUNDS = 2
 _MIN_LEFT_S = 20.0  # no batch is started with less time left
@@ -122,11 +120,7 @@ def _contenders(
     """Return name, mode, and a factory of run and close functions."""
 
     def ours(capture: Literal["auto", "off"]) -> tuple[Run, Callable[[], None]]:
-        spec = model.spec
-        kv = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, batch)
-        engine = DecoderEngine(
-            spec, model.region, kv, max_sequences=batch, prefill_budget=4096, capture=capture
-        )
+        engine = make_engine(model, batch, capture=capture, prefill_budget=4096)
         return lambda prompts: run_engine(engine, prompts, shape.tokens), engine.close
 
     def theirs() -> tuple[Run, Callable[[], None]]:

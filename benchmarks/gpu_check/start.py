@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from transformers import LlamaConfig
 
-from benchmarks.gpu_check.memory import host_folder, make_arena
+from benchmarks.gpu_check.memory import host_folder
 from benchmarks.gpu_check.parts import PartTask, Row, release_cached_memory, row
+from benchmarks.harness.arenas import make_arena
 from benchmarks.harness.no_server import NullRegionServer
 from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
 from invoker.base.counters import Counters

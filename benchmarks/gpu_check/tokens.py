@@ -18,11 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from benchmarks.engine.command import run_engine, run_transformers
+from benchmarks.engine.command import make_engine, run_engine, run_transformers
 from benchmarks.gpu_check.parts import PartTask, Row, row
 from benchmarks.harness.random_model import RandomModel, random_model
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.paths import LayerPath
 
 DEVIATION = 0.15  # standard deviation of weights: a missing bias or wrong mask then changes tokens
@@ -136,17 +135,7 @@ def _engine_modes(task: PartTask) -> list[_EngineMode]:
 
 def _engine(model: RandomModel, sequences: int, mode: _EngineMode) -> DecoderEngine | str:
     """Return the engine, or the reason why there is none."""
-    spec = model.spec
-    kv = kv_bytes_needed(spec.manifest.architecture, spec.config, spec.dtype, spec.context_length, sequences)
-    engine = DecoderEngine(
-        spec,
-        model.region,
-        kv,
-        max_sequences=sequences,
-        prefill_budget=48,
-        path=mode.path,
-        capture=mode.capture,
-    )
+    engine = make_engine(model, sequences, mode.path, mode.capture, prefill_budget=48)
     if (taken := engine.path) is not mode.path:
         engine.close()
         return f"its layers use the path {taken.value}"

@@ -1,18 +1,23 @@
 """What benchmarks share: platforms, child processes, clients, models and records.
 
 - `admin_client`: a client of the admin routes, and waits for what they report
+- `arenas`: a node's arena on any device
 - `arguments`: command-line parsing and value types
-- `crew`: child processes that take orders: the benchmark's end
-- `crew_member`: child processes that take orders: the child's end
-- `crew_messages`: the protocol between the two
+- `crew`: the child protocol: processes that take orders, the benchmark's end
+- `crew_member`: the child's end
+- `crew_messages`: the messages between the two
+- `event_stream`: events of streamed completions
 - `figures`: figures and tables in Markdown from result files
+- `forked_cluster`: the cluster starter without gateways: Redis, and nodes forked from one process
+- `http_exchange`: one HTTP request on a connection of its own
 - `ledger_check`: a ledger compared with a client's view
 - `local_platform`: the cluster starter: `hypercast up`, kills, processes
+- `node_launcher`: the process that forks them, on request in a network namespace
 - `no_server`: a region server that no node reads from
 - `owner`: names and folders that are removed after a killed run
 - `percentile`: percentiles
 - `processes`: child processes that end with the benchmark
-- `processor`: CPU time of the machine
+- `processor`: CPU time of the machine, descriptors of a process
 - `random_llama`: a random checkpoint on disk
 - `random_model`: a random model in memory
 - `records`: records of a run: provenance, printing, writing, drawing

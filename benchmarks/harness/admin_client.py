@@ -89,6 +89,15 @@ class AdminClient:
 
         await until(f"{function} has no instances", no_instances)
 
+    async def wait_until_ready(self, function: str, nodes: Collection[str], patience_s: float) -> None:
+        """Wait until its instances on these nodes are ready."""
+
+        async def ready() -> bool:
+            states = await self.states(function)
+            return all(states.get(node) == "ready" for node in nodes)
+
+        await until(f"{', '.join(nodes)} are ready", ready, patience_s)
+
     async def place_image(self, function: str, on: Sequence[str]) -> None:
         """Have exactly these nodes hold the image, in host memory only."""
         await self.scale_to_zero(function)

@@ -3,7 +3,8 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from registry.errors import InvalidRecord
@@ -28,13 +29,29 @@ size = argument(parse_size)  # 64MiB -> bytes
 rate = argument(parse_rate)  # 200mbit -> bytes per second
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the description unchanged, and the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        unnamed = action.default in (None, False, "", argparse.SUPPRESS) or "default" in text
+        return text if unnamed else f"{text} (default %(default)s)"
+
+
 def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help shows the module's docstring unchanged."""
+    """Return a parser whose help shows the module's docstring, and the options' defaults."""
     return argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"python -m {module}", description=description, formatter_class=_HelpFormatter
     )
+
+
+def benchmark_parser(module: str, description: str | None, *, plot: bool = False) -> argparse.ArgumentParser:
+    """Return such a parser with --json and, where the benchmark draws, --plot."""
+    parser = make_parser(module, description)
+    parser.add_argument("--json", type=Path, help="write the records to this file")
+    if plot:
+        parser.add_argument("--plot", type=Path, help="write a PNG to this file")
+    return parser
 
 
 def comma_list(of: Callable[[str], T], allowed: Sequence[T] = (), least: int = 1) -> Callable[[str], list[T]]:
@@ -51,6 +68,11 @@ def comma_list(of: Callable[[str], T], allowed: Sequence[T] = (), least: int = 1
         return found
 
     return parse_list
+
+
+def some_of(names: Iterable[str], least: int = 1) -> Callable[[str], list[str]]:
+    """Return a parser of comma-separated names among these."""
+    return comma_list(str, tuple(names), least)
 
 
 def at_least(least: int) -> Callable[[str], int]:

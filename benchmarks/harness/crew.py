@@ -7,20 +7,24 @@ other one closes.
 import selectors
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello, OrderFailed, encode
+from benchmarks.harness.processes import Processes, module
 
 R = TypeVar("R", bound=CrewMessage)
 Process = subprocess.Popen[Any]
 # Starts the processes of a crew one after another, given the crew's socket and a file for their output.
 Start = Callable[[Path, IO[bytes]], Iterable[Process]]
 _CHUNK = 1 << 16
+_END_S = 10.0  # until a child whose connection was closed is killed
 
 
 class CrewError(Exception):
@@ -215,3 +219,23 @@ def running_crew(
             crew.close()
             for process in processes:
                 stop(process)
+
+
+@contextmanager
+def running_children(
+    name: str, protocol: CrewProtocol, *members: Sequence[object], patience_s: float = 60.0
+) -> Iterator[Crew]:
+    """Run a crew of `python -m NAME SOCKET RANK ARGUMENTS...`, one child per sequence of arguments.
+
+    A child ends by itself when its connection is closed. Raises CrewError.
+    """
+    with tempfile.TemporaryDirectory(prefix="hypercast-crew-") as folder, Processes() as processes:
+
+        def start(socket: Path, log: IO[bytes]) -> Iterator[Process]:
+            for rank, arguments in enumerate(members):
+                yield processes.start(module(name, socket, rank, *arguments))
+
+        stop = partial(processes.join, patience_s=_END_S)
+        args = (name, Path(folder), protocol, len(members), start, stop, patience_s)
+        with running_crew(*args) as crew:
+            yield crew

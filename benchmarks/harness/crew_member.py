@@ -32,7 +32,7 @@ async def serve_async(
     path: str | Path,
     hello: MemberHello,
     protocol: CrewProtocol,
-    carry_out: Callable[[Any], Awaitable[CrewMessage]],
+    carry_out: Callable[[Any], Awaitable[CrewMessage]] | None = None,
 ) -> None:
     """Carry out orders on the event loop; an exception is reported, and then raised."""
     reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES)
@@ -40,6 +40,7 @@ async def serve_async(
         writer.write(encode(hello) + b"\n")
         while line := await reader.readline():
             try:
+                assert carry_out is not None, "this child takes no orders"
                 reply = await carry_out(protocol.decode_order(line))
             except Exception as error:
                 writer.write(encode(OrderFailed(reason=repr(error))) + b"\n")

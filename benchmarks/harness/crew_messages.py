@@ -4,6 +4,7 @@ A child connects to the benchmark's Unix socket and sends MemberHello. It then a
 reply, or by OrderFailed, after which it ends. It also ends when the benchmark closes the connection.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,10 @@ class CrewMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MemberHello(CrewMessage, frozen=True, kw_only=True):
-    """A process is ready for orders; `url` and `host` are where it serves regions, if it does."""
+    """A process is ready for orders; `url` and `host` are where it serves, if it does."""
 
     rank: int
+    pid: int = msgspec.field(default_factory=os.getpid)
     url: str = ""
     host: str = ""
 
@@ -44,3 +46,6 @@ class CrewProtocol:
         """Build the protocol from two unions of CrewMessage classes."""
         replies = replies | MemberHello | OrderFailed
         return cls(msgspec.json.Decoder(orders).decode, msgspec.json.Decoder(replies).decode)
+
+
+NO_ORDERS = CrewProtocol.of(MemberHello, MemberHello)  # of a child that only serves until its crew ends

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 5.0
+_JOIN_S = 60.0
 
 
 class Processes:
@@ -34,6 +35,10 @@ class Processes:
     def stop(self, process: subprocess.Popen[Any], patience_s: float = _STOP_S) -> None:
         """Terminate a process, and kill it after `patience_s`."""
         process.terminate()
+        self.join(process, patience_s)
+
+    def join(self, process: subprocess.Popen[Any], patience_s: float = _JOIN_S) -> None:
+        """Wait for a process that ends by itself, and kill it after `patience_s`."""
         try:
             process.wait(patience_s)
         except subprocess.TimeoutExpired:

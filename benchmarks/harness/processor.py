@@ -1,13 +1,12 @@
-"""Processor time of the machine over a run, from /proc/stat."""
+"""What the machine and its processes use: processor time and descriptors."""
 
-import os
 import resource
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_IDLE = (3, 4)  # idle, iowait
-_STOLEN = 7
-_COUNTED = 8  # user nice system idle iowait irq softirq steal; user includes guest time
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +31,6 @@ class ProcessorTimes:
         return self.busy_s / whole_s if whole_s else 0.0
 
 
-def parse_times(stat: str, ticks_per_s: int) -> ProcessorTimes:
-    """Parse the text of /proc/stat."""
-    line = next(line for line in stat.splitlines() if line.startswith("cpu "))
-    ticks = [int(word) for word in line.split()[1 : 1 + _COUNTED]]
-    idle = sum(ticks[index] for index in _IDLE)
-    return ProcessorTimes(
-        busy_s=(sum(ticks) - idle - ticks[_STOLEN]) / ticks_per_s,
-        idle_s=idle / ticks_per_s,
-        stolen_s=ticks[_STOLEN] / ticks_per_s,
-    )
-
-
 def process_cpu_s() -> float:
     """Return this process's processor seconds, without kernel work in interrupts."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -51,4 +38,19 @@ def process_cpu_s() -> float:
 
 
 def read_times() -> ProcessorTimes:
-    return parse_times(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))
+    """Return the times of the machine; time of its guests counts once."""
+    now = psutil.cpu_times()
+    return ProcessorTimes(
+        busy_s=now.user + now.nice + now.system + now.irq + now.softirq,
+        idle_s=now.idle + now.iowait,
+        stolen_s=now.steal,
+    )
+
+
+def open_descriptors(pid: int) -> Counter[str]:
+    """Count a process's descriptors by kind: a file's path, socket, pipe and others. Raises OSError."""
+    found: Counter[str] = Counter()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # just closed
+            found[str(fd.readlink()).partition(":[")[0]] += 1
+    return found

@@ -1,6 +1,6 @@
 """Random decoders in memory: an image that engines bind to, and transformers' model over the same bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -8,7 +8,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from transformers.initialization import no_init_weights
 
 from invoker.engine.contract import ModelSpec
+from invoker.engine.factory import kv_bytes_needed
 from invoker.engine.image_views import compute_dtype
+from invoker.engine.paths import LayerPath
+from invoker.engine.stage_engine import StageEngine
 from registry.images.architectures import arrange
 from registry.images.layout import lay_out
 from registry.images.manifest import MANIFEST_FORMAT, Manifest
@@ -43,15 +46,20 @@ class RandomModel:
     region: TensorRegion
     reference: PreTrainedModel
 
+    def kv_bytes(self, sequences: int, layers: int | None = None) -> int:
+        """Return the KV cache's bytes for that many full contexts, of `layers` layers or all."""
+        spec, shape = self.spec, self.spec.manifest.architecture
+        arguments = (shape, spec.config, spec.dtype, spec.context_length, max(1, sequences))
+        return kv_bytes_needed(*arguments, layers=layers)
+
+    def stage(self, layers: tuple[int, int], sequences: int, path: LayerPath) -> StageEngine:
+        """Return an engine of the layers `[first, last)`."""
+        kv = self.kv_bytes(sequences, layers[1] - layers[0])
+        return StageEngine(replace(self.spec, layers=layers), self.region, kv, path=path)
+
 
 def random_model(
-    config: PreTrainedConfig,
-    dtype: str,
-    device: str,
-    *,
-    context: int,
-    seed: int = 0,
-    deviation: float = 0.02,
+    config: PreTrainedConfig, dtype: str, device: str, *, context: int, seed: int = 0, deviation: float = 0.02
 ) -> RandomModel:
     """Build a model of `config` on the device, with normal weights of standard deviation `deviation`."""
     with no_init_weights(), torch.device(device):

@@ -3,9 +3,11 @@
 import json as json_format
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,40 @@ class Recording:
             self.records.append(record)
             if self._show is not None:
                 print(self._show(record), flush=True)
+
+
+def timed(
+    name: str, params: Record, seconds: Sequence[float], limit_s: float | None = None, **figures: Any
+) -> Record:
+    """Return a record of measured seconds with their median, beside the limit if there is one."""
+    median_s = statistics.median(seconds)
+    limits = {} if limit_s is None else {"limit_s": limit_s, "ratio_to_limit": median_s / limit_s}
+    row = {"name": name, "params": params, "seconds": list(seconds), "median_s": median_s}
+    return {**row, **limits, **figures}
+
+
+def chosen(args: Namespace, *names: str) -> Record:
+    """Return these options as parameters of a record."""
+    return {name: getattr(args, name) for name in names}
+
+
+def all_but(args: Namespace, *names: str) -> Record:
+    """Return all options but these as parameters of a record; those for files are none."""
+    skipped = ("json", "plot", "data_dir", *names)
+    return {name: value for name, value in vars(args).items() if name not in skipped}
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of that many inches."""
+    from matplotlib.figure import Figure  # only in the extra [dev]
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, format="png")
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.harness.admin_client import AdminClient, http_client, until
-from benchmarks.harness.arguments import at_least, make_parser, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, all_but, describe_run, recording
 from benchmarks.live_picture.draw import draw
 from benchmarks.live_serving.arguments import add_load, add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, draw_requests, run_clients
@@ -198,20 +198,13 @@ def answer_record(answer: LiveAnswer, recorder: Recorder) -> dict[str, Any]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = make_parser("benchmarks.live_picture", __doc__)
+    parser = benchmark_parser("benchmarks.live_picture", __doc__, plot=True)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
-    add("--plot", type=Path, help="write a PNG to this file (needs matplotlib)")
     add("--from", dest="recorded", type=Path, help="draw this file instead of running a load")
-    add("--family", choices=tuple(FAMILIES), default="llama", help="model family (default %(default)s)")
-    add("--sources", type=at_least(1), default=2, help="nodes that hold the model (default %(default)s)")
+    add("--family", choices=tuple(FAMILIES), default="llama", help="model family")
+    add("--sources", type=at_least(1), default=2, help="nodes that hold the model")
     add_load(parser, requests=12, tokens=72)
-    add(
-        "--after",
-        type=float,
-        default=3.0,
-        help="seconds to record after the last node is ready (default %(default)s)",
-    )
+    add("--after", type=float, default=3.0, help="seconds to record after the last node is ready")
     add_platform(parser, width=256, link_rate="12mbit")
     return parser.parse_args(arguments)
 
@@ -235,9 +228,7 @@ def main() -> None:
 
 def run(args: Namespace, out: Recording) -> None:
     """Record one load on a platform of its own."""
-    skipped = ("json", "plot", "recorded", "data_dir")
-    given = {name: value for name, value in vars(args).items() if name not in skipped}
-    params = {**given, **describe_run("benchmarks.live_picture")}
+    params = {**all_but(args, "recorded"), **describe_run("benchmarks.live_picture")}
     with (
         TemporaryDirectory(prefix="hypercast-live-model-") as folder,
         slow_link_platform(args, args.sources + args.loading) as platform,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.records import new_figure, save_figure
+
 _BIN_S = 0.5
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:red", "tab:brown")
 _HELD, _STAGE = "0.82", 0.75
@@ -39,13 +41,11 @@ def spans(events: list[dict[str, Any]], end_s: float) -> Iterator[StageSpan]:
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """Write a PNG: per node the layers that it holds and the stages that it runs, with tokens below."""
-    from matplotlib.figure import Figure  # only in the extra [dev]
-
     events, answers = record["events"], record["answers"]
     end_s = max((at_s for answer in answers for at_s in answer["arrived_s"]), default=1.0)
     nodes = sorted({event["node"] for event in events if event["kind"] == "held"})
     layers = max((event["layers"] for event in events if event["kind"] == "held"), default=1).bit_length()
-    figure = Figure(figsize=(11, 2.2 + 1.25 * len(nodes)), layout="constrained")
+    figure = new_figure(11, 2.2 + 1.25 * len(nodes))
     panels = figure.subplots(
         len(nodes) + 1, 1, sharex=True, squeeze=False, height_ratios=[*[1.0] * len(nodes), 1.6]
     )[:, 0]
@@ -73,8 +73,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     panels[0].plot([], [], color="black", linestyle="--", label="ready: serves by itself")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(_title(record, events), fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, format="png")
+    save_figure(figure, path)
 
 
 def _lane(panel: Any, node: str, layers: int, events: list[dict[str, Any]], end_s: float) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx2
 
+from benchmarks.harness.event_stream import StreamFailed, completion, events, start_kind, token_ids
 from benchmarks.live_serving.models import VOCABULARY
 
 _FIRST_TOKEN = 3  # lower ids are special tokens
@@ -26,16 +26,7 @@ class LiveRequest:
 
     def body(self, model: str) -> dict[str, object]:
         drawn = {"temperature": 0.9, "top_p": 0.95, "seed": self.seed}
-        return {
-            "model": model,
-            "prompt": self.prompt,
-            "max_tokens": self.tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-            "ignore_eos": True,
-            **({"temperature": 0} if self.seed is None else drawn),
-        }
+        return completion(model, self.prompt, self.tokens) | ({} if self.seed is None else drawn)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,32 +94,17 @@ class LiveClient:
         request_id = f"live-{next(self._numbers)}"
         answer = LiveAnswer(request_id=request_id, function=function, work=work, sent_s=time.monotonic())
         headers = {"x-request-id": request_id}
-        ended = False
         try:
-            stream = self._http.stream(
-                "POST", "/v1/completions", json=work.body(function), headers=headers, timeout=None
-            )
-            async with stream as response:
-                if response.status_code != 200:
-                    answer.failure = f"{response.status_code} {(await response.aread())[:300]!r}"
-                else:
-                    async for line in response.aiter_lines():
-                        ended = ended or line == "data: [DONE]"
-                        self._read(answer, line)
-        except httpx2.HTTPError as error:
-            answer.failure = f"{type(error).__name__}: {error}"
-        if not (ended or answer.failure):
-            answer.failure = "the stream ended without [DONE]"
+            async for event in events(self._http, work.body(function), headers=headers, timeout=None):
+                self._read(answer, event)
+        except StreamFailed as error:
+            answer.failure = str(error)
         answer.ended_s = time.monotonic()
         self.answers.append(answer)
         return answer
 
-    def _read(self, answer: LiveAnswer, line: str) -> None:
-        if not line.startswith("data: {"):
-            return
-        event: Mapping[str, Any] = json.loads(line[6:])
-        new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
-        if new:
+    def _read(self, answer: LiveAnswer, event: Mapping[str, Any]) -> None:
+        if new := token_ids(event):
             answer.ids += new
             answer.arrived_s += [time.monotonic()] * len(new)
             self.token_count += len(new)
@@ -138,9 +114,7 @@ class LiveClient:
                 usage["prompt_tokens"],
                 usage["completion_tokens"],
             )
-        answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
-        if "error" in event:
-            answer.failure = json.dumps(event["error"])
+        answer.start_kind = start_kind(event, answer.start_kind)
 
     async def tokens(self, count: int) -> None:
         """Wait until `count` more tokens have arrived."""

@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,9 +26,9 @@ import uvloop
 
 from benchmarks.chaos.check import Findings
 from benchmarks.harness.admin_client import http_client
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, positive, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, positive, say, some_of
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import all_but, describe_run, recording
 from benchmarks.live_serving.arguments import add_load, add_platform
 from benchmarks.live_serving.models import FAMILIES, write_model
 from benchmarks.live_serving.platform import slow_link_platform
@@ -127,48 +126,16 @@ def show_record(record: dict[str, Any]) -> str:
     return "\n".join([str(totals), *(f"WRONG: {line}" for line in record["failed"])])
 
 
-@contextmanager
-def folder_of_models() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="hypercast-live-models-") as folder:
-        yield Path(folder)
-
-
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = make_parser("benchmarks.live_serving", __doc__)
+    parser = benchmark_parser("benchmarks.live_serving", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
-    add(
-        "--families",
-        type=comma_list(str, tuple(FAMILIES)),
-        default=list(FAMILIES),
-        help="comma-separated families (default: all)",
-    )
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default=[1, 2, 3],
-        help="nodes that hold the model, such as 1,2 (default: 1,2,3)",
-    )
+    add("--families", type=some_of(FAMILIES), default=",".join(FAMILIES), help="of these families")
+    add("--sources", type=comma_list(at_least(1)), default="1,2,3", help="nodes that hold the model")
     add_load(parser, requests=64, tokens=360)
-    add(
-        "--repeat",
-        type=at_least(1),
-        default=1,
-        help="loads per scenario, without kills (default %(default)s)",
-    )
-    add(
-        "--kills",
-        type=at_least(0),
-        default=0,
-        help="kills of nodes that serve in pipelines (default %(default)s)",
-    )
-    add("--per-load", type=at_least(1), default=3, help="maximum kills per load (default %(default)s)")
-    add(
-        "--minutes",
-        type=positive,
-        default=60.0,
-        help="start no load after this many minutes (default %(default)s)",
-    )
+    add("--repeat", type=at_least(1), default=1, help="loads per scenario, without kills")
+    add("--kills", type=at_least(0), default=0, help="kills of nodes that serve in pipelines")
+    add("--per-load", type=at_least(1), default=3, help="maximum kills per load")
+    add("--minutes", type=positive, default=60.0, help="start no load after this many minutes")
     add_platform(parser, width=128, link_rate="5mbit")
     return parser.parse_args(arguments)
 
@@ -176,18 +143,13 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     args = parse()
     outcome = LiveServingResult()
-    given = {name: value for name, value in vars(args).items() if name not in ("json", "data_dir")}
-    params = {
-        **given,
-        "nodes": max(args.sources) + args.loading,
-        **describe_run("benchmarks.live_serving"),
-    }
+    nodes = max(args.sources) + args.loading
+    params = {**all_but(args), "nodes": nodes, **describe_run("benchmarks.live_serving")}
     started_s = time.monotonic()
     with recording("live_serving", json=args.json, show=show_record, failures=PLATFORM_FAILURES) as out:
         try:
-            nodes = max(args.sources) + args.loading
-            with folder_of_models() as models, slow_link_platform(args, nodes) as platform:
-                uvloop.run(run(platform, args, models, outcome))
+            with TemporaryDirectory() as folder, slow_link_platform(args, nodes) as platform:
+                uvloop.run(run(platform, args, Path(folder), outcome))
         finally:
             params["seconds"] = round(time.monotonic() - started_s, 1)
             out.add(record_of(outcome, params))

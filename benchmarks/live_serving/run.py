@@ -107,12 +107,10 @@ class LiveServingRun:
 
     async def run_scenario(self, scenario: LoadScenario) -> LoadRound:
         """Run one load with its requests. Raises PlatformStateError."""
-        family, names = scenario.family, [node_component.name for node_component in self.platform.nodes]
+        family, names = scenario.family, [node.name for node in self.platform.nodes]
         self._chance.shuffle(names)
-        sources, cold = (
-            names[: scenario.sources],
-            names[scenario.sources : scenario.sources + scenario.loading],
-        )
+        sources = names[: scenario.sources]
+        cold = names[scenario.sources : scenario.sources + scenario.loading]
         await self.admin.place_image(family, sources)
         round_ = LoadRound(scenario=scenario)
         self.rounds.append(round_)
@@ -163,10 +161,7 @@ class LiveServingRun:
                 await asyncio.sleep(_POLL_S)
                 continue
             node, instance, place, stages, is_head = found
-            node_component = next(
-                node_component for node_component in self.platform.nodes if node_component.name == node
-            )
-            if self.platform.kill(node_component) is None:
+            if self.platform.kill(next(one for one in self.platform.nodes if one.name == node)) is None:
                 continue
             self.killed.add(instance)
             kill = StageKill(
@@ -184,15 +179,10 @@ class LiveServingRun:
         """Choose a stage of a serving pipeline on a node that is still loading."""
         states = await self.admin.states(family)
         found = [
-            (
-                str(stage["node"]),
-                str(stage["instance_id"]),
-                place,
-                len(pipeline["stages"]),
-                place == pipeline["head"],
-            )
+            (str(stage["node"]), str(stage["instance_id"]), place, len(stages), place == pipeline["head"])
             for pipeline in await self.admin.pipelines(family)
-            for place, stage in enumerate(pipeline["stages"])
+            for stages in [pipeline["stages"]]
+            for place, stage in enumerate(stages)
             if states.get(stage["node"]) == "loading"
         ]
         return self._chance.choice(found) if found else None
@@ -205,23 +195,14 @@ async def check_ledger(serving: LiveServingRun) -> dict[str, Any]:
     books = await wait_for_ledger(serving.platform, _QUIET_S)
     balance = books.reconcile()
     serving.findings.add(str(balance).splitlines())
-    alone = {
-        answer.request_id
-        for round_ in serving.rounds
-        if round_.scenario.sources == 1
-        for answer in round_.answers
-    }
+    of_one = [round_ for round_ in serving.rounds if round_.scenario.sources == 1]
+    alone = {answer.request_id for round_ in of_one for answer in round_.answers}
     serving.findings.add(wrong_rows(serving.client.answers, books.records, serving.killed, alone))
     piped = [row for row in books.records if pipelines_of(row)]
     return {
-        "rows": len(books.records),
+        **books.summary(balance),
         "by_pipelines": len(piped),
         "paid_members": sum(len(last_members(row, serving.killed)) for row in piped),
-        "lost_calls": len(books.lost),
-        "busy_us": sum(one.busy_us for one in balance.instances),
-        "used_us": sum(one.used_us for one in balance.instances),
-        "lost_us": sum(one.lost_us for one in balance.instances),
-        "verdict": str(balance.verdict),
     }
 
 
@@ -229,9 +210,8 @@ def show(round_: LoadRound) -> str:
     """Format a round as one line."""
     scenario = round_.scenario
     live = sum(answer.start_kind == "live" for answer in round_.answers)
-    first = (
-        "no pipeline" if round_.first_live_s is None else f"first live token at {round_.first_live_s:.1f} s"
-    )
+    at_s = round_.first_live_s
+    first = "no pipeline" if at_s is None else f"first live token at {at_s:.1f} s"
     ready = round_.ready_s[-1] if round_.ready_s else 0.0
     return (
         f"{scenario.family:6} k={scenario.sources} {'long ' if scenario.long else 'short'} "

@@ -24,10 +24,10 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.harness.admin_client import AdminClient, http_client, until
-from benchmarks.harness.arguments import at_least, make_parser, say
+from benchmarks.harness.admin_client import PATIENCE_S, AdminClient, http_client
+from benchmarks.harness.arguments import at_least, benchmark_parser, say
 from benchmarks.harness.local_platform import PLATFORM_FAILURES, LocalPlatform, PlatformStateError
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import all_but, describe_run, recording, timed
 from benchmarks.live_serving.arguments import add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, LiveRequest, draw_prompt
 from benchmarks.live_serving.models import CONTEXT, FAMILIES, write_model
@@ -68,12 +68,8 @@ async def measure(
     await admin.scale(FUNCTION, _LOADING, cold, wait=False)
     asking = asyncio.create_task(client.ask(FUNCTION, work))
 
-    async def ready() -> bool:
-        states = await admin.states(FUNCTION)
-        return all(states.get(node) == "ready" for node in cold)
-
     try:
-        await until(f"{', '.join(cold)} are ready", ready)
+        await admin.wait_until_ready(FUNCTION, cold, PATIENCE_S)
         answer = await asking
     finally:
         asking.cancel()
@@ -145,11 +141,8 @@ def record_of(found: Sequence[StreamSwitch], params: dict[str, object]) -> dict[
     after = [ms for one in found for ms in one.after_last_block_ms]
     ratio = statistics.median(one.ratio for one in found)
     return {
-        "name": "mode-switch",
-        "params": params,
+        **timed("mode-switch", params, [one.gap_ms / 1e3 for one in found]),
         "switches": [{**asdict(one), "ratio": round(one.ratio, 3)} for one in found],
-        "seconds": [one.gap_ms / 1e3 for one in found],
-        "median_s": statistics.median(one.gap_ms for one in found) / 1e3,
         "limit_s": _GAP_LIMIT * statistics.median(one.recompute_ms for one in found) / 1e3,
         "median_ratio": round(ratio, 3),
         "worst_ratio": round(max(one.ratio for one in found), 3),
@@ -169,37 +162,21 @@ def show(record: dict[str, Any]) -> str:
 
 
 def parse() -> Namespace:
-    parser = make_parser("benchmarks.live_serving_switch", __doc__)
+    parser = benchmark_parser("benchmarks.live_serving_switch", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, help="write the record to this file")
-    add("--family", choices=tuple(FAMILIES), default="llama", help="model family (default %(default)s)")
-    add(
-        "--context",
-        type=at_least(128),
-        default=1000,
-        help="approximate tokens at the switch (default %(default)s)",
-    )
-    add(
-        "--prompt",
-        type=at_least(2),
-        default=600,
-        help="prompt tokens of the first stream (default %(default)s)",
-    )
-    add("--repeat", type=at_least(1), default=5, help="switches (default %(default)s)")
-    add(
-        "--kv-moves",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="transfer K and V at a switch; auto: where cheaper than recomputing (default %(default)s)",
-    )
+    add("--family", choices=tuple(FAMILIES), default="llama", help="model family")
+    add("--context", type=at_least(128), default=1000, help="approximate tokens at the switch")
+    add("--prompt", type=at_least(2), default=600, help="prompt tokens of the first stream")
+    add("--repeat", type=at_least(1), default=5, help="switches")
+    moves = ("auto", "always", "never")
+    add("--kv-moves", choices=moves, default="auto", help="transfer K and V; auto: where that is cheaper")
     add_platform(parser, width=256, link_rate="20mbit")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
-    given = {name: value for name, value in vars(args).items() if name not in ("json", "data_dir")}
-    params: dict[str, object] = {**given, **describe_run("benchmarks.live_serving_switch")}
+    params: dict[str, object] = {**all_but(args), **describe_run("benchmarks.live_serving_switch")}
     started_s = time.monotonic()
     with recording("live_serving_switch", json=args.json, show=show, failures=PLATFORM_FAILURES) as out:
         with (

@@ -44,9 +44,9 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, say, size
+from benchmarks.harness.arguments import at_least, benchmark_parser, say, size, some_of
 from benchmarks.harness.processes import ROOT
-from benchmarks.harness.records import describe_run, recording
+from benchmarks.harness.records import chosen, describe_run, recording, timed
 from benchmarks.load.limits import COLD, WARM, LoadMethod, read_limits
 from benchmarks.load.methods import device_methods, host_methods, resident
 from benchmarks.load.weights import StoredWeights, drop_from_cache, prepare, read_into_cache
@@ -105,21 +105,13 @@ def _record(one: Rounds, found: list[Rounds], common: dict[str, Any]) -> dict[st
         for other in found
         if other.method.name == "limit" and (other.method.path, other.cache) == (one.method.path, one.cache)
     }
-    row: dict[str, Any] = {
-        "name": one.method.name,
-        "params": {"path": one.method.path, "cache": one.cache, "mode": one.method.mode, **common},
-        "seconds": one.seconds,
-        "median_s": one.median_s,
-        "gb_per_s": common["bytes"] / one.median_s / 1e9,
-    }
-    if limits:
-        limit_s = min(limits.values())
-        row |= {
-            "limit_s": limit_s,
-            "ratio_to_limit": one.median_s / limit_s,
-            "share_of_limit": limit_s / one.median_s,
-            "shares": {mode: seconds / one.median_s for mode, seconds in limits.items()},
-        }
+    params = {"path": one.method.path, "cache": one.cache, "mode": one.method.mode, **common}
+    limit_s = min(limits.values(), default=None)
+    row = timed(one.method.name, params, one.seconds, limit_s)
+    row["gb_per_s"] = common["bytes"] / one.median_s / 1e9
+    if limit_s is not None:
+        row["share_of_limit"] = limit_s / one.median_s
+        row["shares"] = {mode: seconds / one.median_s for mode, seconds in limits.items()}
     return row
 
 
@@ -144,8 +136,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         weights = prepare(folder, TOKENIZER, args.size)
         common = {
             "bytes": weights.manifest.nbytes,
-            "device": args.device,
-            "rounds": args.rounds,
+            **chosen(args, "device", "rounds"),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             **describe_run("benchmarks.load"),
@@ -159,26 +150,15 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser("benchmarks.load", __doc__)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--size", type=size, default=10**9, help="size of the weights, about (default: 1GB)")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
-    parser.add_argument(
-        "--cache", type=comma_list(str, CACHES), default=list(CACHES), help="of cold,warm (default: both)"
-    )
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="keep the weights in this folder, on the disk to measure (default: a temporary folder)",
-    )
-    parser.add_argument(
-        "--shm-dir",
-        type=Path,
-        default=Path("/dev/shm"),
-        help="folder in shared memory for host tiers (default %(default)s)",
-    )
+    parser = benchmark_parser("benchmarks.load", __doc__)
+    add = parser.add_argument
+    add("--size", type=size, default="1GB", help="size of the weights, about")
+    add("--device", default="cpu", help="cpu, or cuda:N (needs cupy; default %(default)s)")
+    add("--cache", type=some_of(CACHES), default="cold,warm", help="of cold,warm")
+    add("--rounds", type=at_least(1), default=5, help="rounds")
+    add("--threads", type=int, default=0, help="threads of torch (default: torch's default)")
+    add("--folder", type=Path, help="keep the weights here, on the disk to measure (default: temporary)")
+    add("--shm-dir", type=Path, default=Path("/dev/shm"), help="folder in shared memory for host tiers")
     args = parser.parse_args(argv)
     with recording("load", json=args.json, show=show) as out:
         out.add(*run(args))

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.harness.arenas import copy_seconds, make_arena
 from benchmarks.harness.no_server import NullRegionServer
 from benchmarks.load.limits import COLD, WARM, LoadMethod, copy_limits
 from benchmarks.load.weights import StoredWeights
@@ -25,8 +26,6 @@ from invoker.host_tier.tier import HostTier
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import StoreAccess
-from invoker.memory.arena import Arena, CpuArena, Region, copy_following
-from invoker.memory.cuda_arena import CudaArena
 from rdmacast.transports.connector import Connector
 from registry.images.store import LocalStore
 
@@ -135,7 +134,7 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
     spec = ModelSpec(manifest=manifest, config=weights.config, dtype="float32", context_length=_CONTEXT)
     engines = TorchEngineFactory()
     kv_bytes = engines.kv_bytes(spec, _SEQUENCES)[1]
-    arena = _arena(device, manifest.nbytes + kv_bytes + (16 << 20))
+    arena = make_arena(device, manifest.nbytes + kv_bytes + (16 << 20))
     mapping = tier.open(manifest.sha256)
     assert mapping is not None
     try:
@@ -143,7 +142,7 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
 
         def copied() -> float:
             with arena.pinned(mapping.view):
-                return _copy(arena, region, mapping.view)
+                return asyncio.run(copy_seconds(arena, region, mapping.view))
 
         def pinned_and_copied() -> float:
             started_s = time.perf_counter()
@@ -174,19 +173,6 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
         arena.close()
 
 
-def _copy(arena: Arena, region: Region, view: memoryview) -> float:
-    async def copy() -> float:
-        started_s = time.perf_counter()
-        await copy_following(arena, region, view, _there, lambda nbytes: None)
-        return time.perf_counter() - started_s
-
-    return asyncio.run(copy())
-
-
-async def _there(offset: int, nbytes: int) -> None:
-    """Return at once: the whole image is available."""
-
-
 def _cuda_limit(nbytes: int, device: str) -> LoadMethod:
     """Return one copy of the driver's page-locked memory to torch's memory."""
     source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -200,12 +186,6 @@ def _cuda_limit(nbytes: int, device: str) -> LoadMethod:
         return time.perf_counter() - started_s
 
     return LoadMethod(name="limit", path="host-device", mode="pinned-copy", run=run)
-
-
-def _arena(device: str, nbytes: int) -> Arena:
-    if device == "cpu":
-        return CpuArena(nbytes)
-    return CudaArena(int(device.partition(":")[2] or 0), nbytes)
 
 
 def _timed(load: Callable[[], object]) -> float:

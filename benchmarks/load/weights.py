@@ -1,6 +1,7 @@
 """Weights on disk: a checkpoint, its image in a store, and control over their page cache."""
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import AsyncIterator
@@ -42,7 +43,11 @@ class StoredWeights:
 def prepare(folder: Path, tokenizer: Path, nbytes: int) -> StoredWeights:
     """Write a float32 Llama of about `nbytes` bytes to `folder` unless it exists, and its image."""
     layers = max(1, round(nbytes / LAYER_BYTES))
-    folder = folder / f"llama-{layers}"
+    return asyncio.run(stored(folder / f"llama-{layers}", tokenizer, layers))
+
+
+async def stored(folder: Path, tokenizer: Path, layers: int) -> StoredWeights:
+    """Write a float32 Llama of `layers` layers to `folder` unless it exists, and its image in a store."""
     checkpoint, packed = folder / "checkpoint", folder / "packed"
     write_random_llama(checkpoint, tokenizer, layers)
     if not packed.is_dir():
@@ -50,20 +55,18 @@ def prepare(folder: Path, tokenizer: Path, nbytes: int) -> StoredWeights:
     encoded = (packed / "manifest.json").read_bytes()
     manifest = decode_manifest(encoded)
     store = LocalStore(folder / "store")
-    asyncio.run(_put(store, manifest, packed / "image.bin"))
+    await _put(store, manifest, packed / "image.bin")
     return StoredWeights(
         checkpoint=checkpoint,
         blob=folder / "store" / "blobs" / manifest.sha256,
         store=store,
         manifest=manifest,
-        ref=reference(manifest, encoded),
-    )
-
-
-def reference(manifest: Manifest, encoded: bytes) -> ImageRef:
-    """Return a gateway's reference to the image; the manifest's digest is not verified here."""
-    return ImageRef(
-        image=manifest.sha256, manifest=manifest.sha256, nbytes=manifest.nbytes, manifest_bytes=encoded
+        ref=ImageRef(
+            image=manifest.sha256,
+            manifest=hashlib.sha256(encoded).hexdigest(),
+            nbytes=manifest.nbytes,
+            manifest_bytes=encoded,
+        ),
     )
 
 

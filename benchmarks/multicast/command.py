@@ -38,11 +38,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, rate, say, share, size
+from benchmarks.harness.arguments import (
+    at_least,
+    benchmark_parser,
+    comma_list,
+    rate,
+    say,
+    share,
+    size,
+    some_of,
+)
 from benchmarks.harness.crew import Crew, CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import Processes
-from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast import ours as multicast_ours
 from benchmarks.multicast import peers as multicast_peers
 from benchmarks.multicast.copies import CHECKED, COPIES
@@ -107,12 +116,7 @@ def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> It
             usual = default_link_facts(
                 "tcp"
             )  # includes the cost of request, check and announcement of a block
-            facts = replace(
-                usual,
-                bytes_per_s=args.rate,
-                latency_s=args.latency,
-                restart_s=args.restart,
-            )
+            facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources)
             yield MulticastContender(AUTO, crew, nodes, task, reason=chosen.reason)
@@ -155,20 +159,13 @@ def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> l
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.multicast", __doc__)
+    parser = benchmark_parser("benchmarks.multicast", __doc__, plot=True)
     add_size_options(parser)
     add_cast_options(parser)
     add_peer_options(parser)
     add = parser.add_argument
-    add(
-        "--transport",
-        choices=("tcp", "shm"),
-        default="tcp",
-        help="shm: on this host, without links (default %(default)s)",
-    )
-    add("--repeat", type=at_least(1), default=5, help="turns (default %(default)s)")
-    add("--json", type=Path, help="write the records to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
+    add("--transport", choices=("tcp", "shm"), default="tcp", help="shm: on this host, without links")
+    add("--repeat", type=at_least(1), default=5, help="turns")
     args = parser.parse_args(arguments)
     if not any(sources < nodes for sources in args.sources for nodes in args.nodes):
         parser.error("--nodes must exceed --sources at least once: no target would receive anything")
@@ -178,88 +175,41 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def add_size_options(parser: argparse.ArgumentParser) -> None:
     """Add the numbers of nodes, and the sizes and rates."""
     add = parser.add_argument
-    add(
-        "--nodes",
-        type=comma_list(at_least(2)),
-        default="8",
-        help="nodes with the sources, such as 2,4,8 (default %(default)s)",
-    )
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default="1",
-        help="sources, such as 1,2,4 (default %(default)s)",
-    )
-    add("--size", type=size, default="128MiB", help="image size (default %(default)s)")
-    add("--rate", type=rate, default="200mbit", help="rate of each link, each way (default %(default)s)")
-    add(
-        "--straggler",
-        type=share,
-        default=1.0,
-        help="fraction of the rate of one node's link (default: no straggler)",
-    )
+    add("--nodes", type=comma_list(at_least(2)), default="8", help="nodes with the sources, such as 2,4,8")
+    add("--sources", type=comma_list(at_least(1)), default="1", help="sources, such as 1,2,4")
+    add("--size", type=size, default="128MiB", help="image size")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, each way")
+    add("--straggler", type=share, default=1.0, help="fraction of the rate of one node's link")
     add("--straggler-node", type=at_least(0), help="the straggler's number (default: the middle node)")
 
 
 def add_cast_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of our casts."""
     add, planners = parser.add_argument, (*PLANNERS, AUTO)
-    add(
-        "--planner",
-        type=comma_list(str, planners),
-        default="binomial,chain,tree",
-        help=f"of {', '.join(planners)} (default %(default)s)",
-    )
-    add(
-        "--blocks",
-        type=comma_list(at_least(1)),
-        default="128",
-        help="blocks per cast, such as 64,128 (default %(default)s)",
-    )
-    add(
-        "--loose",
-        action="store_true",
-        help="let pipelines of coarse blocks run ahead of their steps, like those of fine blocks",
-    )
-    add(
-        "--window",
-        type=at_least(1),
-        default=3,
-        help="blocks that a node pulls concurrently (default %(default)s)",
-    )
-    add("--latency", type=float, default=0.0005, help="for auto: seconds per hop (default %(default)s)")
-    add(
-        "--restart",
-        type=float,
-        default=0.001,
-        help="for auto: seconds per change of partner, per block (default %(default)s)",
-    )
+    add("--planner", type=some_of(planners), default="binomial,chain,tree", help=f"of {', '.join(planners)}")
+    add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
+    add("--loose", action="store_true", help="let pipelines of coarse blocks run ahead of their steps")
+    add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
+    add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
+    add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
     """Add the peers and their options."""
     add = parser.add_argument
+    peers = some_of(multicast_peers.PEERS, least=0)
     add(
-        "--peers",
-        type=comma_list(str, multicast_peers.PEERS, least=0),
-        default="gloo,mpi",
-        help="of gloo,mpi,nixl (default %(default)s; empty for none); missing ones are skipped with a note",
+        "--peers", type=peers, default="gloo,mpi", help="of gloo,mpi,nixl, or empty; missing ones are skipped"
     )
-    add(
-        "--mpi-algorithms",
-        type=comma_list(str, least=0),
-        default=",".join(multicast_peers.MPI_ALGORITHMS),
-        help="values of coll_tuned_bcast_algorithm (default %(default)s)",
-    )
+    algorithms = ",".join(multicast_peers.MPI_ALGORITHMS)
+    add("--mpi-algorithms", type=comma_list(str, least=0), default=algorithms, help="of Open MPI")
 
 
 def measure(args: argparse.Namespace, out: Recording) -> None:
     """Measure each number of nodes; `out` receives finished records."""
     common = {
         "bytes": args.size,
-        "transport": args.transport,
-        "straggler": args.straggler,
-        "repeat": args.repeat,
+        **chosen(args, "transport", "straggler", "repeat"),
         **describe_run("benchmarks.multicast"),
     }
     run = in_memory if args.transport == "shm" else on_links

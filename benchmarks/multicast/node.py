@@ -9,8 +9,10 @@ import gc
 import mmap
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -24,8 +26,6 @@ from benchmarks.multicast.messages import (
     ImageReady,
     MulticastOrder,
     MulticastReply,
-    MulticastTask,
-    NodeEndpoint,
     PrepareImage,
     ReportDigest,
     StartCast,
@@ -33,6 +33,7 @@ from benchmarks.multicast.messages import (
 )
 from benchmarks.multicast.rank import Bytes, ImageBuffer
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastMember, CastSpec
@@ -96,7 +97,9 @@ class MulticastNode:
             return CastFinished(started_s=started_s, ended_s=started_s)
         if order.task.planner in COPIES:
             return copy_as(order.task.planner, self._path_of(0), self._held.image, order.units)
-        spec = spec_of(order, order.task)
+        task, peers = order.task, [PeerAddress(url=node.url, host=node.host) for node in order.nodes]
+        options = {"planner": task.planner, "in_slots": task.in_slots, "link_bytes_s": task.link_bytes_s}
+        spec = cast_spec(order.cast, order.nbytes, task.blocks, peers, task.sources, **options)
         arrived_s = [0.0] * spec.blocks
 
         def on_block(offset: int, nbytes: int) -> None:
@@ -116,19 +119,12 @@ class MulticastNode:
             region=region,
             settings=SessionSettings(window=order.task.window),
         ).run()
-        faults = report.faults
         return CastFinished(
             started_s=started_s,
             ended_s=max(arrived_s),
             arrived_s=arrived_s,
             transports=dict(report.bytes_by_transport),
-            faults={
-                "damaged": faults.damaged,
-                "late": faults.late,
-                "failed": faults.failed,
-                "replanned": faults.replanned,
-                "slow": len(report.slow),
-            },
+            faults={**pull_faults(report), "slow": len(report.slow)},
         )
 
     def _path_of(self, rank: int) -> Path:
@@ -143,23 +139,24 @@ class MulticastNode:
             return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
 
 
-def spec_of(order: PrepareImage, task: MulticastTask) -> CastSpec:
-    """Return the cast of blocks of whole units."""
+def cast_spec(
+    cast: str, nbytes: int, blocks: int, peers: Iterable[PeerAddress], sources: int, **options: Any
+) -> CastSpec:
+    """Return a cast of blocks of whole units from the first `sources` peers to the others."""
     return CastSpec(
-        cast=order.cast,
-        region=order.cast,
-        nbytes=order.nbytes,
-        block_bytes=block_bytes(order.nbytes, task.blocks),
-        members=tuple(member(rank, node) for rank, node in enumerate(order.nodes)),
-        sources=tuple(range(task.sources)),
-        planner=task.planner,
-        in_slots=task.in_slots,
-        link_bytes_s=task.link_bytes_s,
+        cast=cast,
+        region=cast,
+        nbytes=nbytes,
+        block_bytes=block_bytes(nbytes, blocks),
+        members=tuple(CastMember(name=str(rank), address=peer) for rank, peer in enumerate(peers)),
+        sources=tuple(range(sources)),
+        **options,
     )
 
 
-def member(rank: int, node: NodeEndpoint) -> CastMember:
-    return CastMember(name=str(rank), address=PeerAddress(url=node.url, host=node.host))
+def pull_faults(report: CastReport) -> dict[str, int]:
+    """Return how many pulls failed or were replanned, by kind."""
+    return {name: getattr(report.faults, name) for name in ("damaged", "late", "failed", "replanned")}
 
 
 async def serve(path: str, rank: int, listen: str, host: str, folder: Path | None) -> None:

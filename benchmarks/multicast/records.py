@@ -1,11 +1,12 @@
 """Records, lines and a plot of multicast runs."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.records import new_figure, save_figure, timed
 from benchmarks.multicast.messages import MulticastTask, block_bytes
 from benchmarks.multicast.run import CastRun, MulticastContender, sum_counts
 from benchmarks.multicast.turns import TurnResults
@@ -42,15 +43,9 @@ def records(turns: TurnResults, setting: RunSetting) -> list[dict[str, Any]]:
 
 def link_record(copies: Sequence[LinkMeasurement], setting: RunSetting) -> dict[str, Any]:
     """Return the record of the plain copies over one link."""
-    seconds = [copy.seconds for copy in copies]
-    return {
-        "name": "link",
-        "params": {"nodes": setting.nodes, "sources": 1, **setting.common},
-        "seconds": seconds,
-        "median_s": statistics.median(seconds),
-        "limit_s": setting.limit_s,
-        "bytes_per_s": setting.nbytes / setting.limit_s,
-    }
+    params = {"nodes": setting.nodes, "sources": 1, **setting.common}
+    seconds, rate = [copy.seconds for copy in copies], setting.nbytes / setting.limit_s
+    return timed("link", params, seconds, setting.limit_s, bytes_per_s=rate)
 
 
 def plan_of(task: MulticastTask, nodes: int, nbytes: int) -> TransferPlan:
@@ -62,31 +57,17 @@ def plan_of(task: MulticastTask, nodes: int, nbytes: int) -> TransferPlan:
 
 def record(contender: MulticastContender, runs: Sequence[CastRun], setting: RunSetting) -> dict[str, Any]:
     """Return a contender's record; times are medians over the runs in `seconds`."""
-    targets = contender.nodes - contender.sources
-    seconds = [run.seconds for run in runs]
-    median_s = statistics.median(seconds)
-    row: dict[str, Any] = {
-        "name": contender.name,
-        "params": {
-            "nodes": contender.nodes,
-            "sources": contender.sources,
-            **_details(contender),
-            **setting.common,
-        },
-        "seconds": seconds,
-        "median_s": median_s,
-        "limit_s": setting.limit_s,
-        "ratio_to_limit": median_s / setting.limit_s,
-        "first_full_s": statistics.median(run.first_full_s for run in runs),
-        "skew_s": statistics.median(run.skew_s for run in runs),
-        "bytes_per_cpu_s": statistics.median(
-            targets * setting.nbytes / max(run.used.busy_s, 1e-3) for run in runs
-        ),
-        "bytes_per_own_cpu_s": statistics.median(
-            targets * setting.nbytes / max(run.own_cpu_s, 1e-3) for run in runs
-        ),
-        "processor_share": statistics.median(run.used.share for run in runs),
+    received = (contender.nodes - contender.sources) * setting.nbytes
+    params = {"nodes": contender.nodes, "sources": contender.sources, **_details(contender), **setting.common}
+    figures: dict[str, Callable[[CastRun], float]] = {
+        "first_full_s": lambda run: run.first_full_s,
+        "skew_s": lambda run: run.skew_s,
+        "bytes_per_cpu_s": lambda run: received / max(run.used.busy_s, 1e-3),
+        "bytes_per_own_cpu_s": lambda run: received / max(run.own_cpu_s, 1e-3),
+        "processor_share": lambda run: run.used.share,
     }
+    medians = {name: statistics.median(map(figure, runs)) for name, figure in figures.items()}
+    row = timed(contender.name, params, [run.seconds for run in runs], setting.limit_s, **medians)
     if setting.slow:
         row["others_s"] = statistics.median(_others_s(run, contender.sources, setting.slow) for run in runs)
     if contender.task is not None and contender.task.planner in PLANNERS:
@@ -139,11 +120,9 @@ def show(row: dict[str, Any]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw time over the limit by number of nodes, and each contender at the most nodes, as PNG."""
-    from matplotlib.figure import Figure  # only in the extra [dev]
-
     single = [row for row in rows if row["params"]["sources"] == 1 and row["name"] != "link"]
     max_nodes = max(row["params"]["nodes"] for row in rows)
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    figure = new_figure(13, 4.5)
     over, bars = figure.subplots(1, 2)
     for label in dict.fromkeys(_label(row) for row in single):
         of_label = [row for row in single if _label(row) == label]
@@ -160,8 +139,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     bars.invert_yaxis()
     bars.set(xlabel=f"seconds, {max_nodes} nodes")
     bars.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def _label(row: dict[str, Any]) -> str:

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.records import new_figure, save_figure
+
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write a PNG: a panel per condition of the first model, then the paper's times beside ours."""
-    from matplotlib.figure import Figure  # only in the extra [dev]
-
     ours = [row for row in rows if row["params"]["simulated"]]
     model = ours[0]["params"]["model"] if ours else ""
     of_model = [row for row in ours if row["params"]["model"] == model]
     conditions = list(dict.fromkeys(row["params"]["condition"] for row in of_model))
-    figure = Figure(figsize=(5 * (len(conditions) + 1), 5), layout="constrained")
+    figure = new_figure(5 * (len(conditions) + 1), 5)
     axes = figure.subplots(1, len(conditions) + 1, squeeze=False)[0]
     for panel, condition in zip(axes, conditions, strict=False):
         of_condition = [row for row in of_model if row["params"]["condition"] == condition]
@@ -26,8 +26,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         panel.legend(fontsize=7)
     _bars(axes[-1], rows)
     figure.suptitle("casts on imagined links: SIMULATED, except the paper's times")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, format="png")
+    save_figure(figure, path)
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

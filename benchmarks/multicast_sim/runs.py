@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.records import timed
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
 from rdmacast.plan.planners.catalog import PLANNERS
@@ -78,20 +79,11 @@ def cases(
             for planner in planners:
                 for number in [0] if planner == AUTOMATIC else blocks:
                     for model in models:
-                        for condition in _possible(conditions, count - k):
-                            yield SimulationCase(
-                                planner=planner,
-                                model=model,
-                                nodes=count,
-                                sources=k,
-                                blocks=number,
-                                condition=condition,
-                            )
-
-
-def _possible(conditions: Sequence[str], targets: int) -> list[str]:
-    """Return the conditions that apply: a straggler needs other targets."""
-    return [condition for condition in conditions if condition != STRAGGLER or targets > 1]
+                        for condition in conditions:
+                            if condition == STRAGGLER and count - k < 2:
+                                continue  # a straggler needs other targets
+                            sizes = {"nodes": count, "sources": k, "blocks": number}
+                            yield SimulationCase(planner=planner, model=model, condition=condition, **sizes)
 
 
 def measure(case: SimulationCase, network: SimulatedNetwork) -> dict[str, Any]:
@@ -111,10 +103,10 @@ def measure(case: SimulationCase, network: SimulatedNetwork) -> dict[str, Any]:
             seed=seed,
         )
         run = simulate(plan, links, nbytes / plan.shape.blocks)
-        timings.seconds.append(run.seconds)
+        timings.seconds.append(_short(run.seconds))
         timings.first_full_s.append(run.first_full_s)
         others = np.delete(run.arrived_s.max(axis=1), straggler)
-        timings.others_s.append(float(others.max()))
+        timings.others_s.append(_short(float(others.max())))
     return _record(case, plan, reason, timings, nbytes / network.bytes_per_s)
 
 
@@ -174,19 +166,15 @@ def _record(
     }
     if reason:
         params |= {"chosen": plan.planner, "reason": reason}
-    return {
-        "name": case.planner,
-        "params": params,
-        "seconds": [_short(seconds) for seconds in timings.seconds],
-        "median_s": _short(median_s),
-        "limit_s": _short(limit_s),
-        "ratio_to_limit": _short(median_s / limit_s),
-        "others_s": _short(others_s),
-        "others_ratio_to_limit": _short(others_s / limit_s),
-        "first_full_s": _short(first_full_s),
-        "skew_s": _short(median_s - first_full_s),
-        "steps": plan.steps,
+    figures = {
+        "others_s": others_s,
+        "others_ratio_to_limit": others_s / limit_s,
+        "first_full_s": first_full_s,
+        "skew_s": median_s - first_full_s,
     }
+    row = timed(case.planner, params, timings.seconds, limit_s, **figures)
+    short = {name: _short(value) for name, value in row.items() if isinstance(value, float)}
+    return {**row, **short, "steps": plan.steps}
 
 
 def _short(value: float) -> float:

@@ -1,29 +1,34 @@
-"""Send a burst of completions at once and print, as JSON, when each token arrived.
+"""Send bursts of completions at once and report when each token arrived.
 
-    python -m benchmarks.scaleout.client URL KEY '{"model": "f", "requests": 50, "prompt_tokens": 512, ...}'
+    python -m benchmarks.scaleout.client SOCKET RANK URL KEY
 
 Each prompt is different. Tokens of an emulated model are compared with the expected ones, others are counted:
 a lost, repeated or changed token fails its request. Progress goes to stderr.
 """
 
 import asyncio
-import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
 
 import httpx2
+import msgspec
 
+from benchmarks.harness.admin_client import http_client
+from benchmarks.harness.crew_member import serve_async
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
+from benchmarks.harness.event_stream import StreamFailed, completion, events, start_kind, token_ids
 from invoker.emulated.tokens import FIRST_TOKEN, continuation
 from registry.messages.node import Sampling
 
 PROGRESS_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
-    """The requests to send; `emulated` is an emulated architecture or "", ids are below `vocabulary`."""
+class Burst(CrewMessage, frozen=True, kw_only=True):
+    """Send these requests; answered by BurstSent.
+
+    `emulated` is an emulated architecture or "", ids are below `vocabulary`.
+    """
 
     model: str
     emulated: str
@@ -34,14 +39,23 @@ class Burst:
     timeout_s: float
 
 
-@dataclass(slots=True, kw_only=True)
-class BurstAnswer:
+class BurstAnswer(msgspec.Struct, kw_only=True):
     """One request: when tokens arrived, in seconds since the burst, and how many each time."""
 
-    arrived_s: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    arrived_s: list[float] = msgspec.field(default_factory=list)
+    tokens: list[int] = msgspec.field(default_factory=list)
     start_kind: str = ""
     failure: str = ""
+
+
+class BurstSent(CrewMessage, frozen=True, kw_only=True):
+    """When the burst began on the machine's monotonic clock, and the answers."""
+
+    started_s: float
+    answers: list[BurstAnswer]
+
+
+PROTOCOL = CrewProtocol.of(Burst, BurstSent)
 
 
 def prompt_of(index: int, tokens: int, vocabulary: int) -> list[int]:
@@ -54,32 +68,15 @@ async def request_completion(
 ) -> None:
     """Request one completion and read it to its end into `answer`."""
     prompt, ids = prompt_of(index, burst.prompt_tokens, burst.vocabulary), list[int]()
-    body = {
-        "model": burst.model,
-        "prompt": prompt,
-        "max_tokens": burst.output_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        "ignore_eos": True,
-    }
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                answer.failure = f"{response.status_code} {(await response.aread())[:300]!r}"
-                return
-            async for line in response.aiter_lines():
-                event = event_of(line)
-                new = [token for choice in event.get("choices", ()) for token in choice.get("token_ids", ())]
-                if new:
-                    answer.arrived_s.append(time.monotonic() - started_s)
-                    answer.tokens.append(len(new))
-                    ids += new
-                answer.start_kind = event.get("hypercast", {}).get("x_start_kind", answer.start_kind)
-                answer.failure = json.dumps(event["error"]) if "error" in event else answer.failure
-    except httpx2.HTTPError as error:
-        answer.failure = f"{type(error).__name__}: {error}"
+        async for event in events(client, completion(burst.model, prompt, burst.output_tokens)):
+            if new := token_ids(event):
+                answer.arrived_s.append(time.monotonic() - started_s)
+                answer.tokens.append(len(new))
+                ids += new
+            answer.start_kind = start_kind(event, answer.start_kind)
+    except StreamFailed as error:
+        answer.failure = str(error)
     answer.failure = answer.failure or token_error(burst, prompt, ids)
 
 
@@ -93,22 +90,9 @@ def token_error(burst: Burst, prompt: list[int], ids: list[int]) -> str:
     return ""
 
 
-def event_of(line: str) -> dict[str, Any]:
-    """Return the object in a line of an event stream, or an empty one."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return {}
-    found = json.loads(line[5:])
-    return found if isinstance(found, dict) else {}
-
-
-async def send(url: str, key: str, burst: Burst) -> tuple[float, list[BurstAnswer]]:
-    """Send the burst; return its start on the monotonic clock, and the answers."""
-    limits = httpx2.Limits(max_connections=burst.requests)
-    headers = {"authorization": f"Bearer {key}"}
+async def send(url: str, key: str, burst: Burst) -> BurstSent:
     answers = [BurstAnswer() for _ in range(burst.requests)]
-    async with httpx2.AsyncClient(
-        base_url=url, headers=headers, limits=limits, timeout=burst.timeout_s, trust_env=False
-    ) as client:
+    async with http_client(url, key, burst.timeout_s) as client:
         await client.get("/livez")
         started_s = time.monotonic()
         watching = asyncio.create_task(watch(answers, burst))
@@ -116,7 +100,7 @@ async def send(url: str, key: str, burst: Burst) -> tuple[float, list[BurstAnswe
             *(request_completion(client, burst, at, started_s, one) for at, one in enumerate(answers))
         )
         watching.cancel()
-    return started_s, answers
+    return BurstSent(started_s=started_s, answers=answers)
 
 
 async def watch(answers: list[BurstAnswer], burst: Burst) -> None:
@@ -131,9 +115,8 @@ async def watch(answers: list[BurstAnswer], burst: Burst) -> None:
 
 
 def main() -> None:
-    url, key, burst = sys.argv[1:]
-    started_s, answers = asyncio.run(send(url, key, Burst(**json.loads(burst))))
-    print(json.dumps({"started_s": started_s, "answers": [asdict(answer) for answer in answers]}))
+    path, rank, url, key = sys.argv[1:]
+    asyncio.run(serve_async(path, MemberHello(rank=int(rank)), PROTOCOL, partial(send, url, key)))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
 """A platform in a testbed: Redis, a gateway on host 0, and nodes on the others."""
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
+from benchmarks.harness.crew import Process, running_crew
+from benchmarks.harness.forked_cluster import ForkedCluster
+from benchmarks.harness.node_launcher import enter
 from benchmarks.harness.owner import scratch_folder
-from benchmarks.harness.processes import ROOT, module
-from benchmarks.scaleout.client import Burst
+from benchmarks.harness.processes import module
+from benchmarks.scaleout.client import PROTOCOL, Burst, BurstAnswer, BurstSent
 from benchmarks.scaleout.modes import Mode
-from benchmarks.scaleout.nodes import enter
 from benchmarks.scaleout.watch import ServingMonitor, ServingSet
 from benchmarks.testbed.network import Testbed
 from cli.client import Client
@@ -24,14 +23,9 @@ from cli.commands.deploy import registration, send
 from cli.commands.scaling import follow
 from cli.errors import CliError
 from cli.options import connect
-from cli.supervise.logtail import tail
 from cli.upload.bundle import Bundle
 from invoker.emulated.profiles import find_device
 from registry.config.emulation import EmulatedDevice
-from registry.config.secrets import load_or_create_secret
-from registry.records.change import NodeUp
-from registry.redis.embedded import EmbeddedRedis
-from registry.redis.state import RedisState
 
 FUNCTION = "emulated"
 PORT = 8080
@@ -100,7 +94,7 @@ class BurstScenario:
 class BurstResult:
     """The answers to a burst, and what served meanwhile, in model time."""
 
-    answers: list[dict[str, Any]]
+    answers: list[BurstAnswer]
     seen: list[ServingSet]
 
 
@@ -114,17 +108,16 @@ class TestbedPlatform:
         self, testbed: Testbed, folder: Path, mode: Mode, scenario: BurstScenario, wait_s: float
     ) -> None:
         self._testbed = testbed
-        self._folder = folder
+        self._cluster = ForkedCluster(folder)
         self._mode = mode
         self._scenario = scenario
         self._wait_s = wait_s
         self._stack = ExitStack()
-        self._launcher: subprocess.Popen[str] | None = None
         self._shm = Path()
         self.url = f"http://{testbed.address(0)}:{PORT}"
 
     def __enter__(self) -> "TestbedPlatform":
-        with ExitStack() as stack:
+        with self._stack as stack:
             self._start(stack)
             self._stack = stack.pop_all()
         return self
@@ -133,7 +126,7 @@ class TestbedPlatform:
         self._stack.close()
 
     def burst(self) -> BurstResult:
-        """Place the model as the mode requires, and send the burst. Raises ScaleoutError."""
+        """Place the model as the mode requires, and send the burst. Raises ScaleoutError, CrewError."""
         scenario, mode = self._scenario, self._mode
         self._start_nodes(range(scenario.sources), scenario.source_device(mode), 0.0)
         self._in_testbed(self._deploy)
@@ -142,87 +135,48 @@ class TestbedPlatform:
         self._start_nodes(range(scenario.sources, scenario.nodes), scenario.target_device(mode), self._wait_s)
         if mode.own_copies and scenario.sources < scenario.nodes:
             self._in_testbed(lambda client: _warm_nodes(client, scenario.nodes))
-        with ServingMonitor(self._redis_url) as watch:
-            report = self._run_client()
-        seen = [one.since(report["started_s"], scenario.slower) for one in watch.seen]
-        return BurstResult(answers=report["answers"], seen=seen)
+        with ServingMonitor(self._cluster.redis.url) as watch:
+            sent = self._run_client()
+        seen = [one.since(sent.started_s, scenario.slower) for one in watch.seen]
+        return BurstResult(answers=sent.answers, seen=seen)
 
     def _start(self, stack: ExitStack) -> None:
-        (self._folder / "logs").mkdir(parents=True)
         self._shm = stack.enter_context(scratch_folder(Path("/dev/shm")))
-        load_or_create_secret(self._folder / "cluster.secret")
-        redis = EmbeddedRedis(self._folder)
-        redis.prepare()
-        self._run(stack, redis.command(), "redis-process")
-        asyncio.run(redis.wait_ready(_PATIENCE_S))
+        cluster = stack.enter_context(self._cluster)
         planner = ["--cast-planner", self._mode.planner] if self._mode.planner else []
         gateway = module(
             "gateway",
-            *("--host", self._testbed.address(0), "--port", PORT, "--redis-url", self._redis_url),
-            *("--store", self._folder / "store", "--data-dir", self._folder, *planner),
+            *("--host", self._testbed.address(0), "--port", PORT, "--redis-url", cluster.redis.url),
+            *("--store", cluster.folder / "store", "--data-dir", cluster.folder, *planner),
             *("--usual-link-rate", f"{self._testbed.plan.shape.rate_bit_s(0)}bit"),
         )
-        self._run(stack, self._testbed.inside(0, gateway), "gateway")
-        self._launcher = self._run(
-            stack, module("benchmarks.scaleout.nodes"), "launcher", stdin=subprocess.PIPE, text=True
-        )
+        cluster.start(self._testbed.inside(0, gateway), "gateway")
         self._in_testbed(_wait_for_gateway)
 
     @property
-    def _redis_url(self) -> str:
-        return f"unix://{self._folder / 'redis.sock'}"
-
-    @property
     def _key(self) -> str:
-        return (self._folder / "admin.key").read_text().strip()
-
-    def _run(
-        self, stack: ExitStack, command: Sequence[str], name: str, **options: Any
-    ) -> subprocess.Popen[Any]:
-        log: IO[bytes] = stack.enter_context((self._folder / "logs" / f"{name}.log").open("ab"))
-        process = subprocess.Popen(
-            command, cwd=ROOT, start_new_session=True, stdout=log, stderr=log, **options
-        )
-        stack.callback(_stop_process, process)
-        return process
+        return (self._cluster.folder / "admin.key").read_text().strip()
 
     def _start_nodes(self, numbers: Sequence[int], device: str, wait_s: float) -> None:
-        """Start these nodes, and wait until all started nodes have registered."""
-        assert self._launcher is not None and self._launcher.stdin is not None
+        """Start these nodes, and wait until they have registered. Raises CrewError."""
+        image_bytes = self._scenario.bundle.image_bytes
+        options = ["--device", device, "--shm-dir", self._shm, "--rdma", "off", "--spare-memory", "0B"]
+        options += ["--host-memory", f"{3 * image_bytes + (64 << 20)}B"]
+        if self._scenario.device is None:
+            options += ["--gpu-memory", f"{3 * image_bytes + (1 << 30)}B", "--threads", "1"]
         for number in numbers:
-            address = self._testbed.address(number + 1)
-            argv = ["--redis-url", self._redis_url, "--node-id", f"n{number}", "--host-id", f"h{number}"]
-            argv += ["--listen", address, "--device", device, "--shm-dir", str(self._shm), "--rdma", "off"]
-            argv += ["--host-memory", f"{3 * self._scenario.bundle.image_bytes + (64 << 20)}B"]
-            if self._scenario.device is None:
-                argv += [
-                    "--gpu-memory",
-                    f"{3 * self._scenario.bundle.image_bytes + (1 << 30)}B",
-                    "--threads",
-                    "1",
-                ]
-            argv += ["--spare-memory", "0B"]
-            order = {
-                "netns": self._testbed.plan.namespace(number + 1),
-                "argv": argv,
-                "log": str(self._folder / "logs" / f"n{number}.log"),
-                "wait_s": wait_s,
-            }
-            try:
-                self._launcher.stdin.write(json.dumps(order) + "\n")
-                self._launcher.stdin.flush()
-            except BrokenPipeError:
-                log = tail(self._folder / "logs" / "launcher.log")
-                raise ScaleoutError(f"the node launcher has ended:\n{log}") from None
-        asyncio.run(_wait_for_nodes(self._redis_url, max(numbers, default=-1) + 1))
+            listen, netns = self._testbed.address(number + 1), self._testbed.plan.namespace(number + 1)
+            names = f"n{number}", f"h{number}"
+            self._cluster.start_node(*names, "--listen", listen, *options, netns=netns, wait_s=wait_s)
+        asyncio.run(self._cluster.registered(*(f"n{number}" for number in numbers)))
 
     def _in_testbed(self, work: Callable[[Client], T]) -> T:
         """Run `work` on host 0: a thread has its own network namespace."""
         netns = self._testbed.plan.namespace(0)
         deadline_s = time.monotonic() + _PATIENCE_S
-        while not (self._folder / "admin.key").exists():
+        while not (self._cluster.folder / "admin.key").exists():
             if time.monotonic() > deadline_s:
-                log = self._folder / "logs" / "gateway.log"
+                log = self._cluster.folder / "logs" / "gateway.log"
                 raise ScaleoutError(f"the gateway wrote no admin key within {_PATIENCE_S:g} s: see {log}")
             time.sleep(_PAUSE_S)
         with ThreadPoolExecutor(1, initializer=enter, initargs=(netns,)) as host:
@@ -246,22 +200,16 @@ class TestbedPlatform:
         if scenario.serving < scenario.sources:
             _warm_nodes(client, scenario.sources)
 
-    def _run_client(self) -> dict[str, Any]:
-        burst = json.dumps(asdict(self._scenario.burst))
-        command = module("benchmarks.scaleout.client", self.url, self._key, burst)
-        done = subprocess.run(
-            self._testbed.inside(0, command),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,  # its progress goes to stderr
-            text=True,
-            check=False,
-            start_new_session=True,
-            timeout=2 * self._scenario.burst.timeout_s,
-        )
-        if done.returncode:
-            raise ScaleoutError(f"the client ended with {done.returncode}")
-        report: dict[str, Any] = json.loads(done.stdout)
-        return report
+    def _run_client(self) -> BurstSent:
+        """Send the burst from host 0."""
+
+        def start(socket: Path, log: IO[bytes]) -> list[Process]:
+            client = module("benchmarks.scaleout.client", socket, 0, self.url, self._key)
+            return [self._testbed.start(0, client)]  # its progress goes to stderr
+
+        crew = ("client", self._cluster.folder / "logs", PROTOCOL, 1, start, self._testbed.stop, _PATIENCE_S)
+        with running_crew(*crew) as client:
+            return client.ask(self._scenario.burst, BurstSent, 2 * self._scenario.burst.timeout_s)[0]
 
 
 def _with_client(url: str, key: str, work: Callable[[Client], T]) -> T:
@@ -284,32 +232,3 @@ def _wait_for_gateway(client: Client) -> None:
 
 def _warm_nodes(client: Client, nodes: int) -> None:
     follow(client, f"/admin/functions/{FUNCTION}/warm", {"nodes": nodes, "on": []})
-
-
-async def _wait_for_nodes(redis_url: str, count: int) -> None:
-    """Wait until `count` nodes have registered."""
-    async with RedisState.connect(redis_url) as state, asyncio.timeout(_PATIENCE_S):
-        snapshot = await state.snapshot()
-        there = {node.record.id for node in snapshot.nodes}
-        if len(there) >= count:
-            return
-        async for _, change in state.watch(snapshot.cursor):
-            if isinstance(change, NodeUp):
-                there.add(change.record.id)
-                if len(there) >= count:
-                    return
-
-
-def _stop_process(process: subprocess.Popen[Any]) -> None:
-    """End a process by closing its standard input, or by SIGTERM; kill it after a timeout."""
-    if process.stdin is not None:
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-    else:
-        process.terminate()
-    try:
-        process.wait(60.0)
-    except subprocess.TimeoutExpired:
-        print(f"{process.args!r} did not end within 60 s: killed", file=sys.stderr)
-        process.kill()
-        process.wait()

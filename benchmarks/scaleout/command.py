@@ -41,26 +41,35 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import at_least, comma_list, make_parser, rate, say
+from benchmarks.harness.arguments import at_least, benchmark_parser, comma_list, rate, say, some_of
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.random_llama import LAYER_BYTES
-from benchmarks.harness.records import Recording, describe_run, recording
-from benchmarks.multicast.run import DigestMismatch
+from benchmarks.harness.records import Recording, chosen, describe_run, recording
+from benchmarks.multicast.peers import gloo
+from benchmarks.multicast.run import CastImage, DigestMismatch
 from benchmarks.scaleout.cluster import BurstResult, BurstScenario, ScaleoutError, TestbedPlatform
-from benchmarks.scaleout.gloo import broadcast_s
 from benchmarks.scaleout.memory import MemoryNeed, free_memory
 from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout.plot import plot
 from benchmarks.scaleout.predicted import stairs
 from benchmarks.scaleout.records import BurstRun, arrivals, compare, record_of, requests_of, show
-from benchmarks.scaleout.scenarios import TIMEOUT_S, has_targets, link_bytes_s, scenarios, transfer_s
+from benchmarks.scaleout.scenarios import (
+    TIMEOUT_S,
+    add_emulated,
+    has_targets,
+    link_bytes_s,
+    parse_emulated,
+    scenarios,
+    transfer_s,
+)
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape
 from cli.errors import CliError
-from invoker.emulated.profiles import PROFILES, StepLoad, UnknownProfile, find_profile
+from invoker.emulated.profiles import StepLoad
 from registry.errors import RegistryError
 
+_SEED = 1
 HOLDERS = ("gpu", "host", "mixed")
 
 
@@ -149,7 +158,8 @@ def wait_of(testbed: Testbed, mode: Mode, scenario: BurstScenario, folder: Path)
     targets = scenario.nodes - scenario.sources
     if not mode.gloo or not targets:
         return mode.setup_s * scenario.slower
-    took_s = broadcast_s(testbed, folder, targets, scenario.bundle.image_bytes, TIMEOUT_S)
+    with gloo(testbed, targets + 1, folder) as ranks:  # from one host to `targets` others, all connected
+        took_s = ranks.run(CastImage.make(scenario.bundle.image_bytes, _SEED), "", TIMEOUT_S).seconds
     say(f"  gloo's broadcast to {targets} took {took_s:.2f} s")
     return max(0.0, took_s - scenario.own_copy_s)
 
@@ -167,17 +177,13 @@ def params_of(args: argparse.Namespace, scenario: BurstScenario, mode: Mode) -> 
         "emulated": "" if args.real else str(args.profile),
         "model": scenario.bundle.architecture,
         "image_bytes": scenario.bundle.image_bytes,
-        "slower": args.slower,
         "nodes": scenario.nodes,
         "sources": scenario.sources,
         "holders": scenario.holders,
-        "requests": args.requests,
-        "prompt_tokens": args.prompt_tokens,
-        "output_tokens": args.output_tokens,
+        **chosen(args, "slower", "requests", "prompt_tokens", "output_tokens", "repeat"),
         "ssd_bytes_s": links.get("disk"),
         "host_to_gpu_bytes_s": links.get("host"),
         "link_bytes_s": links.get("network", args.rate),
-        "repeat": args.repeat,
         "says": mode.description,
         "planner": mode.planner,
         "setup_s": mode.setup_s,
@@ -186,53 +192,23 @@ def params_of(args: argparse.Namespace, scenario: BurstScenario, mode: Mode) -> 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("benchmarks.scaleout", __doc__)
+    parser = benchmark_parser("benchmarks.scaleout", __doc__, plot=True)
     add = parser.add_argument
-    add(
-        "--emulated",
-        default="h800-llama2-13b/1000",
-        metavar="PROFILE",
-        help=f"one of {', '.join(PROFILES)}, optionally /SCALE (default %(default)s)",
-    )
-    add(
-        "--slower",
-        type=at_least(1),
-        default=10,
-        help="slow devices and links down by this factor (default %(default)s)",
-    )
-    add(
-        "--real",
-        type=at_least(2),
-        metavar="LAYERS",
-        help="compute on the processor with this many layers of about 51 MB",
-    )
-    add("--rate", type=rate, default="200mbit", help="rate of each link, with --real (default %(default)s)")
-    add("--nodes", type=at_least(2), default=8, help="nodes with the sources (default %(default)s)")
-    add(
-        "--sources",
-        type=comma_list(at_least(1)),
-        default="1",
-        help="nodes that hold the model, such as 1,2,4 (default %(default)s)",
-    )
-    add(
-        "--holders",
-        type=comma_list(str, HOLDERS),
-        default="host",
-        help="where sources hold it, of gpu,host,mixed; mixed: the first half serve (default %(default)s)",
-    )
-    add("--requests", type=at_least(1), default=50, help="requests in the burst (default %(default)s)")
-    add("--prompt-tokens", type=at_least(1), default=512, help="tokens per prompt (default %(default)s)")
-    add("--output-tokens", type=at_least(2), default=128, help="tokens per output (default %(default)s)")
-    add("--modes", type=comma_list(str, tuple(MODES)), help=f"default {','.join(COMPARED)}")
-    add("--repeat", type=at_least(1), default=1, help="turns (default %(default)s)")
+    add_emulated(parser, slower=10)
+    layers = "compute on the processor with this many layers of about 51 MB"
+    add("--real", type=at_least(2), metavar="LAYERS", help=layers)
+    add("--rate", type=rate, default="200mbit", help="rate of each link, with --real")
+    add("--nodes", type=at_least(2), default=8, help="nodes with the sources")
+    add("--sources", type=comma_list(at_least(1)), default="1", help="nodes that hold it, such as 1,2,4")
+    where = "of gpu,host,mixed (the first half serve), where sources hold it"
+    add("--holders", type=some_of(HOLDERS), default="host", help=where)
+    add("--requests", type=at_least(1), default=50, help="requests in the burst")
+    add("--prompt-tokens", type=at_least(1), default=512, help="tokens per prompt")
+    add("--output-tokens", type=at_least(2), default=128, help="tokens per output")
+    add("--modes", type=some_of(MODES), help=f"default {','.join(COMPARED)}")
+    add("--repeat", type=at_least(1), default=1, help="turns")
     add("--keep-logs", type=Path, help="copy the platforms' logs to this folder")
-    add("--json", type=Path, help="write the records to this file")
-    add("--plot", type=Path, help="write a PNG to this file")
-    args = parser.parse_args(arguments)
-    try:
-        args.profile = find_profile(args.emulated)
-    except UnknownProfile as error:
-        parser.error(f"--emulated: {error}")
+    args = parse_emulated(parser, arguments)
     if args.real:
         args.slower = 1
     args.modes = args.modes or [name for name in COMPARED if not (args.real and name in EMULATED_ONLY)]

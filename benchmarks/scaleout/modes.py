@@ -74,12 +74,7 @@ MODES = {
             target_device="h800-disk",
         ),
         # The effect of block order: each sub-group starts with its own part, each two share one, or none.
-        Mode(
-            name="turned",
-            description="binomial, k-way reordering on",
-            planner="binomial",
-            live="pipeline",
-        ),
+        Mode(name="turned", description="binomial, k-way reordering on", planner="binomial", live="pipeline"),
         Mode(
             name="half-turned",
             description="binomial, k-way reordering by halves",

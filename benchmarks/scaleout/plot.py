@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.records import new_figure, save_figure
+
 _OURS = "hypercast"
 _COLOURS = {
     _OURS: "tab:red",
@@ -23,10 +25,8 @@ _COLOURS = {
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw two panels per number and kind of holders; outliers are cut off."""
-    from matplotlib.figure import Figure  # only in the extra [dev]
-
     cases = list(dict.fromkeys(_case(row) for row in rows))
-    figure = Figure(figsize=(13, 4.6 * len(cases)), layout="constrained")
+    figure = new_figure(13, 4.6 * len(cases))
     for case, (over_time, cdf) in zip(cases, figure.subplots(len(cases), 2, squeeze=False), strict=True):
         of_case = [row for row in rows if _case(row) == case]
         for row in reversed(of_case):  # the first, which is compared, is drawn on top
@@ -45,8 +45,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         cdf.legend(handles[::-1], labels[::-1], fontsize="small", loc="lower right")
         for axes in (over_time, cdf):
             axes.grid(alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, format="png")
+    save_figure(figure, path)
 
 
 def _draw(row: dict[str, Any], over_time: Any, cdf: Any, *, first: bool) -> None:

@@ -190,10 +190,7 @@ def predicted(
 
 
 def stairs(
-    profile: Profile,
-    burst: Burst,
-    seen: Sequence[ServingSet],
-    arrived: Sequence[TokenArrival],
+    profile: Profile, burst: Burst, seen: Sequence[ServingSet], arrived: Sequence[TokenArrival]
 ) -> list[dict[str, Any]]:
     """Compare measured and predicted throughput between changes of the serving set with pipelines.
 

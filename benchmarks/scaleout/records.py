@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.harness.percentile import percentile
+from benchmarks.scaleout.client import BurstAnswer
 from benchmarks.scaleout.watch import ServingSet, serving_record
 
 WINDOW_S = 0.1  # model time; a rate is of the last tenth of a second
@@ -77,16 +78,16 @@ class TokenRate:
         return (at - (self.per_s[at] - half) / (self.per_s[at] - before)) * STEP_S if at else 0.0
 
 
-def requests_of(answers: Sequence[dict[str, Any]], slower: int) -> list[BurstRequest]:
+def requests_of(answers: Sequence[BurstAnswer], slower: int) -> list[BurstRequest]:
     """Convert the client's report to model time. Raises ValueError for a failed request."""
-    failures = [answer["failure"] for answer in answers if answer["failure"]]
+    failures = [answer.failure for answer in answers if answer.failure]
     if failures:
         raise ValueError(f"{len(failures)} of {len(answers)} requests failed, the first: {failures[0]}")
     return [
         BurstRequest(
-            arrived_s=tuple(moment / slower for moment in answer["arrived_s"]),
-            tokens=tuple(answer["tokens"]),
-            start_kind=answer["start_kind"],
+            arrived_s=tuple(moment / slower for moment in answer.arrived_s),
+            tokens=tuple(answer.tokens),
+            start_kind=answer.start_kind,
         )
         for answer in answers
     ]
@@ -127,10 +128,7 @@ def first_token_of(requests: Iterable[BurstRequest], *kinds: str) -> float | Non
 
 
 def record_of(
-    name: str,
-    runs: Sequence[BurstRun],
-    limits: Mapping[str, float],
-    params: dict[str, Any],
+    name: str, runs: Sequence[BurstRun], limits: Mapping[str, float], params: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a mode's record: percentiles over all runs' requests, the rate of the median run."""
     ttfts = sorted(request.ttft_s for run in runs for request in run.requests)
@@ -138,7 +136,7 @@ def record_of(
     middle, middle_run = rates[len(rates) // 2]
     median_s = percentile(ttfts, 50)
     assert median_s is not None
-    live_s = median(first_token_of(run.requests, "live") for run in runs)
+    live_s = _median(first_token_of(run.requests, "live") for run in runs)
     return {
         "name": name,
         "emulated": bool(params["emulated"]),
@@ -150,7 +148,7 @@ def record_of(
         "ttft_p50_s": median_s,
         "ttft_p90_s": percentile(ttfts, 90),
         "ttft_p99_s": percentile(ttfts, 99),
-        "first_of_loading_s": median(first_token_of(run.requests, "live", "cold") for run in runs),
+        "first_of_loading_s": _median(first_token_of(run.requests, "live", "cold") for run in runs),
         "first_live_s": live_s,
         "first_live_of_transfer": None if live_s is None else live_s / limits["transfer_s"],
         "peak_tokens_per_s": middle.peak,
@@ -166,14 +164,13 @@ def record_of(
     }
 
 
+def _median(moments: Iterable[float | None]) -> float | None:
+    return percentile([moment for moment in moments if moment is not None], 50)
+
+
 def least(stairs: Iterable[dict[str, Any]]) -> float | None:
     """Return the smallest fraction of the prediction that was served on any stair."""
     return min((stair["of_predicted"] for stair in stairs if stair["of_predicted"] is not None), default=None)
-
-
-def median(moments: Iterable[float | None]) -> float | None:
-    """Return the median of the known times."""
-    return percentile(sorted(moment for moment in moments if moment is not None), 50)
 
 
 def show(row: dict[str, Any]) -> str:

@@ -2,17 +2,58 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness.arguments import at_least
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.random_llama import write_random_llama
+from benchmarks.harness.records import chosen
 from benchmarks.scaleout.client import Burst
 from benchmarks.scaleout.cluster import FUNCTION, BurstScenario
 from cli.upload.bundle import Bundle, bundle_model
+from invoker.emulated.profiles import PROFILES, UnknownProfile, find_profile
 from registry.config.emulation import EmulatedDevice, EmulatedModel
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 TIMEOUT_S = 600.0
+
+
+def add_emulated(parser: argparse.ArgumentParser, *, slower: int) -> None:
+    """Add the options of emulated devices, and of requests to their models."""
+    add = parser.add_argument
+    profiles = f"one of {', '.join(PROFILES)}, optionally /SCALE"
+    add("--emulated", default="h800-llama2-13b/1000", metavar="PROFILE", help=profiles)
+    add("--slower", type=at_least(1), default=slower, help="slow devices and links down by this factor")
+
+
+def parse_emulated(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the options, with the profile of --emulated."""
+    args = parser.parse_args(arguments)
+    try:
+        args.profile = find_profile(args.emulated)
+    except UnknownProfile as error:
+        parser.error(f"--emulated: {error}")
+    return args
+
+
+def emulated_model(args: argparse.Namespace) -> str:
+    """Return the architecture of --emulated."""
+    return str(
+        EmulatedModel(name=args.emulated.partition("/")[0].partition("-")[2], scale=args.profile.scale)
+    )
+
+
+def emulated_device(args: argparse.Namespace) -> EmulatedDevice:
+    """Return the device of --emulated, slowed down."""
+    name, profile = args.emulated.partition("-")[0], args.profile
+    return EmulatedDevice(name=name, count=profile.gpus, scale=profile.scale, slower=args.slower)
+
+
+def burst_of(args: argparse.Namespace, emulated: str, vocabulary: int, timeout_s: float) -> Burst:
+    """Return the requests of the options."""
+    sizes = chosen(args, "requests", "prompt_tokens", "output_tokens")
+    return Burst(model=FUNCTION, emulated=emulated, vocabulary=vocabulary, timeout_s=timeout_s, **sizes)
 
 
 def scenarios(args: argparse.Namespace, folder: Path) -> list[BurstScenario]:
@@ -23,20 +64,13 @@ def scenarios(args: argparse.Namespace, folder: Path) -> list[BurstScenario]:
         vocabulary = int(json.loads((folder / "checkpoint" / "config.json").read_text())["vocab_size"])
         bundle, emulated = bundle_model(str(folder / "checkpoint"), "auto", "float32", None), ""
     else:
-        name, _, model = args.emulated.partition("/")[0].partition("-")
-        scale, vocabulary = args.profile.scale, args.profile.model.vocabulary
-        emulated = str(EmulatedModel(name=model, scale=scale))
-        device = EmulatedDevice(name=name, count=args.profile.gpus, scale=scale, slower=args.slower)
+        device, emulated, vocabulary = (
+            emulated_device(args),
+            emulated_model(args),
+            args.profile.model.vocabulary,
+        )
         bundle = bundle_model(emulated, "auto", "", None)
-    burst = Burst(
-        model=FUNCTION,
-        emulated=emulated,
-        vocabulary=vocabulary,
-        requests=args.requests,
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
-        timeout_s=TIMEOUT_S,
-    )
+    burst = burst_of(args, emulated, vocabulary, TIMEOUT_S)
     return [
         BurstScenario(
             device=device, bundle=bundle, nodes=args.nodes, sources=sources, holders=holders, burst=burst

@@ -172,9 +172,9 @@ def _run(command: Command | Sequence[str]) -> str:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = make_parser("benchmarks.testbed", __doc__)
     add = parser.add_argument
-    add("--hosts", type=at_least(2), default=3, help="hosts (default %(default)s)")
-    add("--rate", type=rate, default="200mbit", help="rate of each link, each way (default %(default)s)")
-    add("--size", type=size, default="16MiB", help="bytes copied to measure a link (default %(default)s)")
+    add("--hosts", type=at_least(2), default=3, help="hosts")
+    add("--rate", type=rate, default="200mbit", help="rate of each link, each way")
+    add("--size", type=size, default="16MiB", help="bytes copied to measure a link")
     add("--sweep", action="store_true", help="only remove leftovers of killed runs")
     return parser.parse_args(arguments)
 

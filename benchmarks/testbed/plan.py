@@ -109,10 +109,7 @@ class TestbedPlan:
         name, port, mtu = self.namespace(host), self._port(host), ("mtu", str(self.shape.mtu))
         switch, own = ("ip", "-n", self.switch), ("ip", "-n", name)
         pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
-        made: list[Command] = [
-            ("ip", "netns", "add", name),
-            (*switch, "link", "add", port, *mtu, *pair),
-        ]
+        made: list[Command] = [("ip", "netns", "add", name), (*switch, "link", "add", port, *mtu, *pair)]
         via: Command = ()
         if self.shape.bands:
             via = ("via", _ROUTER)

@@ -12,7 +12,7 @@ import uvloop
 from benchmarks.cast_faults import command as cast_faults
 from benchmarks.cast_faults.fleet import Fleet, ResourceUse
 from benchmarks.cast_faults.links import BlockDamage
-from benchmarks.cast_faults.records import records, table
+from benchmarks.cast_faults.records import records, show
 from benchmarks.cast_faults.run import Baseline, FaultRun, RunSetup, TrialResult
 from benchmarks.cast_faults.trials import (
     CastRole,
@@ -107,11 +107,12 @@ def test_time_lost_is_counted_from_undisturbed_casts_of_the_same_shape() -> None
     last = rows[-1]
     assert (last["casts"], last["lost_share_median"], last["lost_share_max"]) == (3, 0.2, 1.0)
     assert last["holds"] and last["damaged_found"] == 8 and last["struck_too_late"] == 1
-    assert "struck-relay" in table(rows) and "\nholds" in table(rows)
+    printed = "\n".join(map(show, rows))
+    assert "struck-relay" in printed and "\nholds" in printed
     assert not records(outcomes, baseline, 0.1, PARAMS)[-1]["holds"]
     leaky = [*outcomes, outcome(FaultTrial(name="l", shape=SHAPES[0]), 1.0, ["node 1: leaked 1 x socket"])]
     rows = records(leaky, baseline, 0.3, PARAMS)
-    assert not rows[-1]["holds"] and "WRONG: tcp chain: node 1: leaked 1 x socket" in table(rows)
+    assert not rows[-1]["holds"] and "WRONG: tcp chain: node 1: leaked 1 x socket" in show(rows[-1])
 
 
 def trials_of_every_fault() -> list[FaultTrial]:

@@ -60,11 +60,5 @@ def test_the_first_live_token_is_a_share_of_the_first_whole_load() -> None:
         {"start_kind": "live", "arrived_s": [11.0]},
     ]
     found = first_token({"events": [live_record(1.0), *ready], "answers": answers}, sources=2)
-    assert found == {
-        "live": 2,
-        "first_live_s": 11.0,
-        "whole_s": [20.0, 24.0],
-        "share": 0.55,
-        "limit": 0.65,
-    }
+    assert found == {"live": 2, "first_live_s": 11.0, "whole_s": [20.0, 24.0], "share": 0.55, "limit": 0.65}
     assert first_token({"events": ready, "answers": answers[:1]}, sources=1)["share"] is None

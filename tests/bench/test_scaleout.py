@@ -1,14 +1,14 @@
 """The pure parts of the measurement of scaling out, and its platform's places."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from benchmarks.harness.event_stream import event_of
 from benchmarks.scaleout import command as scaleout
-from benchmarks.scaleout.client import Burst, event_of, prompt_of, token_error
+from benchmarks.scaleout.client import Burst, BurstAnswer, prompt_of, token_error
 from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, TURNS
 from benchmarks.scaleout.plot import plot
 from benchmarks.scaleout.records import (
@@ -47,13 +47,10 @@ STAIRS = [
 ]
 
 
-def answer(*arrived_s: float, kind: str = "hot", failure: str = "") -> dict[str, Any]:
-    return {
-        "arrived_s": list(arrived_s),
-        "tokens": [1] * len(arrived_s),
-        "start_kind": kind,
-        "failure": failure,
-    }
+def answer(*arrived_s: float, kind: str = "hot", failure: str = "") -> BurstAnswer:
+    return BurstAnswer(
+        arrived_s=list(arrived_s), tokens=[1] * len(arrived_s), start_kind=kind, failure=failure
+    )
 
 
 def steady(begin_s: float, per_s: float, seconds: float, kind: str = "hot") -> BurstRequest:

@@ -1,9 +1,9 @@
 """What pipelines would serve by the profile alone, and how measurements are held against it."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.scaleout.client import Burst
 from benchmarks.scaleout.predicted import predicted, stairs

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.zigzag import LoadTimeline, device_of, parse, record_of
+from benchmarks.scaleout.scenarios import emulated_device
+from benchmarks.zigzag import LoadTimeline, parse, record_of
 
 
 def test_a_rate_is_from_one_end_to_another() -> None:
@@ -28,7 +29,7 @@ def test_the_gain_is_that_of_the_loads_third_quarter() -> None:
 
 
 def test_the_device_is_as_slow_as_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert str(device_of(parse(["--slower", "5"]))) == "emulated:h800/1000/5"
+    assert str(emulated_device(parse(["--slower", "5"]))) == "emulated:h800/1000/5"
     with pytest.raises(SystemExit):
         parse(["--emulated", "tpu"])
     assert "is no profile" in capsys.readouterr().err

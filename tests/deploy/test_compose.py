@@ -78,11 +78,7 @@ SCHEMA = _object(
                     "additionalProperties": _object(
                         ["condition"],
                         condition={
-                            "enum": [
-                                "service_started",
-                                "service_healthy",
-                                "service_completed_successfully",
-                            ]
+                            "enum": ["service_started", "service_healthy", "service_completed_successfully"]
                         },
                     ),
                 },
@@ -102,10 +98,7 @@ SCHEMA = _object(
             )
         },
     },
-    networks={
-        "type": "object",
-        "additionalProperties": _object(internal={"type": "boolean"}, driver=_TEXT),
-    },
+    networks={"type": "object", "additionalProperties": _object(internal={"type": "boolean"}, driver=_TEXT)},
     volumes={
         "type": "object",
         "additionalProperties": _object(

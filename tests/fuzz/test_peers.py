@@ -76,19 +76,6 @@ def no_surprise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not surprises, [record.getMessage() for record in surprises]
 
 
-def run(work: Awaitable[None]) -> None:
-    """Run, with exceptions in callbacks as failures."""
-    faults: list[object] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        async with asyncio.timeout(4 * PATIENCE_S):  # hundreds of conversations
-            await work
-
-    asyncio.run(main())
-    assert not faults
-
-
 # --- without sockets ----------------------------------------------------------------------------------
 
 
@@ -233,26 +220,23 @@ async def read_region(address: PeerAddress) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["handshakes", "requests"])
-def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
-    async def main() -> None:
-        machine = MemoryMachine()
-        with (
-            VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs,
-            NixlNode(agents := MemoryNixl()) as nixl,
-        ):
-            exporters = [VerbsExporter(verbs), NixlExporter(nixl), CudaIpcExporter(MemoryIpcDriver(machine))]
-            async with RegionServer(SECRET, host="a", exporters=exporters, settings=LINK) as server:
-                server.publish("image", GrowingRegion(CONTENT, complete=True))
-                if known:
-                    conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
-                else:
-                    conversations = damaged(HANDSHAKE, STRANGERS)
-                service = wire.SERVICE if known else None
-                port = port_of(server.address.url)
-                await bombard(port, conversations, service, lambda: read_region(server.address))
-        assert not fabric.pairs and not fabric.memory and not agents.agents
-
-    run(main())
+async def test_a_region_server_outlives_damaged_peers(known: bool) -> None:
+    machine = MemoryMachine()
+    with (
+        VerbsNode(MemoryDevice(fabric := MemoryFabric()), "a") as verbs,
+        NixlNode(agents := MemoryNixl()) as nixl,
+    ):
+        exporters = [VerbsExporter(verbs), NixlExporter(nixl), CudaIpcExporter(MemoryIpcDriver(machine))]
+        async with RegionServer(SECRET, host="a", exporters=exporters, settings=LINK) as server:
+            server.publish("image", GrowingRegion(CONTENT, complete=True))
+            if known:
+                conversations = damaged(REGION_REQUESTS, HOSTILE_REQUESTS)
+            else:
+                conversations = damaged(HANDSHAKE, STRANGERS)
+            service = wire.SERVICE if known else None
+            port = port_of(server.address.url)
+            await bombard(port, conversations, service, lambda: read_region(server.address))
+    assert not fabric.pairs and not fabric.memory and not agents.agents
 
 
 async def echo(request: Request) -> AsyncIterator[Reply]:
@@ -261,22 +245,19 @@ async def echo(request: Request) -> AsyncIterator[Reply]:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["handshakes", "calls"])
-def test_a_channel_server_outlives_damaged_peers(known: bool) -> None:
-    async def main() -> None:
-        async with ChannelServer("tcp://127.0.0.1:0", SECRET, echo, settings=LIMITS) as server:
+async def test_a_channel_server_outlives_damaged_peers(known: bool) -> None:
+    async with ChannelServer("tcp://127.0.0.1:0", SECRET, echo, settings=LIMITS) as server:
 
-            async def good() -> None:
-                channel = await Channel.connect(server.url, SECRET, settings=LIMITS)
-                asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
-                assert await channel.ask(asked) == HandlerChunk(data=b"{}")
-                await channel.aclose()
+        async def good() -> None:
+            channel = await Channel.connect(server.url, SECRET, settings=LIMITS)
+            asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
+            assert await channel.ask(asked) == HandlerChunk(data=b"{}")
+            await channel.aclose()
 
-            conversations = damaged(
-                CHANNEL_REQUESTS if known else HANDSHAKE, HOSTILE_CALLS if known else STRANGERS
-            )
-            await bombard(port_of(server.url), conversations, CHANNEL if known else None, good)
-
-    run(main())
+        conversations = damaged(
+            CHANNEL_REQUESTS if known else HANDSHAKE, HOSTILE_CALLS if known else STRANGERS
+        )
+        await bombard(port_of(server.url), conversations, CHANNEL if known else None, good)
 
 
 def tcp(nixl: NixlNode) -> Transport:
@@ -305,15 +286,12 @@ def by_nixl(nixl: NixlNode) -> Transport:
     ],
     ids=["tcp", "shm", "cuda_ipc", "nixl"],
 )
-def test_a_client_of_regions_outlives_damaged_replies(
+async def test_a_client_of_regions_outlives_damaged_replies(
     make: Callable[[NixlNode], Transport], replies: list[bytes]
 ) -> None:
-    async def main() -> None:
-        with NixlNode(MemoryNixl()) as nixl:
-            for raw in replies:
-                await read_from_liar(make(nixl), raw)
-
-    run(main())
+    with NixlNode(MemoryNixl()) as nixl:
+        for raw in replies:
+            await read_from_liar(make(nixl), raw)
 
 
 async def read_from_liar(transport: Transport, raw: bytes) -> None:
@@ -325,19 +303,16 @@ async def read_from_liar(transport: Transport, raw: bytes) -> None:
             assert str(error)
 
 
-def test_a_client_of_a_channel_outlives_damaged_replies() -> None:
-    async def main() -> None:
-        for raw in damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS):
-            asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
-            async with liar(CHANNEL, raw) as url:
-                try:
-                    channel = await Channel.connect(url, SECRET, settings=LIMITS)
-                    await channel.ask(asked)
-                    await channel.aclose()
-                except ChannelError as error:
-                    assert str(error)
-
-    run(main())
+async def test_a_client_of_a_channel_outlives_damaged_replies() -> None:
+    for raw in damaged(CHANNEL_REPLIES, HOSTILE_ANSWERS):
+        asked = InvokeHandler(request_id="r", instance_id="i", body=b"{}", timeout_s=1.0)
+        async with liar(CHANNEL, raw) as url:
+            try:
+                channel = await Channel.connect(url, SECRET, settings=LIMITS)
+                await channel.ask(asked)
+                await channel.aclose()
+            except ChannelError as error:
+                assert str(error)
 
 
 def test_damaged_handshakes_authenticate_nobody() -> None:

@@ -90,10 +90,7 @@ async def test_a_whole_answer_that_outlasts_the_grace_time_is_told_to_go_elsewhe
 
 @pytest.mark.parametrize(
     ("deadlines", "stage", "limit"),
-    [
-        (Deadlines(start_s=2.0), "copy", "first output"),
-        (Deadlines(total_s=2.0), "copy", "whole request"),
-    ],
+    [(Deadlines(start_s=2.0), "copy", "first output"), (Deadlines(total_s=2.0), "copy", "whole request")],
 )
 async def test_time_that_runs_out_before_the_first_output(
     deadlines: Deadlines, stage: str, limit: str

@@ -161,12 +161,7 @@ async def test_token_ids_are_in_every_chunk_or_none(wanted: bool) -> None:
         client, extra = gw.openai(), {"return_token_ids": wanted}
         options = {"include_usage": True}
         completion = await client.completions.create(
-            model="coder",
-            prompt=[5, 6],
-            max_tokens=3,
-            stream=True,
-            stream_options=options,
-            extra_body=extra,
+            model="coder", prompt=[5, 6], max_tokens=3, stream=True, stream_options=options, extra_body=extra
         )
         chat = await client.chat.completions.create(
             model="coder",

@@ -19,8 +19,9 @@ from benchmarks.chaos.check import (
 )
 from benchmarks.chaos.load import IssuedRequest, RequestFate
 from benchmarks.chaos.run import ChaosRun, KillPlan, chaos_platform, check_ledger, run_kills
-from benchmarks.chaos.watch import ResourceGrowth, anonymous_bytes, open_descriptors
+from benchmarks.chaos.watch import ResourceGrowth, anonymous_bytes
 from benchmarks.harness.local_platform import Component, ComponentKind
+from benchmarks.harness.processor import open_descriptors
 from registry.records.usage import GpuSlice
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.registry_records import request

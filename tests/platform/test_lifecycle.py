@@ -17,10 +17,7 @@ READY_LIMIT_S = 60.0  # or, on a slow machine, three times what the first start 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    made = Platform(
-        data=tmp_path_factory.mktemp("own"),
-        flags=("--nodes", "2"),
-    )
+    made = Platform(data=tmp_path_factory.mktemp("own"), flags=("--nodes", "2"))
     made.up()
     yield made
     made.down()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.admin_client import key_id
+from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.stream_client import StreamEndpoint, StreamResult, parse_tail, stream_completion
+from benchmarks.harness.stream_client import StreamResult, parse_tail, stream_completion
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, read_trace, trim_to_context
 from benchmarks.replay import PromptPool
 from tests.fixtures.patience import PATIENCE_S
@@ -104,7 +105,7 @@ def test_the_id_of_a_key_is_found_whatever_its_secret_holds() -> None:
 
 
 def test_nobody_there_is_a_failure_of_the_request() -> None:
-    target = StreamEndpoint.of("http://127.0.0.1:9", "")
+    target = HttpEndpoint.of("http://127.0.0.1:9", "")
     done = asyncio.run(stream_completion(target, "r", b"{}", 5.0))
     assert done.failure.startswith("connection")
 

@@ -162,8 +162,7 @@ def test_a_node_joins_and_leaves(platform: Platform, big: str) -> None:
     with late_node(platform):
         only_on_late(platform, big)
     platform.until(
-        "it is gone within its lease",
-        lambda: "late" not in {node["id"] for node in platform.nodes()},
+        "it is gone within its lease", lambda: "late" not in {node["id"] for node in platform.nodes()}
     )
     kind, node = start_kind(platform, big)
     assert node != "late", kind

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from invoker.handlers.confine import landlock_version
-from invoker.handlers.errors import (
-    BadHandler,
-    HandlerCrashed,
-    HandlerRaised,
-    HandlerTimeout,
-    OutputTooLarge,
-)
+from invoker.handlers.errors import BadHandler, HandlerCrashed, HandlerRaised, HandlerTimeout, OutputTooLarge
 from invoker.handlers.files import make_folder, relative_path
 from invoker.handlers.process import HandlerProcess, handler_spec
 from registry.config.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml

@@ -302,10 +302,7 @@ def handle(request):
         going.set()
     return begun.wait(60)
 """
-    files = {
-        "function.yaml": b"name: f\nhandler: handler.py:handle\n",
-        "handler.py": source.encode(),
-    }
+    files = {"function.yaml": b"name: f\nhandler: handler.py:handle\n", "handler.py": source.encode()}
 
     def ask(call_id: str, body: bytes) -> InvokeHandler:
         return InvokeHandler(request_id=call_id, instance_id="i1", body=body)

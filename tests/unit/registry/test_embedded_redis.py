@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.errors import StateUnavailable
-from registry.redis.embedded import (
-    MAX_SOCKET_PATH_BYTES,
-    EmbeddedRedis,
-    find_redis_server,
-    redis_version,
-)
+from registry.redis.embedded import MAX_SOCKET_PATH_BYTES, EmbeddedRedis, find_redis_server, redis_version
 from registry.redis.state import RedisState
 from tests.fixtures.redis import RedisServer
 from tests.fixtures.registry_records import draft

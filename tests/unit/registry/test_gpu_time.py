@@ -98,9 +98,7 @@ def test_calls_without_a_record_are_idle_and_lost_time_is_reported():
 
 
 def test_a_request_that_went_on_elsewhere_uses_time_where_its_instances_were():
-    requests = [
-        done("a", used(9_000_000, "a/0"), used(50_000_000, "a/0+1", "i1", "n1"), start=0, end=110),
-    ]
+    requests = [done("a", used(9_000_000, "a/0"), used(50_000_000, "a/0+1", "i1", "n1"), start=0, end=110)]
     intervals = [
         interval(end=10, calls=(part("a/0", 0, 9_000_000),)),
         interval("i1", 50, 110, node="n1", calls=(part("a/0+1", 0, 50_000_000),)),

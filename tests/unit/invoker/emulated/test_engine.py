@@ -23,11 +23,7 @@ def make(
     time: ToldTime, pages: int = 100, context: int = 1024, sequences: int = 64, slower: int = 1
 ) -> EmulatedEngine:
     return EmulatedEngine(
-        PROFILE,
-        time.clock(slower),
-        pages * PAGE_BYTES,
-        context_length=context,
-        max_sequences=sequences,
+        PROFILE, time.clock(slower), pages * PAGE_BYTES, context_length=context, max_sequences=sequences
     )
 
 

@@ -32,11 +32,7 @@ def test_its_manifest_is_one() -> None:
     manifest = decode_manifest(image.encoded)
     profile = find_profile("h800-llama2-7b/10000")
     assert manifest.architecture == "emulated:llama2-7b/10000" == str(MODEL)
-    assert (manifest.layers, manifest.nbytes, manifest.num_layers) == (
-        profile.spans,
-        profile.image_bytes,
-        32,
-    )
+    assert (manifest.layers, manifest.nbytes, manifest.num_layers) == (profile.spans, profile.image_bytes, 32)
     other = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=10_001))
     assert bytes(next(image_chunks(other)))[:4096] != image.data[:4096]
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import numpy as np
@@ -15,11 +15,6 @@ from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continu
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
 from tests.fixtures.engine import make_decoder, run_all, sequence
-from tests.fixtures.patience import PATIENCE_S
-
-
-def _run(main: Coroutine[object, object, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 
 
 async def _tokens(runner: EngineRunner, request: NewSequence) -> list[int]:
@@ -27,134 +22,111 @@ async def _tokens(runner: EngineRunner, request: NewSequence) -> list[int]:
         return [output.token_id async for output in outputs if output.token_id is not None]
 
 
-def test_concurrent_streams_get_their_own_tokens() -> None:
-    async def main() -> None:
-        engine = FakeEngine()
-        runner = EngineRunner(engine)
-        requests = [sequence(str(i), [i, 1, 2], max_tokens=5 + i) for i in range(8)]
-        found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
-        assert found == [continuation([i, 1, 2], 5 + i) for i in range(8)]
-        await runner.drain()
-        await runner.aclose()
-        await runner.aclose()
-        assert engine.closed and runner.active == 0
-        assert repr(runner) == "<EngineRunner closed, 0 streams, 0 calls>"
-
-    _run(main())
+async def test_concurrent_streams_get_their_own_tokens() -> None:
+    engine = FakeEngine()
+    runner = EngineRunner(engine)
+    requests = [sequence(str(i), [i, 1, 2], max_tokens=5 + i) for i in range(8)]
+    found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
+    assert found == [continuation([i, 1, 2], 5 + i) for i in range(8)]
+    await runner.drain()
+    await runner.aclose()
+    await runner.aclose()
+    assert engine.closed and runner.active == 0
+    assert repr(runner) == "<EngineRunner closed, 0 streams, 0 calls>"
 
 
-def test_a_real_engine_behind_the_runner() -> None:
+async def test_a_real_engine_behind_the_runner() -> None:
     requests = [sequence(str(i), [i + 1, 2, 3], max_tokens=6) for i in range(4)]
     expected = run_all(make_decoder("llama"), requests)
 
-    async def main() -> None:
-        runner = EngineRunner(make_decoder("llama"))
-        found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
-        assert found == [expected[request.request_id] for request in requests]
-        await runner.aclose()
-
-    _run(main())
+    runner = EngineRunner(make_decoder("llama"))
+    found = await asyncio.gather(*(_tokens(runner, request) for request in requests))
+    assert found == [expected[request.request_id] for request in requests]
+    await runner.aclose()
 
 
-def test_imported_k_and_v_are_released_once_the_engine_has_them() -> None:
+async def test_imported_k_and_v_are_released_once_the_engine_has_them() -> None:
     class Taking(FakeEngine):
         def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
             assert kv
             super().add(sequence)
 
-    async def main() -> None:
-        runner = EngineRunner(Taking())
-        data = torch.zeros(1, 2, 3, 4)
-        kept = weakref.ref(data)
-        slices = (KvSlice(first=0, last=1, data=data),)
-        async with aclosing(
-            runner.generate(sequence("r", [1, 2, 3], max_tokens=4), UNBILLED, slices)
-        ) as outputs:
-            del data, slices
-            await anext(outputs)
-            assert kept() is None
-        await runner.aclose()
-
-    _run(main())
+    runner = EngineRunner(Taking())
+    data = torch.zeros(1, 2, 3, 4)
+    kept = weakref.ref(data)
+    slices = (KvSlice(first=0, last=1, data=data),)
+    async with aclosing(runner.generate(sequence("r", [1, 2, 3], max_tokens=4), UNBILLED, slices)) as outputs:
+        del data, slices
+        await anext(outputs)
+        assert kept() is None
+    await runner.aclose()
 
 
-def test_a_stream_that_is_closed_frees_its_sequence_before_the_next_step() -> None:
-    async def main() -> None:
-        gate = StepGate()
-        engine = FakeEngine(gate=gate)
-        runner = EngineRunner(engine)
-        kept = asyncio.create_task(_tokens(runner, sequence("kept", [1], max_tokens=4)))
+async def test_a_stream_that_is_closed_frees_its_sequence_before_the_next_step() -> None:
+    gate = StepGate()
+    engine = FakeEngine(gate=gate)
+    runner = EngineRunner(engine)
+    kept = asyncio.create_task(_tokens(runner, sequence("kept", [1], max_tokens=4)))
+    gate.release()
+    async with aclosing(runner.generate(sequence("left", [2]))) as outputs:
         gate.release()
-        async with aclosing(runner.generate(sequence("left", [2]))) as outputs:
-            gate.release()
-            await anext(outputs)
-        # The name is available again, and the first stream's outputs do not reach the second.
-        again = asyncio.create_task(_tokens(runner, sequence("left", [3], max_tokens=3)))
-        gate.open()
-        assert await again == continuation([3], 3)
-        assert await kept == continuation([1], 4)
-        assert engine.sequences == 0
-        await runner.aclose()
-
-    _run(main())
+        await anext(outputs)
+    # The name is available again, and the first stream's outputs do not reach the second.
+    again = asyncio.create_task(_tokens(runner, sequence("left", [3], max_tokens=3)))
+    gate.open()
+    assert await again == continuation([3], 3)
+    assert await kept == continuation([1], 4)
+    assert engine.sequences == 0
+    await runner.aclose()
 
 
-def test_a_cancelled_task_frees_its_sequence() -> None:
-    async def main() -> None:
-        gate = StepGate()
-        engine = FakeEngine(gate=gate)
-        runner = EngineRunner(engine)
-        task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=1000)))
-        gate.release(3)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await runner.drain()
-        gate.open()
-        assert await _tokens(runner, sequence("b", [2], max_tokens=2)) == continuation([2], 2)
-        assert engine.sequences == 0
-        await runner.aclose()
-
-    _run(main())
+async def test_a_cancelled_task_frees_its_sequence() -> None:
+    gate = StepGate()
+    engine = FakeEngine(gate=gate)
+    runner = EngineRunner(engine)
+    task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=1000)))
+    gate.release(3)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await runner.drain()
+    gate.open()
+    assert await _tokens(runner, sequence("b", [2], max_tokens=2)) == continuation([2], 2)
+    assert engine.sequences == 0
+    await runner.aclose()
 
 
-def test_a_refused_sequence_raises_what_add_raises() -> None:
-    async def main() -> None:
-        gate = StepGate()
-        runner = EngineRunner(FakeEngine(max_sequence_tokens=8, gate=gate))
-        with pytest.raises(OutOfKvCache):
-            await _tokens(runner, sequence("a", [1] * 8))
-        first = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
-        gate.open()
-        results = await asyncio.gather(first, second, return_exceptions=True)
-        # Either the first had finished already when the second came, or the second was refused.
-        assert results[0] == continuation([1], 2)
-        assert results[1] == results[0] or isinstance(results[1], EngineError)
-        await runner.aclose()
-
-    _run(main())
+async def test_a_refused_sequence_raises_what_add_raises() -> None:
+    gate = StepGate()
+    runner = EngineRunner(FakeEngine(max_sequence_tokens=8, gate=gate))
+    with pytest.raises(OutOfKvCache):
+        await _tokens(runner, sequence("a", [1] * 8))
+    first = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=2)))
+    gate.open()
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    # Either the first had finished already when the second came, or the second was refused.
+    assert results[0] == continuation([1], 2)
+    assert results[1] == results[0] or isinstance(results[1], EngineError)
+    await runner.aclose()
 
 
-def test_an_engine_that_raises_ends_its_streams_and_closes() -> None:
-    async def main() -> None:
-        engine = FakeEngine()
-        engine.fail_next(ZeroDivisionError("a bug"))
-        runner = EngineRunner(engine)
-        results = await asyncio.gather(
-            *(_tokens(runner, sequence(str(i), [1])) for i in range(3)), return_exceptions=True
-        )
-        assert all(isinstance(r, EngineClosed) and "a bug" in str(r) for r in results)
-        await runner.wait_closed()
-        assert isinstance(runner.failure, ZeroDivisionError) and engine.closed
-        with pytest.raises(EngineClosed, match="a bug"):
-            await _tokens(runner, sequence("b", [1]))
-        assert repr(runner) == "<EngineRunner failed, 0 streams, 0 calls>"
-        await runner.aclose()
-
-    _run(main())
+async def test_an_engine_that_raises_ends_its_streams_and_closes() -> None:
+    engine = FakeEngine()
+    engine.fail_next(ZeroDivisionError("a bug"))
+    runner = EngineRunner(engine)
+    results = await asyncio.gather(
+        *(_tokens(runner, sequence(str(i), [1])) for i in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(r, EngineClosed) and "a bug" in str(r) for r in results)
+    await runner.wait_closed()
+    assert isinstance(runner.failure, ZeroDivisionError) and engine.closed
+    with pytest.raises(EngineClosed, match="a bug"):
+        await _tokens(runner, sequence("b", [1]))
+    assert repr(runner) == "<EngineRunner failed, 0 streams, 0 calls>"
+    await runner.aclose()
 
 
 class _UnclosableEngine(FakeEngine):
@@ -163,21 +135,18 @@ class _UnclosableEngine(FakeEngine):
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
-def test_an_engine_that_cannot_be_closed_still_ends(fails_first: bool) -> None:
-    async def main() -> None:
-        engine = _UnclosableEngine(gate=StepGate())
-        if fails_first:
-            engine.fail_next(ZeroDivisionError("a bug"))
-        runner = EngineRunner(engine)
-        stream = asyncio.create_task(_tokens(runner, sequence("a", [1])))
-        await asyncio.sleep(0)
-        assert runner.active == 1
-        await runner.aclose()
-        with pytest.raises(EngineClosed):
-            await stream
-        assert runner.failure is not None
-
-    _run(main())
+async def test_an_engine_that_cannot_be_closed_still_ends(fails_first: bool) -> None:
+    engine = _UnclosableEngine(gate=StepGate())
+    if fails_first:
+        engine.fail_next(ZeroDivisionError("a bug"))
+    runner = EngineRunner(engine)
+    stream = asyncio.create_task(_tokens(runner, sequence("a", [1])))
+    await asyncio.sleep(0)
+    assert runner.active == 1
+    await runner.aclose()
+    with pytest.raises(EngineClosed):
+        await stream
+    assert runner.failure is not None
 
 
 class _OneErrorEngine(FakeEngine):
@@ -197,41 +166,35 @@ class _OneErrorEngine(FakeEngine):
         ]
 
 
-def test_an_error_output_ends_its_stream_only() -> None:
-    async def main() -> None:
-        runner = EngineRunner(_OneErrorEngine())
+async def test_an_error_output_ends_its_stream_only() -> None:
+    runner = EngineRunner(_OneErrorEngine())
 
-        async def errors() -> list[str]:
-            async with aclosing(runner.generate(sequence("bad", [1]))) as outputs:
-                return [output.error async for output in outputs]
+    async def errors() -> list[str]:
+        async with aclosing(runner.generate(sequence("bad", [1]))) as outputs:
+            return [output.error async for output in outputs]
 
-        good, bad = await asyncio.gather(_tokens(runner, sequence("good", [1], max_tokens=4)), errors())
-        assert good == continuation([1], 4)
-        assert bad == ["broken"]
-        await runner.aclose()
-
-    _run(main())
+    good, bad = await asyncio.gather(_tokens(runner, sequence("good", [1], max_tokens=4)), errors())
+    assert good == continuation([1], 4)
+    assert bad == ["broken"]
+    await runner.aclose()
 
 
-def test_closing_ends_streams_under_way() -> None:
-    async def main() -> None:
-        gate = StepGate()
-        runner = EngineRunner(FakeEngine(gate=gate))
-        task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=10_000)))
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(runner.aclose())
-        await asyncio.sleep(0)
-        gate.open()
-        with pytest.raises(EngineClosed, match="closed"):
-            await task
-        await closing
-        with pytest.raises(EngineClosed):
-            await runner.compute("embed", [[1]])
-
-    _run(main())
+async def test_closing_ends_streams_under_way() -> None:
+    gate = StepGate()
+    runner = EngineRunner(FakeEngine(gate=gate))
+    task = asyncio.create_task(_tokens(runner, sequence("a", [1], max_tokens=10_000)))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(runner.aclose())
+    await asyncio.sleep(0)
+    gate.open()
+    with pytest.raises(EngineClosed, match="closed"):
+        await task
+    await closing
+    with pytest.raises(EngineClosed):
+        await runner.compute("embed", [[1]])
 
 
-def test_compute_goes_one_at_a_time_in_order() -> None:
+async def test_compute_goes_one_at_a_time_in_order() -> None:
     class Engine(FakeComputeEngine):
         def __init__(self) -> None:
             super().__init__()
@@ -245,22 +208,19 @@ def test_compute_goes_one_at_a_time_in_order() -> None:
                 raise RuntimeError("no such kernel")
             return super().compute(kind, token_ids, pixels, pooling, normalize)
 
-    async def main() -> None:
-        engine = Engine()
-        runner = EngineRunner(engine)
-        results = await asyncio.gather(*(runner.compute("embed", [[i, 1]]) for i in range(5)))
-        assert [float(r["embeddings"][0, 0]) for r in results] == [1, 2, 3, 4, 5]
-        assert engine.order == list(range(5)) and len(engine.threads) == 1
-        with pytest.raises(EngineError, match="no such kernel"):
-            await runner.compute("broken", [[9]])
-        pixels = np.ones((2, 3, 2, 2), dtype=np.float32)
-        assert (await runner.compute("classify", [[0]], pixels))["logits"].tolist() == [[12.0], [12.0]]
-        with pytest.raises(EngineError, match="does not generate"):
-            await _tokens(runner, sequence("a", [1]))
-        await runner.aclose()
-        assert engine.closed
-
-    _run(main())
+    engine = Engine()
+    runner = EngineRunner(engine)
+    results = await asyncio.gather(*(runner.compute("embed", [[i, 1]]) for i in range(5)))
+    assert [float(r["embeddings"][0, 0]) for r in results] == [1, 2, 3, 4, 5]
+    assert engine.order == list(range(5)) and len(engine.threads) == 1
+    with pytest.raises(EngineError, match="no such kernel"):
+        await runner.compute("broken", [[9]])
+    pixels = np.ones((2, 3, 2, 2), dtype=np.float32)
+    assert (await runner.compute("classify", [[0]], pixels))["logits"].tolist() == [[12.0], [12.0]]
+    with pytest.raises(EngineError, match="does not generate"):
+        await _tokens(runner, sequence("a", [1]))
+    await runner.aclose()
+    assert engine.closed
 
 
 def test_the_fake_engine_keeps_the_contract() -> None:

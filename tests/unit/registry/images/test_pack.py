@@ -284,11 +284,7 @@ def test_a_disk_that_would_fill_is_refused_before_anything_is_written(tmp_path: 
     header = json.loads(encoded[8 : 8 + int.from_bytes(encoded[:8], "little")])
     used = max(entry["data_offsets"][1] for entry in header.values())
     size = elements * 4
-    header["lm_head.weight"] = {
-        "dtype": "F32",
-        "shape": [elements],
-        "data_offsets": [used, used + size],
-    }
+    header["lm_head.weight"] = {"dtype": "F32", "shape": [elements], "data_offsets": [used, used + size]}
     folder = write_checkpoint(tmp_path / "checkpoint", tensors, llama_config(layers=0))
     raw = json.dumps(header).encode()
     file = folder / "model.safetensors"

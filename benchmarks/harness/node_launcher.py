@@ -1,37 +1,55 @@
-"""Start nodes in the namespaces of a testbed, from one process that has imported their modules.
+"""Fork nodes from one process that has imported their modules, on request in a network namespace.
 
-    stdin   {"netns": "...", "argv": ["--redis-url", ...], "log": "/path", "wait_s": 0.3}   one per line
-    stdout  {"pid": 12}
+    python -m benchmarks.harness.node_launcher SOCKET RANK
 
-At the end of stdin the nodes get SIGTERM, then SIGKILL, and this process ends. A node delays the first byte
-of a model by `wait_s`, like the set-up of a group of ranks in other systems.
+When its crew closes the connection, the nodes get SIGTERM, then SIGKILL, and this process ends.
 """
 
-import asyncio
 import ctypes
 import gc
-import json
-import logging
 import os
+import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any
 
-import uvloop
+import numpy as np
 
+from benchmarks.harness.crew_member import serve
+from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from invoker.__main__ import engines_for
-from invoker.assembly import run_node
+from invoker.__main__ import main as run_node
 from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import EngineFactory
-from invoker.settings import parse_settings
-from registry.redis.state import RedisState
 
 _NETNS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _STOP_S = 10.0
 _PR_SET_PDEATHSIG = 1
+
+
+class StartNode(CrewMessage, frozen=True, kw_only=True):
+    """Fork `hypercast invoker ARGV`, with its output in `log`; answered by NodeForked.
+
+    The node delays the first byte of a model by `wait_s`, like the set-up of a group of ranks in other
+    systems. Without `netns` it stays in this process's network namespace.
+    """
+
+    argv: list[str]
+    log: str
+    netns: str = ""
+    wait_s: float = 0.0
+
+
+class NodeForked(CrewMessage, frozen=True, kw_only=True):
+    """The node's process id."""
+
+    pid: int
+
+
+PROTOCOL = CrewProtocol.of(StartNode, NodeForked)
 
 
 class DelayedEngines:
@@ -62,39 +80,34 @@ def enter(netns: str) -> None:
         os.close(handle)
 
 
-def run_forked_node(order: dict[str, Any]) -> None:
-    """Run the node in this fork until SIGTERM."""
+def run_forked_node(order: StartNode) -> int:
+    """Run the node in this fork until SIGTERM; return its exit code."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    enter(order["netns"])
-    settings = parse_settings(order["argv"], os.environ)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    if order.netns:
+        enter(order.netns)
+    np.random.seed()  # Python's own generator reseeds itself after a fork
+    random.seed()
 
-    async def run() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        async with RedisState.connect(settings.redis_url) as state:
-            await run_node(
-                settings, state, DelayedEngines(engines_for(settings.device), order["wait_s"]), stop
-            )
+    def engines(device: str) -> EngineFactory:
+        found = engines_for(device)
+        return DelayedEngines(found, order.wait_s) if order.wait_s else found
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    return run_node(order.argv, engines)
 
 
-def fork_node(order: dict[str, Any]) -> int:
+def fork_node(order: StartNode) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        run_forked_node(order)
-        code = 0
-    except BaseException as error:  # the parent's code must not continue in the child
-        print(f"{order['netns']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        code = run_forked_node(order)
+    except BaseException:  # the parent's code must not continue in the child
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -114,12 +127,16 @@ def stop_nodes(pids: list[int]) -> None:
 
 
 def main() -> None:
+    path, rank = sys.argv[1:]
     gc.freeze()
     pids: list[int] = []
+
+    def carry_out(order: StartNode) -> NodeForked:
+        pids.append(fork_node(order))
+        return NodeForked(pid=pids[-1])
+
     try:
-        for line in sys.stdin:
-            pids.append(fork_node(json.loads(line)))
-            print(json.dumps({"pid": pids[-1]}), flush=True)
+        serve(path, MemberHello(rank=int(rank)), PROTOCOL, carry_out)
     finally:
         stop_nodes(pids)
 
