@@ -30,12 +30,14 @@ from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import local_folder
-from registry.records.function import Scaling, check_name
+from registry.records.function import FunctionTask, Scaling, check_name
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
 )
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
+
+TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER]
 
 
 @click.command("deploy")
@@ -62,6 +64,9 @@ RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "pr
     "--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights to this type.  [default: as stored]"
 )
 @click.option("--model", metavar="PATH|HUB_ID", help="Checkpoint for a function.yaml that names none.")
+@click.option(
+    "--task", type=click.Choice(TASKS), help="Task of the model.  [default: that of its architecture]"
+)
 @click.option("--description", help="Free-text description.")
 @click.option("--force", is_flag=True, help="Replace a function that has another task.")
 @output_option
@@ -71,6 +76,7 @@ def deploy_command(
     name: str | None,
     dtype: str | None,
     model: str | None,
+    task: str | None,
     description: str | None,
     force: bool,
     form: str,
@@ -99,7 +105,7 @@ def deploy_command(
         if spec is not None:
             scaling = asdict(spec.scaling) | scaling
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
-        bundle = make_bundle(source, spec, model, dtype, description)
+        bundle = make_bundle(source, spec, model, task, dtype, description)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:
@@ -168,18 +174,23 @@ def switched(made: dict[str, Any]) -> str:
 
 
 def make_bundle(
-    source: str, spec: FunctionSpec | None, model: str | None, dtype: str | None, description: str | None
+    source: str,
+    spec: FunctionSpec | None,
+    model: str | None,
+    task: str | None,
+    dtype: str | None,
+    description: str | None,
 ) -> Bundle:
     """Collect what to upload for `source`; flags come before its function.yaml."""
     if spec is not None and spec.handler is not None:
-        if model is not None:
-            raise UsageError("a function with a handler has no --model")
+        if model is not None or task is not None:
+            raise UsageError("a function with a handler has no --model and no --task")
         return bundle_handler(Path(source).expanduser(), spec)
     return bundle_model(
         model or model_source(source, spec),
         dtype or (spec.dtype if spec else "auto"),
         description or (spec.description if spec else ""),
-        spec.task if spec else None,
+        FunctionTask(task) if task else spec.task if spec else None,
     )
 
 

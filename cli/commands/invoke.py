@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,14 @@ from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
 from cli.options import SECONDS, client_options
 from cli.progress import StageLine, note
+
+# The options for the fields which the gateway says that a function needs.
+OPTIONS = {
+    "'prompt' or 'messages'": "--prompt TEXT",
+    "'input'": "--input TEXT",
+    "'image'": "--image FILE",
+    "'text' or 'image'": """--image FILE or --data '{"text": …}'""",
+}
 
 
 @click.command("invoke")
@@ -94,23 +101,13 @@ def invoke_command(
     except UsageError as exc:
         if data is not None:
             raise
-        raise wrong_input(name, exc, prompt=prompt is not None, image=image is not None) from exc
+        raise wrong_input(exc) from exc
 
 
-def wrong_input(name: str, error: UsageError, *, prompt: bool, image: bool) -> UsageError:
-    """Return an error that names the option which the function needs, where another one was used."""
-    missing = re.search(r"'(\w+)' is required", str(error))
-    needed = missing[1] if missing else ""
-    options = {
-        "input": "makes embeddings: use --input TEXT",
-        "prompt": "generates text: use --prompt TEXT",
-        "messages": "generates text: use --prompt TEXT",
-        "image": "classifies images: use --image FILE",
-    }
-    used = "prompt" if prompt else "image" if image else "input"
-    if needed not in options or needed == used:
-        return error
-    return UsageError(f"{name} {options[needed]}")
+def wrong_input(error: UsageError) -> UsageError:
+    """Return the gateway's error about a missing input with options in place of fields."""
+    start, _, fields = str(error).partition(": use ")
+    return UsageError(f"{start}: use {OPTIONS[fields]}") if fields in OPTIONS else error
 
 
 def parse_body(data: str) -> dict[str, Any]:

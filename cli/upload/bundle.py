@@ -12,7 +12,7 @@ from cli.upload.packed import PackedPlan, is_packed, packed_plan
 from invoker.emulated.image import EmulatedPlan
 from registry.config.emulation import is_emulated, parse_model
 from registry.config.function_yaml import FILE_NAME, FunctionSpec, load_function_yaml, parse_function_yaml
-from registry.images.architectures import context_length_of, task_of
+from registry.images.architectures import context_length_of, dropped_head, task_of
 from registry.images.assets import collect_assets
 from registry.images.codec import encode_manifest, manifest_digest
 from registry.images.pack import hash_image
@@ -83,7 +83,9 @@ def bundle_model(source: str, dtype: str, description: str, task: FunctionTask |
         plan = plan_checkpoint(folder, dtype)
     found = task_of(plan.config)
     if task is not None and task is not found:
-        raise DeployError(f"function.yaml sets task {task}, but {plan.architecture} is for {found}")
+        raise DeployError(f"{plan.architecture} has the task {found}, not the task {task}")
+    if task is None and (whole := dropped_head(plan.config)):
+        raise DeployError(f"{whole} is not supported; to use its encoder for embeddings, add --task {found}")
     return bundle_image(
         plan, found, plan.dtype, context_length_of(plan.config), collect_assets(folder), description
     )
@@ -93,7 +95,7 @@ def bundle_emulated(source: str, dtype: str, description: str, task: FunctionTas
     """Plan and hash an emulated model, which has no real weights. Raises InvalidRecord for an unknown one."""
     plan = EmulatedPlan(parse_model(source))
     if task not in (None, FunctionTask.GENERATE):
-        raise DeployError(f"function.yaml sets task {task}, but {source} is for {FunctionTask.GENERATE}")
+        raise DeployError(f"{source} has the task {FunctionTask.GENERATE}, not the task {task}")
     if dtype not in ("auto", plan.dtype):
         raise DeployError(f"{source} is {plan.dtype}: it has no weights that could be {dtype}")
     return bundle_image(

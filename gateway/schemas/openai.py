@@ -1,5 +1,6 @@
 """Bodies of the OpenAI endpoints. Unknown fields are ignored, since clients send many."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -59,6 +60,27 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[dict[ShortWords, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
     ) = None
     user: ShortWords | None = None
+    # Fields of vLLM and OpenAI that are not implemented: see `refuse_unsupported`.
+    add_special_tokens: bool | None = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    echo: bool | None = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    include_stop_str_in_output: bool | None = None
+    logits_processors: Any = None
+    min_p: float | None = None
+    prompt_logprobs: Any = None
+    repetition_penalty: float | None = None
+    response_format: Object | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    structured_outputs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: bool | None = None
 
 
 class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
@@ -66,9 +88,9 @@ class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
 
     prompt: Input
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     suffix: Words | None = None
+    prompt_embeds: Any = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +120,15 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True):
     tools: Objects | None = None
     tool_choice: ShortWords | Object | None = None
     functions: Objects | None = None
-    response_format: Object | None = None
     chat_template_kwargs: Object | None = None
+    add_generation_prompt: bool | None = None
+    audio: Any = None
+    chat_template: Any = None
+    continue_final_message: bool | None = None
+    documents: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    web_search_options: Any = None
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,28 +176,45 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
 
 
+# Fields that would change the output but are not implemented: refused unless they are null or as here.
+_UNSUPPORTED: Mapping[str, object] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), 0),
+    **dict.fromkeys(("echo", "use_beam_search", "include_stop_str_in_output"), False),
+    **dict.fromkeys(("return_tokens_as_token_ids", "continue_final_message"), False),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), True),
+    **dict.fromkeys(
+        ("allowed_token_ids", "prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), None
+    ),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), None),
+    **dict.fromkeys(("audio", "chat_template", "mm_processor_kwargs", "web_search_options"), None),
+    "bad_words": [],
+    "documents": [],
+    "functions": [],
+    "logit_bias": {},
+    "logits_processors": [],
+    "modalities": ["text"],
+    "repetition_penalty": 1,
+    "response_format": {"type": "text"},
+    "structured_outputs": None,
+    "suffix": "",
+    "tool_choice": "auto",
+}
+
+
 def refuse_unsupported(request: GenerateFields) -> None:
     """Raise BadRequest for a field that would change the output but is not implemented."""
-    used: list[tuple[str, bool]] = [
-        ("frequency_penalty", bool(request.frequency_penalty)),
-        ("presence_penalty", bool(request.presence_penalty)),
-        ("logit_bias", bool(request.logit_bias)),
-        ("min_tokens", bool(request.min_tokens)),
-    ]
+    for field, no_effect in _UNSUPPORTED.items():
+        value = getattr(request, field, None)
+        if value is not None and value != no_effect and (field, value) != ("tool_choice", "none"):
+            raise _unsupported(field)
     match request:
-        case CompletionRequest():
-            used += [
-                ("echo", bool(request.echo)),
-                ("suffix", bool(request.suffix)),
-                ("best_of", request.best_of is not None and request.best_of > (request.n or 1)),
-            ]
-        case ChatRequest():
-            form = (request.response_format or {}).get("type", "text")
-            used += [
-                ("functions", bool(request.functions)),
-                ("tool_choice", request.tool_choice not in (None, "auto", "none")),
-                ("response_format", form != "text"),
-            ]
-    for field, present in used:
-        if present:
-            raise BadRequest(f"{field} is not supported", param=field, code="unsupported_parameter")
+        case CompletionRequest(best_of=int(best_of)) if best_of > (request.n or 1):
+            raise _unsupported("best_of")
+        case CompletionRequest(add_special_tokens=False) | ChatRequest(add_special_tokens=True):
+            raise _unsupported("add_special_tokens")
+        case _:
+            pass
+
+
+def _unsupported(field: str) -> BadRequest:
+    return BadRequest(f"{field} is not supported", param=field, code="unsupported_parameter")

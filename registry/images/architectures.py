@@ -87,6 +87,13 @@ class Arrangement:
 
 
 _BERT_HEADS = r"cls\.|classifier\.|qa_outputs\.|lm_head\.|pre_classifier\.|vocab_\w+\."
+_TASK_HEADS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
 _POSITION_IDS = r"(\w+\.)?embeddings\.(position|token_type)_ids$"
 
 
@@ -117,8 +124,6 @@ def _bert(
     offset: Callable[[Config], int] | None = None,
 ) -> Architecture:
     stem = base.removesuffix("Model")
-    tasks = ["PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification"]
-    tasks += ["QuestionAnswering", "MultipleChoice", "NextSentencePrediction"]
     return Architecture(
         name=base,
         model_type=model_type,
@@ -126,7 +131,7 @@ def _bert(
         parts=parts,
         prefixes=("", f"{prefix}."),
         anchor="embeddings.word_embeddings.weight",
-        aliases=tuple(f"{stem}For{task}" for task in tasks),
+        aliases=tuple(stem + head for head in ("ForPreTraining", "ForMaskedLM", *_TASK_HEADS)),
         context_key="max_position_embeddings",
         context_default=512,
         positions_before_first=offset,
@@ -222,6 +227,16 @@ def architecture_of(config: Config) -> Architecture:
     if config.get("quantization_config") is not None:
         raise CheckpointError("quantized checkpoints are not supported: save the model in bfloat16 instead")
     return row
+
+
+def dropped_head(config: Config) -> str | None:
+    """Return the checkpoint's own architecture if images leave its head out, so that it loses its task.
+
+    A language model's head is not counted: such encoders are published to be used without it.
+    """
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) and first.endswith(_TASK_HEADS) else None
 
 
 def task_of(config: Config) -> FunctionTask:

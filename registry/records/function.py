@@ -64,7 +64,7 @@ class FunctionVersion:
 
     `image` and `manifest` are None for a handler without a model. `assets` maps relative file names
     (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where
-    there is none. `embedding_size` and `labels` are informative.
+    there is none.
     """
 
     function: str

@@ -66,7 +66,7 @@ def plan_current(head: Function, number: int) -> Function:
 
 
 def no_function(name: str) -> NotFound:
-    return NotFound(f"no function {name}")
+    return NotFound(f"there is no function {name!r}")
 
 
 def no_version(name: str, number: int) -> NotFound:

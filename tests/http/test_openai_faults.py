@@ -84,6 +84,37 @@ async def test_what_the_dispatcher_refuses(stream: bool) -> None:
         assert not await gw.state.report(UsageFilter())
 
 
+async def test_fields_that_are_not_implemented_are_refused_unless_without_effect() -> None:
+    refused = {"repetition_penalty": 1.1, "min_p": 0.1, "guided_regex": "[0-9]+", "bad_words": ["a"]}
+    refused |= {"guided_json": {}, "prompt_logprobs": 0, "truncate_prompt_tokens": 3, "use_beam_search": True}
+    refused |= {"skip_special_tokens": False, "structured_outputs": {"choice": ["a"]}, "echo": True}
+    of_chat = {"chat_template": "x", "add_generation_prompt": False, "modalities": ["audio"]}
+    of_chat |= {"continue_final_message": True, "tool_choice": "required", "add_special_tokens": True}
+    harmless = {"repetition_penalty": 1, "min_p": 0, "bad_words": [], "skip_special_tokens": True}
+    harmless |= {"guided_json": None, "modalities": ["text"], "user": "x", "store": True, "echo": False}
+    messages = [{"role": "user", "content": "x"}]
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        client = gw.openai()
+        for field, value in (refused | {"suffix": "x", "add_special_tokens": False}).items():
+            with pytest.raises(openai.BadRequestError) as unsupported:
+                await client.completions.create(model="coder", prompt="x", extra_body={field: value})
+            assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", field)
+        for field, value in (refused | of_chat).items():
+            with pytest.raises(openai.BadRequestError) as unsupported:
+                await client.chat.completions.create(
+                    model="coder", messages=messages, extra_body={field: value}
+                )
+            assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", field)
+        await client.completions.create(model="coder", prompt="x", max_tokens=2, extra_body=harmless)
+        await client.chat.completions.create(
+            model="coder",
+            messages=messages,
+            max_tokens=2,
+            extra_body=harmless | {"tool_choice": "none", "add_special_tokens": False},
+        )
+
+
 async def test_a_failure_in_a_stream_is_an_event_and_costs_nothing() -> None:
     async with gateway() as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())

@@ -115,7 +115,7 @@ def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("describe", "nobody"), 4, "no function nobody"),
+        (("describe", "nobody"), 4, "there is no function 'nobody'"),
         (("invoke", "nobody", "-p", "x"), 4, "nobody"),
         (("invoke", "cli-tiny", "-p", "x"), 2, "no tokenizer"),
         (

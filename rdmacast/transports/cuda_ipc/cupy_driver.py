@@ -1,6 +1,6 @@
 """CUDA IPC through cupy, which is optional: imported only here, when a driver is made.
 
-What of this has run, and where, is in docs/OPERATIONS.md (GPUs).
+What of this has run, and where, is in docs/OPERATIONS.md ("RDMA and other transports").
 """
 
 from collections.abc import Iterator

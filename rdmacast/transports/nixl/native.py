@@ -1,6 +1,6 @@
 """NIXL through its package `nixl`, which is optional: imported only here, when a driver is made.
 
-What of this has run, and where, is in docs/OPERATIONS.md (NIXL).
+What of this has run, and where, is in docs/OPERATIONS.md ("RDMA and other transports").
 """
 
 import os

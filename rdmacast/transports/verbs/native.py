@@ -1,6 +1,6 @@
 """An RDMA device through pyverbs, which is optional: imported only here, when a device is opened.
 
-What of this has run, and where, is in docs/OPERATIONS.md (RDMA).
+What of this has run, and where, is in docs/OPERATIONS.md ("RDMA and other transports").
 """
 
 import logging

@@ -1,5 +1,6 @@
 """What a shell can give that no gateway takes: said in a line, before anything is sent."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from cli.commands.invoke import wrong_input
 from cli.errors import CliError, UsageError
 from cli.group import cli
 from cli.supervise.settings import settle
+from gateway.core.errors import Unprocessable
+from gateway.requests.task_inputs import require_input
 from registry.config.options import Options
+from registry.records.function import FunctionTask
+from tests.fixtures.registry_records import draft
 
 KEY = {"HYPERCAST_API_KEY": "hc_0123456789abcdef_secret", "HYPERCAST_URL": "http://127.0.0.1:1"}
 
@@ -83,10 +88,14 @@ def test_files_that_are_no_certificates_are_named_before_anything_starts(tmp_pat
         checked("cert", None, None)
 
 
-def test_the_option_that_a_function_needs_is_named() -> None:
-    error = UsageError("'input' is required")
-    found = wrong_input("minilm", error, prompt=True, image=False)
-    assert str(found) == "minilm makes embeddings: use --input TEXT"
-    assert wrong_input("minilm", error, prompt=False, image=False) is error
+@pytest.mark.parametrize("task", [task for task in FunctionTask if task is not FunctionTask.HANDLER])
+def test_the_option_that_a_function_needs_is_named(task: FunctionTask) -> None:
+    with pytest.raises(Unprocessable) as missing:
+        require_input(draft("f", task=task), {"other": 1})
+    shown = str(wrong_input(UsageError(missing.value.message)))
+    assert re.match(r"f \w+ \w+: use --(prompt TEXT|input TEXT|image FILE)", shown)
+
+
+def test_another_error_stays_as_the_gateway_says_it() -> None:
     other = UsageError("'max_tokens' must be 1 or more")
-    assert wrong_input("coder", other, prompt=True, image=False) is other
+    assert wrong_input(other) is other
