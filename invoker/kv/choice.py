@@ -108,32 +108,29 @@ class KvLinkRates:
         self._assumed = assumed or LinkRate()
         self._now_s = now_s
         self._rates: dict[frozenset[str], _Estimate[LinkRate]] = {}
-        self._min_durations_s: dict[frozenset[str], _Estimate[float]] = {}
-        self._timeouts: dict[frozenset[str], _Estimate[float]] = {}
+        self._timeouts_s: dict[frozenset[str], _Estimate[float]] = {}  # 0 if there was one only
 
     def __repr__(self) -> str:
         return f"<KvLinks {self._rates}>"
 
     def record_transfer(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
         """Record `nbytes` received from all hosts together."""
-        self._timeouts.pop(hosts, None)
-        self._min_durations_s.pop(hosts, None)
+        self._timeouts_s.pop(hosts, None)
         if nbytes >= _MEASURED_BYTES and seconds > 0:
             before = self._known(self._rates, hosts) or self._assumed
             self._remember(self._rates, hosts, before.observe(nbytes / seconds))
 
     def record_timeout(self, hosts: frozenset[str], seconds: float) -> None:
         """Record that the transfer was not complete after `seconds`."""
-        if self._known(self._timeouts, hosts) is not None:
-            self._remember(self._min_durations_s, hosts, seconds)
-        self._remember(self._timeouts, hosts, seconds)
+        is_first = self._known(self._timeouts_s, hosts) is None
+        self._remember(self._timeouts_s, hosts, 0.0 if is_first else seconds)
 
     def bytes_per_s(self, hosts: frozenset[str]) -> float:
         return (self._known(self._rates, hosts) or self._assumed).bytes_per_s
 
     def min_s(self, hosts: frozenset[str]) -> float:
         """Return the lower bound of a transfer's duration."""
-        return self._known(self._min_durations_s, hosts) or 0.0
+        return self._known(self._timeouts_s, hosts) or 0.0
 
     def _remember(
         self, estimates: dict[frozenset[str], _Estimate[T]], hosts: frozenset[str], value: T
