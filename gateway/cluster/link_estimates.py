@@ -60,20 +60,24 @@ def estimate_links(nodes: Iterable[NodeRecord], links: LinkRateCache) -> LinkEst
         # A link that was limited by its peers is not assumed to be slower than usual.
         rates[id_] = rate.bytes_per_s if rate.exact else max(rate.bytes_per_s, rates[id_])
     casts = len({cast for rate in used.values() for cast in rate.casts})
-    groups = {
-        f"as measured over {transport} in {casts} cast{'s' * (casts > 1)}": len(used),
-        "as capped": len(caps.keys() - used.keys()),
-        "as fast as their ports": len(ports.keys() - used.keys()),
-        f"of {usual / _GBIT:.3g} Gbit/s assumed": len(
-            rates.keys() - used.keys() - caps.keys() - ports.keys()
-        ),
-    }
-    present = {how: count for how, count in groups.items() if count}
-    summary = ", ".join(f"{count} links {how}" for how, count in present.items())
-    if len(present) == 1:
-        summary = f"links {next(iter(present))}"
+    others = rates.keys() - used.keys()
+    summary = _summary(
+        {
+            f"as measured over {transport} in {casts} cast{'s' * (casts > 1)}": len(used),
+            "as capped": len(caps.keys() & others),
+            "as fast as their ports": len(ports.keys() & others),
+            f"of {usual / _GBIT:.3g} Gbit/s assumed": len(others - caps.keys() - ports.keys()),
+        }
+    )
     is_known = bool(used or caps or links.configured_bytes_per_s)
     return LinkEstimates(rates=rates, transport=transport, summary=summary, is_known=is_known)
+
+
+def _summary(groups: Mapping[str, int]) -> str:
+    present = {how: count for how, count in groups.items() if count}
+    if len(present) == 1:
+        return f"links {next(iter(present))}"
+    return ", ".join(f"{count} links {how}" for how, count in present.items())
 
 
 def _limits(rate: MeasuredLinkRate, cap: float | None) -> bool:

@@ -51,9 +51,7 @@ class ClientLink(CastProtocol):
     With `reads_ahead` it is for transport requests only, whose replies are then received in one call.
     """
 
-    def __init__(
-        self, settings: LinkSettings, pacer: Pacer | None = None, *, reads_ahead: bool = False
-    ) -> None:
+    def __init__(self, settings: LinkSettings, pacer: Pacer | None = None, reads_ahead: bool = False) -> None:
         super().__init__(settings, reads_ahead=reads_ahead)
         self._pacer = pacer
         self._greeting: asyncio.Future[Greeting] = self._loop.create_future()
@@ -235,7 +233,7 @@ async def open_link(
         url,
         secret=secret,
         service=SERVICE,
-        make_protocol=lambda: ClientLink(settings, pacer, reads_ahead=reads_ahead),
+        make_protocol=lambda: ClientLink(settings, pacer, reads_ahead),
         timeout_s=settings.handshake_timeout_s,
         tls=tls,
     )
