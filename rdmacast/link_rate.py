@@ -2,11 +2,13 @@
 
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 _WEIGHT = 0.5  # of the latest transfer against all earlier ones
 _MBIT_BYTES = 1.25e5
+_INTERFACES = Path("/sys/class/net")  # those of devices have a link to theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,17 @@ class LinkRate:
 
 
 def interface_rate(host: str) -> LinkRate | None:
-    """Return the speed of the network interface with this address or host name; None if it is unknown."""
+    """Return the speed of the network interface with this address or host name; None if it is unknown.
+
+    Virtual interfaces report speeds that are not theirs: a veth pair 10 Gbit/s, a tunnel 10 Mbit/s.
+    """
     try:
         wanted = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
         return None
     stats = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        mbit_s = stats[name].speed if name in stats else 0
+        mbit_s = stats[name].speed if name in stats and (_INTERFACES / name / "device").exists() else 0
         if mbit_s > 0 and any(one.address in wanted for one in addresses):
             return LinkRate(bytes_per_s=mbit_s * _MBIT_BYTES)
     return None

@@ -1,6 +1,7 @@
 """The estimate of a link's rate, and the speed of ports."""
 
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,7 +22,8 @@ def test_the_speed_of_a_port_is_that_of_the_interface_with_its_address() -> None
     for name, addresses in psutil.net_if_addrs().items():
         for address in (one.address for one in addresses if one.family == socket.AF_INET):
             rate = interface_rate(address)
-            speed = stats[name].speed
+            is_device = Path("/sys/class/net", name, "device").exists()
+            speed = stats[name].speed if is_device else 0
             assert (rate.bytes_per_s if rate else 0) == pytest.approx(speed * 1.25e5)
 
 
