@@ -51,6 +51,7 @@ from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.link_rate import interface_rate
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
@@ -182,13 +183,14 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         instances=instances,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
-        kv_connector=KvConnector(listener, settings.kv_moves),
+        kv_connector=KvConnector(listener, settings.kv_moves, assumed=interface_rate(settings.advertise)),
         meter=accounting.meter,
         calls=accounting.calls,
         rings=rings,
         counters=accounting.counters,
         cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
         changed=accounting.publisher.node_changed,
+        port_rate=casting.connector.port_rate,
     )
     node = Node(dependencies, setup.epoch)
     stack.push_async_callback(instances.drain, 0.0)

@@ -27,6 +27,7 @@ from invoker.serving import compute, generate, generate_by, invoke_handler
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import CastError
+from rdmacast.link_rate import LinkRate
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
 from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenStage, encode_layer_set
@@ -80,6 +81,7 @@ class NodeDependencies:
     counters: Counters
     cast_sent_bytes: Callable[[], int]
     changed: Callable[[], None]
+    port_rate: LinkRate | None
 
 
 class Node:
@@ -119,7 +121,7 @@ class Node:
     def record(self) -> NodeRecord:
         """Return the node's current record; the images in it are served to other nodes."""
         dependencies = self._dependencies
-        holdings = self._holdings()
+        holdings, port = self._holdings(), dependencies.port_rate
         dependencies.published.publish_all({holding.image: holding.bytes for holding in holdings})
         return NodeRecord(
             id=dependencies.settings.node_id,
@@ -139,6 +141,7 @@ class Node:
             reads_store=dependencies.loader.reads_store,
             allows_handlers=dependencies.settings.allow_handlers,
             link_rate_bytes_s=dependencies.settings.link_rate_bytes_s,
+            port_rate_bytes_s=None if port is None else int(port.bytes_per_s),
             started_at=self._started_at,
             holdings=holdings,
             counters=self._counters().snapshot(),

@@ -10,6 +10,7 @@
 - `fakes`: fakes of the seams
 - `gpu_source`: regions in GPU memory
 - `intervals`: sets of byte ranges
+- `link_rate`: the estimated rate of a link
 - `locked_memory`: the limit of locked memory
 - `pacer`: the token bucket of a link rate
 - `plan`: transfer plans

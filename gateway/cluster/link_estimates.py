@@ -1,4 +1,4 @@
-"""Link rates for transfer plans: measured, capped or assumed, with the transport. Pure."""
+"""Link rates for transfer plans: measured, capped, or assumed from ports, with the transport. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from gateway.cluster.link_rates import LinkRateCache, MeasuredLinkRate
+from rdmacast.link_rate import LinkRate
 from rdmacast.plan.planners.automatic import LinkFacts, default_link_facts
 from registry.records.node import NodeRecord
 
@@ -37,7 +38,7 @@ class LinkEstimates:
 def estimate_links(nodes: Iterable[NodeRecord], links: LinkRateCache) -> LinkEstimates:
     """Estimate the link rates of `nodes`, at least one.
 
-    Links without a measurement are assumed to be like the measured ones.
+    Links without a measurement are assumed to be like the measured ones, but not faster than their ports.
     """
     nodes = list(nodes)
     caps = {node.id: float(node.link_rate_bytes_s) for node in nodes if node.link_rate_bytes_s}
@@ -45,24 +46,38 @@ def estimate_links(nodes: Iterable[NodeRecord], links: LinkRateCache) -> LinkEst
     # A cap holds over TCP; a link of which only a lower rate was measured may still reach it.
     used = {id_: rate for id_, rate in measured.items() if _limits(rate, caps.get(id_))}
     transport = _transport(measured.values()) if measured and not caps else "tcp"
-    usual = median_low([rate.bytes_per_s for rate in used.values()]) if used else links.usual_bytes_per_s
-    rates = {node.id: caps.get(node.id, usual) for node in nodes}
+    usual = links.configured_bytes_per_s
+    if used:
+        usual = median_low(rate.bytes_per_s for rate in used.values())
+    ports = {
+        node.id: float(port)
+        for node in nodes
+        if (port := node.port_rate_bytes_s) and node.id not in caps and (usual is None or port < usual)
+    }
+    usual = usual or LinkRate().bytes_per_s
+    rates = {node.id: caps.get(node.id) or ports.get(node.id) or usual for node in nodes}
     for id_, rate in used.items():
         # A link that was limited by its peers is not assumed to be slower than usual.
-        rates[id_] = rate.bytes_per_s if rate.exact else max(rate.bytes_per_s, usual)
+        rates[id_] = rate.bytes_per_s if rate.exact else max(rate.bytes_per_s, rates[id_])
     casts = len({cast for rate in used.values() for cast in rate.casts})
-    groups = {
-        f"as measured over {transport} in {casts} cast{'s' * (casts > 1)}": len(used),
-        "as capped": len(caps.keys() - used.keys()),
-        f"of {usual / _GBIT:.3g} Gbit/s assumed": len(rates.keys() - used.keys() - caps.keys()),
-    }
-    present = {how: count for how, count in groups.items() if count}
-    summary = ", ".join(f"{count} links {how}" for how, count in present.items())
-    if len(present) == 1:
-        summary = f"links {next(iter(present))}"
-    return LinkEstimates(
-        rates=rates, transport=transport, summary=summary, is_known=bool(used or caps or links.is_configured)
+    others = rates.keys() - used.keys()
+    summary = _summary(
+        {
+            f"as measured over {transport} in {casts} cast{'s' * (casts > 1)}": len(used),
+            "as capped": len(caps.keys() & others),
+            "as fast as their ports": len(ports.keys() & others),
+            f"of {usual / _GBIT:.3g} Gbit/s assumed": len(others - caps.keys() - ports.keys()),
+        }
     )
+    is_known = bool(used or caps or links.configured_bytes_per_s)
+    return LinkEstimates(rates=rates, transport=transport, summary=summary, is_known=is_known)
+
+
+def _summary(groups: Mapping[str, int]) -> str:
+    present = {how: count for how, count in groups.items() if count}
+    if len(present) == 1:
+        return f"links {next(iter(present))}"
+    return ", ".join(f"{count} links {how}" for how, count in present.items())
 
 
 def _limits(rate: MeasuredLinkRate, cap: float | None) -> bool:

@@ -6,17 +6,16 @@ the peers that it pulled from had the blocks faster; otherwise it is a lower bou
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median_low
 
-from rdmacast.plan.planners.automatic import default_link_facts
+from rdmacast.link_rate import LinkRate
 from registry.records.cast import CastProgress, CastRecord, CastState, CastStatus
 
 _MAX_NODES = 8192
 _MAX_PARTS = 16384  # of casts that are not over
 _MAX_CASTS = 512
 _MAX_RATE_CASTS = 8  # older casts have almost no weight
-# Weight of the latest cast against all earlier ones.
-_WEIGHT = 0.5
 # Below these a rate depends more on how a cast starts and ends than on links.
 _MIN_BYTES = 16 << 20
 _MIN_BLOCKS = 8
@@ -35,9 +34,13 @@ class MeasuredLinkRate:
     """
 
     transport: str
-    bytes_per_s: float
-    exact: bool
-    casts: tuple[int, ...]
+    rate: LinkRate = field(default_factory=LinkRate)
+    exact: bool = False
+    casts: tuple[int, ...] = ()
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.rate.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,11 @@ class _PartRate:
 class LinkRateCache:
     """A cache of the measured link rates by node.
 
-    `usual_bytes_per_s` is assumed for links without a measurement; `is_configured`: a flag set it.
+    `configured_bytes_per_s` is what the operator set as the rate of links without a measurement, if anything.
     """
 
-    def __init__(self, usual_bytes_per_s: float | None = None) -> None:
-        self.is_configured = bool(usual_bytes_per_s)
-        self.usual_bytes_per_s = usual_bytes_per_s or default_link_facts().bytes_per_s
+    def __init__(self, configured_bytes_per_s: float | None = None) -> None:
+        self.configured_bytes_per_s = configured_bytes_per_s
         self._nodes: OrderedDict[str, MeasuredLinkRate] = OrderedDict()
         self._open: dict[str, dict[str, _PartRate]] = {}
         self._parts = 0
@@ -67,6 +69,12 @@ class LinkRateCache:
 
     def get(self, node: str) -> MeasuredLinkRate | None:
         return self._nodes.get(node)
+
+    def usual_bytes_per_s(self) -> float:
+        """Return the median of the measured rates; without any the configured or the assumed rate."""
+        if self._nodes:
+            return median_low(one.bytes_per_s for one in self._nodes.values())
+        return self.configured_bytes_per_s or LinkRate().bytes_per_s
 
     def is_counted(self, cast_id: str) -> bool:
         """Return whether the rates include the cast."""
@@ -108,17 +116,16 @@ class LinkRateCache:
 
     def _count(self, node: str, part: _PartRate, *, exact: bool) -> None:
         known = self._nodes.pop(node, None)
-        rate = part.bytes_per_s
-        casts: tuple[int, ...] = (self._casts,)
-        if known is not None and known.transport == part.transport:
-            casts = (*known.casts[1 - _MAX_RATE_CASTS :], self._casts)
-            if exact or rate > known.bytes_per_s:
-                rate = known.bytes_per_s + _WEIGHT * (rate - known.bytes_per_s)
-            else:
-                rate = known.bytes_per_s
-            exact = exact or known.exact
+        if known is None or known.transport != part.transport:
+            known = MeasuredLinkRate(transport=part.transport)
+        rate = known.rate
+        if exact or not rate.samples or part.bytes_per_s > rate.bytes_per_s:
+            rate = rate.observe(part.bytes_per_s)
         self._nodes[node] = MeasuredLinkRate(
-            transport=part.transport, bytes_per_s=rate, exact=exact, casts=casts
+            transport=part.transport,
+            rate=rate,
+            exact=exact or known.exact,
+            casts=(*known.casts[1 - _MAX_RATE_CASTS :], self._casts),
         )
         if len(self._nodes) > _MAX_NODES:
             self._nodes.popitem(last=False)

@@ -147,7 +147,7 @@ class Controller:
     def _settle_s(self, key: VersionKey) -> float:
         version = self._state_cache.version(key)
         nbytes = 0 if version is None else version.image_bytes
-        return settle_s(nbytes, self._state_cache.link_rates.usual_bytes_per_s)
+        return settle_s(nbytes, self._state_cache.link_rates.usual_bytes_per_s())
 
     # --- execution
 

@@ -17,13 +17,13 @@ from gateway.live.model_layers import ModelLayers
 from gateway.live.policy import LiveForecast
 from gateway.planning.actions import StartAction
 from gateway.planning.cast_forecast import forecast
+from rdmacast.link_rate import LinkRate
 from rdmacast.plan.plan import CastShape
 from rdmacast.plan.planners.subgroups import subgroups
 from registry.records.cast import CastRecord
 from registry.records.instance import InstanceRecord, StartKind
 from registry.records.node import NodeRecord, Tier
 
-_LINK_BYTES_PER_S = 1.25e9  # of links that were never measured: 10 Gbit/s
 _HOST_BYTES_PER_S = 4e9  # from host to device memory, where it was never measured
 _FIXED = ("reserve", "bind", "ready")  # the phases of a start that do not depend on the image size
 _OWN = -1  # and below: groups of nodes that load in no sub-group's order
@@ -193,7 +193,7 @@ def _link_s(start: StartAction, links: LinkEstimates) -> float:
     cast = start.cast
     names = [start.node] if cast is None else [member.node for member in cast.members[: cast.planned]]
     rates = [links.rates[name] for name in names if name in links.rates]
-    return start.version.image_bytes / min(rates, default=_LINK_BYTES_PER_S)
+    return start.version.image_bytes / min(rates, default=LinkRate().bytes_per_s)
 
 
 def _is_warm(start: StartAction, nodes: Mapping[str, NodeRecord]) -> bool:

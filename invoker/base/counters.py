@@ -1,6 +1,8 @@
 """The node's counters since the process started, published with each heartbeat."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+
+from rdmacast.transports.choose import BEST_FIRST
 
 
 @dataclass(slots=True)
@@ -8,19 +10,14 @@ class Counters:
     """Counters of one node. Belongs to the event loop's thread; other threads report through their caller.
 
     `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from a
-    remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; the counters by transport
-    add up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while instances are
-    on the node.
+    remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; `received`, the bytes by
+    transport, adds up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while
+    instances are on the node.
     """
 
     disk_read_bytes: int = 0
     store_read_bytes: int = 0
     cast_recv_bytes: int = 0
-    cast_recv_bytes_tcp: int = 0
-    cast_recv_bytes_shm: int = 0
-    cast_recv_bytes_verbs: int = 0
-    cast_recv_bytes_cuda_ipc: int = 0
-    cast_recv_bytes_nixl: int = 0
     cast_sent_bytes: int = 0
     starts_hot: int = 0
     starts_warm: int = 0
@@ -29,12 +26,14 @@ class Counters:
     busy_us: int = 0
     loading_us: int = 0
     idle_us: int = 0
+    received: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BEST_FIRST, 0))
 
     def add_received(self, transport: str, nbytes: int) -> None:
-        """Count image bytes received from other nodes by a transport, if it has a counter."""
-        name = f"cast_recv_bytes_{transport}"
-        if hasattr(self, name):
-            setattr(self, name, getattr(self, name) + nbytes)
+        """Count image bytes received from other nodes by a transport."""
+        self.received[transport] = self.received.get(transport, 0) + nbytes
 
     def snapshot(self) -> dict[str, int]:
-        return asdict(self)
+        """Return all counters by name."""
+        counts = asdict(self)
+        received = {f"cast_recv_bytes_{name}": nbytes for name, nbytes in counts.pop("received").items()}
+        return counts | received

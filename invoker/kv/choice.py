@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import Generic, TypeVar
 
-LINK_BYTES_PER_S = 1.25e9  # of a link not measured yet: 10 Gbit/s
+from rdmacast.link_rate import LinkRate
+
 _MEASURED_BYTES = 256 << 10  # a smaller transfer measures latency
-_WEIGHT = 0.5  # of the latest transfer in the moving average
 _ESTIMATE_TTL_S = 60.0
+
+T = TypeVar("T")
 
 
 class KvPolicy(StrEnum):
@@ -88,61 +91,56 @@ class PrefillRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Estimate:
-    value: float
+class _Estimate(Generic[T]):
+    value: T
     until_s: float
 
 
 class KvLinkRates:
-    """Measured rates of KV transfers, by the set of hosts that sent in parallel.
+    """Measured rates of KV transfers, by the set of hosts that sent in parallel; `assumed` until then.
 
+    They are not those of casts: K and V use the stages' connections, beside the weights and without a cap.
     Estimates expire after a minute: a link that seems slow is not used, so its recovery would go unnoticed.
     Only the second timeout within a minute counts: at the first, the export may not have been finished.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, assumed: LinkRate | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._assumed = assumed or LinkRate()
         self._now_s = now_s
-        self._rates: dict[frozenset[str], _Estimate] = {}
-        self._min_durations_s: dict[frozenset[str], _Estimate] = {}
-        self._timeouts: dict[frozenset[str], _Estimate] = {}
+        self._rates: dict[frozenset[str], _Estimate[LinkRate]] = {}
+        self._timeouts_s: dict[frozenset[str], _Estimate[float]] = {}  # 0 if there was one only
 
     def __repr__(self) -> str:
         return f"<KvLinks {self._rates}>"
 
     def record_transfer(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
         """Record `nbytes` received from all hosts together."""
-        self._timeouts.pop(hosts, None)
-        self._min_durations_s.pop(hosts, None)
+        self._timeouts_s.pop(hosts, None)
         if nbytes >= _MEASURED_BYTES and seconds > 0:
-            before = self._known(self._rates, hosts)
-            rate = nbytes / seconds
-            self._remember(
-                self._rates, hosts, rate if before is None else _WEIGHT * rate + (1 - _WEIGHT) * before
-            )
+            before = self._known(self._rates, hosts) or self._assumed
+            self._remember(self._rates, hosts, before.observe(nbytes / seconds))
 
     def record_timeout(self, hosts: frozenset[str], seconds: float) -> None:
         """Record that the transfer was not complete after `seconds`."""
-        if self._known(self._timeouts, hosts) is not None:
-            self._remember(self._min_durations_s, hosts, seconds)
-        self._remember(self._timeouts, hosts, seconds)
+        is_first = self._known(self._timeouts_s, hosts) is None
+        self._remember(self._timeouts_s, hosts, 0.0 if is_first else seconds)
 
     def bytes_per_s(self, hosts: frozenset[str]) -> float:
-        rate = self._known(self._rates, hosts)
-        return LINK_BYTES_PER_S if rate is None else rate
+        return (self._known(self._rates, hosts) or self._assumed).bytes_per_s
 
     def min_s(self, hosts: frozenset[str]) -> float:
         """Return the lower bound of a transfer's duration."""
-        return self._known(self._min_durations_s, hosts) or 0.0
+        return self._known(self._timeouts_s, hosts) or 0.0
 
     def _remember(
-        self, estimates: dict[frozenset[str], _Estimate], hosts: frozenset[str], value: float
+        self, estimates: dict[frozenset[str], _Estimate[T]], hosts: frozenset[str], value: T
     ) -> None:
         now_s = self._now_s()
         for old in [one for one, estimate in estimates.items() if estimate.until_s <= now_s]:
             del estimates[old]
         estimates[hosts] = _Estimate(value=value, until_s=now_s + _ESTIMATE_TTL_S)
 
-    def _known(self, estimates: dict[frozenset[str], _Estimate], hosts: frozenset[str]) -> float | None:
+    def _known(self, estimates: dict[frozenset[str], _Estimate[T]], hosts: frozenset[str]) -> T | None:
         estimate = estimates.get(hosts)
         return None if estimate is None or estimate.until_s <= self._now_s() else estimate.value
 

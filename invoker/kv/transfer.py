@@ -20,6 +20,7 @@ from invoker.links.framing import LinkLost
 from invoker.links.link import StageKey
 from invoker.links.listener import SEND_KV_TIMEOUT_S, FetchedKv
 from rdmacast.aio.groups import run_all
+from rdmacast.link_rate import LinkRate
 from registry.messages.live import KvLocation, KvStage
 
 LATENCY_S = 0.002  # until the first byte
@@ -41,13 +42,23 @@ class KvSource(Protocol):
 
 
 class KvConnector:
-    """Fetches K and V from stages, which keep exports for `keep_s`. Belongs to the event loop's thread."""
+    """Fetches K and V from stages, which keep exports for `keep_s`. Belongs to the event loop's thread.
 
-    def __init__(self, listener: KvSource, policy: KvPolicy, *, keep_s: float = KEEP_S) -> None:
+    `assumed` is the rate of links without a transfer yet.
+    """
+
+    def __init__(
+        self,
+        listener: KvSource,
+        policy: KvPolicy,
+        *,
+        keep_s: float = KEEP_S,
+        assumed: LinkRate | None = None,
+    ) -> None:
         self._listener = listener
         self._policy = policy
         self._keep_s = keep_s
-        self._links = KvLinkRates()
+        self._links = KvLinkRates(assumed)
         self._link = asyncio.Lock()  # this node's link, first come first served
         self.loaded_tokens = 0
 

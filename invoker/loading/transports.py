@@ -12,6 +12,7 @@ from invoker.memory.cuda_arena import CudaArena
 from invoker.settings import Settings
 from rdmacast.errors import DeviceError, NoTransport
 from rdmacast.exporter import Exporter
+from rdmacast.link_rate import LinkRate, interface_rate
 from rdmacast.protocol.tls import NodeTls, load_tls
 from rdmacast.transport import Transport
 from rdmacast.transports.connector import Connector
@@ -151,7 +152,14 @@ def make_connector(settings: Settings, root: Path, opened: CastTransports) -> Co
         absent["tcp"] = "--require-rdma"
     else:
         transports.append(TcpTransport(secret, link_rate_bytes_s=settings.link_rate_bytes_s, tls=tls))
-    return Connector(settings.host_id, transports, absent=absent)
+    return Connector(settings.host_id, transports, absent=absent, port_rate=_port_rate(settings, opened))
+
+
+def _port_rate(settings: Settings, opened: CastTransports) -> LinkRate | None:
+    """Return the speed of the port over which others read from this node; None if unknown."""
+    if isinstance(opened.verbs, VerbsNode):
+        return opened.verbs.port_rate
+    return interface_rate(settings.advertise) if isinstance(opened.nixl, str) else None
 
 
 def _gpu_driver(device_index: int) -> IpcDriver | str:

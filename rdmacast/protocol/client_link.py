@@ -46,10 +46,13 @@ class _PendingReply:
 
 
 class ClientLink(CastProtocol):
-    """A connection for requests to one peer. The reply to a cancelled request is received and dropped."""
+    """A connection for requests to one peer. The reply to a cancelled request is received and dropped.
 
-    def __init__(self, settings: LinkSettings, pacer: Pacer | None = None) -> None:
-        super().__init__(settings)
+    With `reads_ahead` it is for transport requests only, whose replies are then received in one call.
+    """
+
+    def __init__(self, settings: LinkSettings, pacer: Pacer | None = None, reads_ahead: bool = False) -> None:
+        super().__init__(settings, reads_ahead=reads_ahead)
         self._pacer = pacer
         self._greeting: asyncio.Future[Greeting] = self._loop.create_future()
         self._pending: dict[int, _PendingReply] = {}
@@ -220,6 +223,7 @@ async def open_link(
     *,
     pacer: Pacer | None = None,
     tls: ssl.SSLContext | None = None,
+    reads_ahead: bool = False,
 ) -> AsyncIterator[ClientLink]:
     """Open an authenticated link and wait for the greeting.
 
@@ -229,7 +233,7 @@ async def open_link(
         url,
         secret=secret,
         service=SERVICE,
-        make_protocol=lambda: ClientLink(settings, pacer),
+        make_protocol=lambda: ClientLink(settings, pacer, reads_ahead),
         timeout_s=settings.handshake_timeout_s,
         tls=tls,
     )

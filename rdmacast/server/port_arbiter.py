@@ -12,7 +12,7 @@ _SAMPLES = 16  # the latest payloads, which show the port's rate
 _MAX_HOLD_FACTOR = 2.0  # times the expected duration, after which the next payload may start
 _MIN_HOLD_S = 0.05
 _MAX_HOLD_S = 10.0  # for any payload and any rate
-_INITIAL_BYTES_PER_S = 8e6  # the assumed rate of an unknown port
+_MIN_BYTES_PER_S = 8e6  # bounds the first holds of an unknown port: a limit, no estimate
 _MAX_PLANS = 64
 _MAX_MISSES = 3  # a plan with this many skipped slots is not waited for any more
 
@@ -153,7 +153,7 @@ class PortArbiter:
             if 2 * moved >= nbytes:
                 took_s, took_bytes = took_s + seconds, took_bytes + moved
         if not took_bytes:
-            return min(_MAX_HOLD_S, _MAX_HOLD_FACTOR * nbytes / _INITIAL_BYTES_PER_S)
+            return min(_MAX_HOLD_S, _MAX_HOLD_FACTOR * nbytes / _MIN_BYTES_PER_S)
         return min(_MAX_HOLD_S, max(_MIN_HOLD_S, _MAX_HOLD_FACTOR * took_s / took_bytes * nbytes))
 
     def _grant_next(self) -> None:

@@ -7,7 +7,7 @@ from rdmacast.transport import PeerAddress, TransportChoice
 
 # Host memory before the GPU's: it is read in one copy, too, and takes no GPU time.
 _OF_ONE_HOST = ("shm", "cuda_ipc")
-_BEST_FIRST = (*_OF_ONE_HOST, "verbs", "nixl", "tcp")
+BEST_FIRST = (*_OF_ONE_HOST, "verbs", "nixl", "tcp")
 
 
 def choose(
@@ -35,7 +35,7 @@ def choose(
         return TransportChoice(transport=require, reason="required")
     where = f"same host {local_host!r}" if same_host else f"host {peer.host!r} is not {local_host!r}"
     passed_over: list[str] = []
-    for transport in _BEST_FIRST:
+    for transport in BEST_FIRST:
         if transport in _OF_ONE_HOST and not same_host:
             continue
         if transport in available:

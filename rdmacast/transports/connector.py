@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from rdmacast.errors import CastError, NoTransport
+from rdmacast.link_rate import LinkRate
 from rdmacast.transport import Link, PeerAddress, Transport, TransportChoice
 from rdmacast.transports.choose import choose
 
@@ -16,6 +17,7 @@ class Connector:
     """A factory of links, each by the best available transport. The choice is logged.
 
     With `require`, that transport or none. `absent` has the reasons for transports that this node lacks.
+    `port_rate` is the speed of this node's port, None if unknown.
     """
 
     def __init__(
@@ -24,7 +26,9 @@ class Connector:
         transports: Sequence[Transport],
         require: str | None = None,
         absent: Mapping[str, str] | None = None,
+        port_rate: LinkRate | None = None,
     ) -> None:
+        self.port_rate = port_rate
         self._local_host = local_host
         self._transports = {transport.name: transport for transport in transports}
         self._require = require

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 from rdmacast.errors import CastError, ProtocolError
-from rdmacast.pacer import Pacer
 from rdmacast.protocol.client_link import ClientLink, open_link
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
@@ -52,10 +51,8 @@ class ControlledTransport:
         self._tls = tls
         self._settings = settings or LinkSettings()
 
-    def _control(
-        self, peer: PeerAddress, pacer: Pacer | None = None
-    ) -> AbstractAsyncContextManager[ClientLink]:
-        return open_link(peer.url, self._secret, self._settings, pacer=pacer, tls=self._tls)
+    def _control(self, peer: PeerAddress) -> AbstractAsyncContextManager[ClientLink]:
+        return open_link(peer.url, self._secret, self._settings, tls=self._tls, reads_ahead=True)
 
     @asynccontextmanager
     async def _control_on_host(self, peer: PeerAddress) -> AsyncIterator[ClientLink]:

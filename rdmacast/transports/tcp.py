@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from rdmacast.destination import writable_parts
 from rdmacast.pacer import Pacer
 from rdmacast.plan_slot import PlanSlot
-from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.client_link import ClientLink, open_link
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link, OnStart, PeerAddress
 from rdmacast.transports.controlled import ControlledLink, ControlledTransport
@@ -64,5 +64,7 @@ class TcpTransport(ControlledTransport):
 
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
-        async with self._control(peer, self._pacer) as link:
+        async with open_link(
+            peer.url, self._secret, self._settings, pacer=self._pacer, tls=self._tls
+        ) as link:
             yield TcpLink(link, max(1, (await link.greeting()).max_read_bytes))

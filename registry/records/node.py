@@ -43,7 +43,8 @@ class NodeRecord:
     `channel` is the address of the gateway-invoker channel and `cast` that of the region server
     (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, which
     distinguishes late messages of a dead process. Nodes with equal `host` share one host tier.
-    `reads_store`: this node can read the cluster's blob store itself.
+    `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured
+    cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown.
     """
 
     id: str
@@ -64,6 +65,7 @@ class NodeRecord:
     allows_handlers: bool
     link_rate_bytes_s: int | None
     started_at: float
+    port_rate_bytes_s: int | None = None
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ window, which costs `restart_s`; on RDMA and shared memory it costs nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rdmacast.link_rate import LinkRate
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, TransferPlanner
 from rdmacast.plan.planners.edge import with_edge
@@ -51,9 +52,9 @@ class LinkFacts:
             raise ValueError("a link's latency, overhead and restart must be 0 or more")
 
 
-# Links without measurements: 10 Gbit/s. To request a block, check and publish it costs about the same
+# To request a block, check and publish it costs about the same
 # over any transport.
-_USUAL = LinkFacts(bytes_per_s=1.25e9, latency_s=2e-4, overhead_s=2e-4)
+_USUAL = LinkFacts(bytes_per_s=LinkRate().bytes_per_s, latency_s=2e-4, overhead_s=2e-4)
 _TCP_RESTART_S = 1e-3
 
 

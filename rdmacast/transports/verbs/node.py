@@ -6,6 +6,7 @@ import secrets
 from contextlib import ExitStack
 
 from rdmacast.errors import DeviceError
+from rdmacast.link_rate import LinkRate
 from rdmacast.transports.verbs.address import NONCE_BYTES, QueuePairAddress, QueuePairReply
 from rdmacast.transports.verbs.device import Device, QueuePair
 from rdmacast.transports.verbs.memory import RegisteredMemory
@@ -17,8 +18,9 @@ logger = logging.getLogger(__name__)
 class VerbsNode:
     """One for all links of a process. All methods belong to the event loop's thread."""
 
-    def __init__(self, device: Device, name: str) -> None:
-        """Owns the device. Raises DeviceError."""
+    def __init__(self, device: Device, name: str, port_rate: LinkRate | None = None) -> None:
+        """Own the device; `port_rate` is the speed of its port, if known. Raises DeviceError."""
+        self.port_rate = port_rate
         self.device = device
         self.memory = RegisteredMemory(device)
         self.name = name
@@ -65,4 +67,5 @@ def open_node(wanted: str | None = None, address: str | None = None) -> VerbsNod
     """
     device, chosen = open_device(wanted, address)
     logger.info("reads by RDMA go over %s", chosen)
-    return VerbsNode(device, str(chosen))
+    gbit_s = chosen.port.gbit_s
+    return VerbsNode(device, str(chosen), LinkRate(bytes_per_s=gbit_s * 1.25e8) if gbit_s else None)

@@ -12,6 +12,7 @@ from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.cluster.sync import ClusterStateSync
 from gateway.planning.cast_planner import CastPlanner
+from rdmacast.link_rate import LinkRate
 from registry.clock import SystemClock
 from registry.memory.state import MemoryState
 from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
@@ -176,6 +177,33 @@ def test_who_was_only_seen_behind_slow_ones_is_not_taken_to_be_slow() -> None:
     learn(links, "c1", {"slow": 30e6, "behind": 30e6})
     known = estimate_links(nodes_of("a", "b", "c", "slow", "behind"), links)
     assert [round(known.rates[node]) for node in ("slow", "behind", "c")] == [30e6, 96e6, 96e6]
+
+
+def test_a_link_that_was_never_seen_is_assumed_to_be_no_faster_than_its_port() -> None:
+    links = LinkRateCache()
+    nodes = nodes_of("a", port_rate_bytes_s=10**7)
+    known = estimate_links(nodes, links)
+    assert (known.rates, known.summary) == ({"a": 1e7}, "links as fast as their ports")
+    assert known.min_rate("a") == 0  # nobody has measured it
+    assert estimate_links(nodes_of("a", port_rate_bytes_s=5 * 10**9), links).rates == {"a": 5e9}
+    assert estimate_links(nodes, LinkRateCache(1e6)).rates == {"a": 1e6}  # the operator knows better
+    assert estimate_links(nodes, LinkRateCache(1e9)).rates == {"a": 1e7}
+    capped = nodes_of("a", port_rate_bytes_s=10**7, link_rate_bytes_s=10**6)
+    assert estimate_links(capped, links).rates == {"a": 1e6}
+    learn(links, "c0", {"b": 25e6})
+    learn(links, "c1", {"c": 2e6, "a": 2e6})  # it waited for c
+    more = [*nodes, *nodes_of("b", "new"), *nodes_of("slow", port_rate_bytes_s=10**6)]
+    known = estimate_links(more, links)
+    assert [round(known.rates[node]) for node in ("a", "b", "new", "slow")] == [2e6, 25e6, 2e6, 1e6]
+    assert known.summary.endswith("1 links as fast as their ports, 1 links of 0.016 Gbit/s assumed")
+
+
+def test_the_usual_rate_is_measured_configured_or_assumed() -> None:
+    assert LinkRateCache().usual_bytes_per_s() == LinkRate().bytes_per_s
+    links = LinkRateCache(3e8)
+    assert links.usual_bytes_per_s() == 3e8
+    learn(links, "c0", {"a": 100e6, "b": 40e6, "c": 90e6})
+    assert round(links.usual_bytes_per_s()) == 90e6
 
 
 def test_a_cap_holds_unless_the_link_is_known_to_give_less() -> None:

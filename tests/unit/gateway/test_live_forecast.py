@@ -133,6 +133,13 @@ def test_a_slow_link_of_a_cast_holds_all_up() -> None:
     assert foresee([start("a", record), start("b", record)], nodes).load_s == 16.0
 
 
+def test_the_first_cast_over_slow_ports_is_not_taken_to_be_fast() -> None:
+    nodes = {name: make_node(name, port_rate_bytes_s=MIB) for name in NODES}
+    record = cast("a", "b", sources=2)
+    found = foresee([start("a", record), start("b", record)], nodes)
+    assert (found.load_s, found.pipeline_s) == (8.0, 4.0) and "as fast as their ports" in found.basis
+
+
 def test_links_are_as_casts_showed_them() -> None:
     nodes = {name: make_node(name) for name in NODES}
     record = cast("a", "b", sources=2)

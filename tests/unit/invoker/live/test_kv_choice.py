@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invoker.kv.choice import (
-    LINK_BYTES_PER_S,
     KvCosts,
     KvLinkRates,
     KvMethod,
     PrefillRate,
     decide_kv,
 )
+from rdmacast.link_rate import LinkRate
 from registry.clock import FakeClock
 
 # Llama-2 13B in 16 bits: two vectors of 5,120 numbers a token and layer.
@@ -73,17 +73,24 @@ A, B = frozenset({"a", "c"}), frozenset({"a"})
 def test_a_link_is_judged_by_what_came_over_it() -> None:
     links = KvLinkRates()
     links.record_transfer(A, 1000, 1.0)  # latency, no rate
-    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
+    assert links.bytes_per_s(A) == LinkRate().bytes_per_s
     links.record_transfer(A, 1 << 20, 0.5)
     assert links.bytes_per_s(A) == 2 << 20
     links.record_transfer(A, 1 << 20, 0.25)
     assert links.bytes_per_s(A) == 3 << 20
-    assert links.bytes_per_s(B) == LINK_BYTES_PER_S
+    assert links.bytes_per_s(B) == LinkRate().bytes_per_s
+
+
+def test_a_link_without_a_transfer_is_as_fast_as_its_port() -> None:
+    links = KvLinkRates(LinkRate(bytes_per_s=1e6))
+    assert links.bytes_per_s(A) == 1e6
+    links.record_transfer(A, 1 << 20, 0.5)
+    assert (links.bytes_per_s(A), links.bytes_per_s(B)) == (2 << 20, 1e6)
 
 
 def test_hosts_are_judged_by_what_did_not_come_in_time() -> None:
     clock = FakeClock()
-    links = KvLinkRates(clock.monotonic_s)
+    links = KvLinkRates(now_s=clock.monotonic_s)
     links.record_timeout(A, 0.05)  # it may not have been put aside yet
     clock.advance(61.0)
     links.record_timeout(A, 0.05)
@@ -109,11 +116,11 @@ def test_what_takes_some_time_at_least_is_worth_it_for_long_calls() -> None:
 
 def test_a_link_that_seemed_slow_is_tried_again() -> None:
     clock = FakeClock()
-    links = KvLinkRates(clock.monotonic_s)
+    links = KvLinkRates(now_s=clock.monotonic_s)
     links.record_transfer(A, 1 << 20, 10.0)  # it was congested
     clock.advance(59.0)
     assert links.bytes_per_s(A) < 1 << 20
     clock.advance(1.0)
-    assert links.bytes_per_s(A) == LINK_BYTES_PER_S
+    assert links.bytes_per_s(A) == LinkRate().bytes_per_s
     links.record_transfer(A, 1 << 20, 0.5)
     assert links.bytes_per_s(A) == 2 << 20  # whatever it was before
