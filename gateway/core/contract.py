@@ -5,7 +5,6 @@ where needed, queues, and retries on another instance after a failure.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,33 +113,6 @@ class CallUsage:
 
 OnSettled = Callable[[Sequence[CallUsage]], None]
 """A callback with the usage of calls whose record is in the ledger."""
-
-
-class OpenCall(Protocol):
-    """A call in progress: one task iterates over its events, of which the last is RequestUsage on success."""
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-    async def __anext__(self) -> Event:
-        """Return the next event. Raises DispatchError."""
-        ...
-
-    @property
-    def used(self) -> tuple[CallUsage, ...]:
-        """One entry for each instance that worked on it; final once the call's context has been left."""
-        ...
-
-
-class Dispatcher(Protocol):
-    """Runs calls on instances; the reader enforces deadlines (`gateway.dispatch.deadlines`)."""
-
-    def run(self, call: FunctionCall) -> AbstractAsyncContextManager[OpenCall]:
-        """Open the call. Raises DispatchError on entry (admission).
-
-        Leaving the context early cancels the call on the node at once, then waits briefly for the node's
-        report of what the call used.
-        """
-        ...
 
 
 class ClusterOperations(Protocol):
