@@ -5,8 +5,10 @@ where needed, queues, and retries on another instance after a failure.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from registry.messages.node import (
     Arrays,
@@ -58,27 +60,24 @@ class Deadlines:
     total_s: float = 1800.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it."""
 
     request_id: str
     tenant: str
     version: FunctionVersion
     work: Generate | Compute | InvokeHandler
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = Deadlines()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitStage:
+class WaitStage(msgspec.Struct, frozen=True, kw_only=True):
     """A waiting call: `stage` is `queue`, `no-node`, `start` or a start phase, `fraction` 0 to 1."""
 
     stage: str
     fraction: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
     """The assignment of a call to an instance, sent before the first output.
 
     It is sent again (the last one counts) if the call is retried on another instance, but never after the
@@ -93,14 +92,13 @@ class Assigned:
     start_kind: str
     queue_ms: float
     load_ms: float
-    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    phases_ms: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 Event = WaitStage | Assigned | Tokens | RequestUsage | Arrays | HandlerChunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallUsage:
+class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a call used on one of its instances.
 
     `exact`: the node's final figure. Otherwise it is the last one reported before the node was lost; the

@@ -76,7 +76,8 @@ class OpenCall(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         self._ended_s = self._loop.time()
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         await self._leave()
 
     def __aiter__(self) -> Self:
@@ -90,7 +91,7 @@ class OpenCall(ABC):
         """
         self._waiting_since_s = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline_s(), self._on_timer)
+            self._set_timer()
         task = self._waiting = cast("asyncio.Task[object]", asyncio.current_task(self._loop))
         try:
             event = await self._next()
@@ -156,17 +157,16 @@ class OpenCall(ABC):
         self._timer = None
         if self._waiting is None:
             return  # the next wait sets it again
-        deadline_s = self._deadline_s()
-        if self._loop.time() < deadline_s:
-            self._timer = self._loop.call_at(deadline_s, self._on_timer)
+        if self._loop.time() < self._deadline_s():
+            self._set_timer()
         else:
             self._expired, self._cancelling = True, self._waiting.cancelling()
             self._waiting.cancel()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _set_timer(self) -> None:
+        # No later than the deadline of a wait that begins now may be, once there is an output.
+        idle_until_s = self._loop.time() + self.call.deadlines.idle_s
+        self._timer = self._loop.call_at(min(self._deadline_s(), idle_until_s), self._on_timer)
 
     def _note_progress(self, event: WaitStage) -> None:
         # A start that fails and is retried repeats its stages; only a new maximum is progress, so failing
@@ -180,7 +180,6 @@ class OpenCall(ABC):
         self.outputs += 1
         if self.first_output_s is None:
             self.first_output_s = self._loop.time()
-            self._stop_timer()  # the next deadline may be earlier
 
     def _deadline_s(self) -> float:
         limits = self.call.deadlines

@@ -4,11 +4,11 @@ import asyncio
 import math
 import socket
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
+from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -23,6 +23,58 @@ _FIELD_BYTES = 4  # the colon, a space and the line's end
 
 class _HeadTooLarge(Exception):
     """The parser ends with this, and calls `send_400_response`."""
+
+
+class _JoinedWrites:
+    """A transport that collects what is written until it is flushed or closed."""
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._transport.write(b"".join(parts))
+
+
+class _JoiningCycle(RequestResponseCycle):
+    """One request and its response; a head with a content length is sent together with the body.
+
+    Two writes would be two system calls here, and two wake-ups of the client.
+    """
+
+    _head: Any = None
+
+    async def send(self, message: Any) -> None:
+        if self._head is None:
+            if message["type"] == "http.response.start" and _has_length(message):
+                self._head = message
+            else:
+                await super().send(message)
+            return
+        head, self._head = self._head, None
+        transport, joined = self.transport, _JoinedWrites(self.transport)
+        self.transport = cast(asyncio.Transport, joined)
+        try:
+            await super().send(head)
+            await super().send(message)
+        finally:
+            self.transport = transport
+            joined.flush()
+
+
+def _has_length(head: Message) -> bool:
+    return any(name == b"content-length" for name, _ in head["headers"])
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -87,7 +139,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_head_timer()
         parser, before = self.parser, self.cycle
         version = parser.get_http_version()
-        self.cycle = RequestResponseCycle(
+        self.cycle = _JoiningCycle(
             scope=self._scope(version),  # type: ignore[arg-type]
             transport=self.transport,
             flow=self.flow,

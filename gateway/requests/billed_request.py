@@ -147,7 +147,7 @@ class BilledRequest:
     def _hold(self, held: bool) -> None:
         if held is not self._held:
             self._held = held
-            self._services.metrics.held.labels(self.version.function).inc(1 if held else -1)
+            self._services.metrics.held[self.version.function] += 1 if held else -1
 
 
 async def run_all(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from registry.errors import InvalidRecord
 from registry.records.usage import InstanceInterval, RequestRecord
@@ -12,6 +13,7 @@ DAY_S = 86_400
 # A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
+_amounts = attrgetter(*COLUMNS[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,14 @@ def parse_by(text: str, properties: Sequence[str]) -> tuple[str, ...]:
     return by
 
 
+def amounts_of(record: RequestRecord) -> tuple[int, ...]:
+    """Return what a record adds to each of COLUMNS."""
+    return (1, *_amounts(record))
+
+
 def row_of(record: RequestRecord) -> UsageRow:
-    return UsageRow(
-        function=record.function,
-        tenant=record.tenant,
-        requests=1,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        billed_gpu_ms=record.billed_gpu_ms,
-        cost_nanos=record.cost_nanos,
-    )
+    amounts = dict(zip(COLUMNS, amounts_of(record), strict=True))
+    return UsageRow(function=record.function, tenant=record.tenant, **amounts)
 
 
 def row_from(function: str, tenant: str, sums: Mapping[str, int]) -> UsageRow:

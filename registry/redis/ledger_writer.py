@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 
 from registry import keys
-from registry.accounting.usage_report import COLUMNS, day_of, row_of
+from registry.accounting.usage_report import COLUMNS, amounts_of, day_of
 from registry.codec import encode
 from registry.records.api_key import SpendPeriod
 from registry.records.quota import UNITS, spend_field
@@ -172,10 +172,9 @@ def _client_index(record: RequestRecord) -> str:
 
 def _amounts(record: RequestRecord) -> list[str]:
     """Return the fields of the sums that a record adds to, each with its amount; zeros are omitted."""
-    row = row_of(record)
     amounts: list[str] = []
-    for column, field in zip(COLUMNS, _sum_fields(record.function, record.tenant), strict=True):
-        if amount := getattr(row, column):
+    for field, amount in zip(_sum_fields(record.function, record.tenant), amounts_of(record), strict=True):
+        if amount:
             amounts += (field, str(amount))
     return amounts
 
