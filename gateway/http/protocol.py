@@ -53,16 +53,16 @@ class _JoiningCycle(RequestResponseCycle):
     Two writes would be two system calls here, and two wake-ups of the client.
     """
 
-    _head: Any = None
+    head: Any = None  # while it is held back
 
     async def send(self, message: Any) -> None:
-        if self._head is None:
-            if message["type"] == "http.response.start" and _has_length(message):
-                self._head = message
-            else:
-                await super().send(message)
+        if message["type"] == "http.response.start" and _has_length(message):
+            self.head = message  # uvicorn's own error replaces a head that got no body
             return
-        head, self._head = self._head, None
+        head, self.head = self.head, None
+        if head is None:
+            await super().send(message)
+            return
         transport, joined = self.transport, _JoinedWrites(self.transport)
         self.transport = cast(asyncio.Transport, joined)
         try:
@@ -84,6 +84,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     parser reports only whole fields, so bytes of an endless header, chunk extension or trailer are counted
     too.
     """
+
+    cycle: _JoiningCycle
 
     def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -245,7 +247,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refused = True
         cycle = self.cycle  # the last request's; an earlier one's may be under way
-        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
+        begun = cycle is not None and (cycle.response_started or cycle.head is not None)
+        if not self.pipeline and (not begun or cycle.response_complete):
             body = error.envelope()
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
