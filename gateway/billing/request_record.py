@@ -11,8 +11,8 @@ from gateway.billing.outbox import Outbox
 from gateway.billing.outbox_record import OutboxRecord
 from gateway.core.contract import CallUsage, OnSettled
 from gateway.core.errors import ApiError
+from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
-from gateway.dispatch.deadlines import DeadlinedCall
 from gateway.tenants.state_health import HealthCheck
 from rdmacast.aio.shielded import wait_shielded
 from registry.clock import Clock
@@ -41,7 +41,7 @@ class BillingFailed(ApiError):
         )
 
 
-def prompt_tokens(runs: Sequence[DeadlinedCall]) -> int:
+def prompt_tokens(runs: Sequence[OpenCall]) -> int:
     """Return the tokens of the prompts, each counted once however many choices it has."""
     seen: set[int] = set()
     total = 0
@@ -59,7 +59,7 @@ def prompt_tokens(runs: Sequence[DeadlinedCall]) -> int:
     return total
 
 
-def completion_tokens(runs: Sequence[DeadlinedCall]) -> int:
+def completion_tokens(runs: Sequence[OpenCall]) -> int:
     """Return the tokens generated; of a call that was cut short, those sent to the client."""
     return sum(run.usage.completion_tokens if run.usage else run.passed_on for run in runs)
 
@@ -68,7 +68,7 @@ def make_record(
     *,
     context: RequestContext,
     version: FunctionVersion,
-    runs: Sequence[DeadlinedCall],
+    runs: Sequence[OpenCall],
     uses: Sequence[CallUsage],
     status: RequestStatus,
     ended_at: float,
@@ -165,7 +165,7 @@ class Biller:
         self,
         context: RequestContext,
         version: FunctionVersion,
-        runs: Sequence[DeadlinedCall],
+        runs: Sequence[OpenCall],
         status: RequestStatus,
     ) -> None:
         """Write the request's record, and return once the ledger has it.

@@ -4,6 +4,7 @@
 - `errors`: exceptions of the HTTP side and the error envelope
 - `fixed_plan`: a cast planner forced by a flag
 - `ids`: request and call ids
+- `open_call`: a call in progress, under its deadlines
 - `request_context`: the context of one HTTP request
 - `settings`: flags of the gateway process
 - `validation`: messages for schema violations

@@ -5,9 +5,10 @@ where needed, queues, and retries on another instance after a failure.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from registry.messages.node import (
     Arrays,
@@ -59,27 +60,24 @@ class Deadlines:
     total_s: float = 1800.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionCall:
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it."""
 
     request_id: str
     tenant: str
     version: FunctionVersion
     work: Generate | Compute | InvokeHandler
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines = Deadlines()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitStage:
+class WaitStage(msgspec.Struct, frozen=True, kw_only=True):
     """A waiting call: `stage` is `queue`, `no-node`, `start` or a start phase, `fraction` 0 to 1."""
 
     stage: str
     fraction: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
     """The assignment of a call to an instance, sent before the first output.
 
     It is sent again (the last one counts) if the call is retried on another instance, but never after the
@@ -94,14 +92,13 @@ class Assigned:
     start_kind: str
     queue_ms: float
     load_ms: float
-    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    phases_ms: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 Event = WaitStage | Assigned | Tokens | RequestUsage | Arrays | HandlerChunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallUsage:
+class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a call used on one of its instances.
 
     `exact`: the node's final figure. Otherwise it is the last one reported before the node was lost; the
@@ -114,33 +111,6 @@ class CallUsage:
 
 OnSettled = Callable[[Sequence[CallUsage]], None]
 """A callback with the usage of calls whose record is in the ledger."""
-
-
-class OpenCall(Protocol):
-    """A call in progress: one task iterates over its events, of which the last is RequestUsage on success."""
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-    async def __anext__(self) -> Event:
-        """Return the next event. Raises DispatchError."""
-        ...
-
-    @property
-    def used(self) -> tuple[CallUsage, ...]:
-        """One entry for each instance that worked on it; final once the call's context has been left."""
-        ...
-
-
-class Dispatcher(Protocol):
-    """Runs calls on instances; the reader enforces deadlines (`gateway.dispatch.deadlines`)."""
-
-    def run(self, call: FunctionCall) -> AbstractAsyncContextManager[OpenCall]:
-        """Open the call. Raises DispatchError on entry (admission).
-
-        Leaving the context early cancels the call on the node at once, then waits briefly for the node's
-        report of what the call used.
-        """
-        ...
 
 
 class ClusterOperations(Protocol):

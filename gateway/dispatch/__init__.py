@@ -2,7 +2,6 @@
 
 - `admission`: bounded request queues, one per function version
 - `call_mover`: hand-off of calls from pipelines to promoted members
-- `deadlines`: the limits of one call
 - `demand`: load reports of this gateway
 - `dispatcher`: admission, queueing and assignment
 - `execution`: one call on its replicas, with failover

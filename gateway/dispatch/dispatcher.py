@@ -9,7 +9,7 @@ from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.node_client import ChannelPool, NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
-from gateway.core.contract import DispatchError, FunctionCall, OpenCall, WaitStage
+from gateway.core.contract import DispatchError, FunctionCall, WaitStage
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
@@ -92,8 +92,8 @@ class CallDispatcher:
     def __repr__(self) -> str:
         return f"<CallDispatcher {self._admission!r} {self.slots!r}>"
 
-    def run(self, call: FunctionCall) -> "_DispatchedCall":
-        return _DispatchedCall(self, call)
+    def run(self, call: FunctionCall) -> RequestExecution:
+        return RequestExecution(self, call, self.clock)
 
     async def drain(self) -> None:
         """Admit no new calls; return once every call is over."""
@@ -332,28 +332,6 @@ class CallDispatcher:
             status=503,
             retry_after_s=1,
         )
-
-
-class _DispatchedCall:
-    """A context manager for one call: admitted on entry, removed on exit."""
-
-    def __init__(self, dispatcher: CallDispatcher, call: FunctionCall) -> None:
-        self._dispatcher = dispatcher
-        self._call = call
-
-    async def __aenter__(self) -> OpenCall:
-        dispatcher = self._dispatcher
-        self._queued = dispatcher.enter(self._call)
-        self._execution = RequestExecution(dispatcher, self._call, self._queued, dispatcher.clock)
-        return self._execution
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await self._execution.aclose()
-        finally:
-            self._dispatcher.leave(self._queued)
-            if self._execution.unreported:
-                await self._execution.collect_unreported()
 
 
 def _stopped(instance: InstanceRecord) -> InstanceRecord:

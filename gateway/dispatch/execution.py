@@ -16,6 +16,7 @@ from gateway.cluster.node_client import NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage
+from gateway.core.open_call import OpenCall
 from gateway.dispatch.admission import QueuedRequest
 from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
@@ -68,8 +69,23 @@ _ERRORS = {
 }
 
 
+class _State(Enum):
+    """The life of a call; a failure or a hand-off queues it again."""
+
+    QUEUED = "queued"
+    ASSIGNED = "assigned"  # to a replica, which has not got it yet
+    RUNNING = "running"
+    MOVING = "moving"  # handed off by a pipeline: continues elsewhere once its usage is reported
+    FINISHED = "finished"  # the last output has arrived, only the usage is missing
+    OVER = "over"
+
+
 class RequestRouter(Protocol):
     """What an execution needs of the dispatcher. No method blocks."""
+
+    def enter(self, call: FunctionCall) -> QueuedRequest: ...
+
+    def leave(self, queued: QueuedRequest) -> None: ...
 
     def client(self, node: str) -> NodeClient | None: ...
 
@@ -88,50 +104,49 @@ class RequestRouter(Protocol):
     def on_first_token(self, queued: QueuedRequest) -> None: ...
 
 
-class RequestExecution:
-    """An OpenCall that survives the loss of its replica.
+class RequestExecution(OpenCall):
+    """A call that survives the loss of its replica.
 
     Each try has an id of its own, so that its usage is accounted separately.
     """
 
-    def __init__(
-        self, router: RequestRouter, call: FunctionCall, queued: QueuedRequest, clock: Clock
-    ) -> None:
+    _queued: QueuedRequest
+
+    def __init__(self, router: RequestRouter, call: FunctionCall, clock: Clock) -> None:
+        super().__init__(call)
         self._router = router
-        self._call = call
-        self._queued = queued
         self._clock = clock
+        self._state = _State.QUEUED
         self._token_ids: list[int] = []  # generated so far
-        self._outputs = 0
-        self._finished = False  # the last output has arrived, only the usage is missing
         self._failed_over = False
         self._replica_calls: list[ReplicaCall] = []  # of a pipeline one per stage, that of the head first
         self._tries = 0
         self._current = 0  # index of the first one of this try
-        self._moving = False  # handed off by a pipeline: continues elsewhere once its usage is reported
-        self._started_s: float | None = None  # when a replica first ran it
+        self._first_run_s: float | None = None  # when a replica first ran it
         self._tries_left = router.max_tries
         self._shown: WaitStage | None = None
-        self._announced = False  # whether the assignment was reported to the reader
         self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # call to a node
         self._replies: AsyncIterator[Reply] | None = None
         self._pipeline = ""  # name of the pipeline that runs it now
         self._kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
         self._outputs_before = 0  # outputs of earlier tries
-        self._over = False
 
-    def __repr__(self) -> str:
-        return f"<RequestExecution {self._call.request_id} {self._queued!r} outputs={self._outputs}>"
+    def _enter(self) -> None:
+        self._queued = self._router.enter(self.call)
 
-    def __aiter__(self) -> "RequestExecution":
-        return self
+    async def _leave(self) -> None:
+        """Abort the call, also on the node that runs it, and request usage that was not reported."""
+        self._state = _State.OVER
+        try:
+            await self._close()
+        finally:
+            self._router.leave(self._queued)
+            await self._collect_unreported()
 
-    async def __anext__(self) -> Event:
-        while not self._over:
-            if self._replies is None and not (self._announced and self._queued.instance is not None):
-                news = await self._placed()
-                if news is not None:
-                    return news
+    async def _next(self) -> Event:
+        while self._state is not _State.OVER:
+            if self._state is _State.QUEUED and (news := await self._placed()) is not None:
+                return news
             try:
                 if self._replies is None:
                     await self._open()
@@ -139,67 +154,37 @@ class RequestExecution:
                 reply = await self._replies.__anext__()
             except (ChannelClosed, RemoteError) as error:
                 await self._close()
-                if self._finished and isinstance(error, ChannelClosed):
-                    self._over = True
+                if self._state is _State.FINISHED and isinstance(error, ChannelClosed):
+                    self._state = _State.OVER
                     return self._synthetic_usage()
-                self._again(error)
-                continue
+                self._retry(error)
             except StopAsyncIteration:
-                if self._moving:
-                    await self._close()
-                    self._move()
-                    continue
-                node = self._replica_calls[self._current].node
-                raise DispatchError(
-                    "internal", f"{node} ended the call without reporting its usage", status=500
-                ) from None
-            replica_call = self._replica_calls[self._current]
-            if isinstance(reply, Tokens) and reply.finish_reason == MOVED:
-                self._moving = True
-                if not reply.ids:
-                    self._kv = reply.kv
-                    replica_call.gpu_us = max(replica_call.gpu_us, reply.gpu_us)
-                    continue
-                reply = msgspec.structs.replace(reply, finish_reason="")
-            elif self._moving and isinstance(reply, RequestUsage):
-                replica_call.gpu_us = reply.gpu_us  # a running step may add to it: requested again at the end
-                await self._close()
-                self._move()
-                continue
-            event = self._account(replica_call, reply)
-            self._over = isinstance(event, RequestUsage)
-            return event
+                if self._state is not _State.MOVING:
+                    node = self._replica_calls[self._current].node
+                    raise DispatchError(
+                        "internal", f"{node} ended the call without reporting its usage", status=500
+                    ) from None
+                await self._move()
+            else:
+                if (event := self._account(self._replica_calls[self._current], reply)) is not None:
+                    return event
+                if isinstance(reply, RequestUsage):  # of the part before a hand-off
+                    await self._move()
         raise StopAsyncIteration
 
     @property
     def used(self) -> tuple[CallUsage, ...]:
         return tuple([replica_call.use for replica_call in self._replica_calls])
 
-    async def aclose(self) -> None:
-        """Abort the call, also on the node that runs it."""
-        self._over = True
-        if self._opened is not None:
-            await self._close()
-
-    @property
-    def unreported(self) -> list[ReplicaCall]:
-        """The replica calls whose nodes can still report their usage."""
-        return [
-            replica_call
-            for replica_call in self._replica_calls
-            if not replica_call.exact and self._client_of(replica_call) is not None
-        ]
-
-    async def collect_unreported(self) -> None:
-        """Request the missing usage from the nodes, after `aclose`."""
-        found = [
-            (replica_call, self._client_of(replica_call))
-            for replica_call in self._replica_calls
-            if not replica_call.exact
-        ]
-        clients = {replica_call.node: client for replica_call, client in found if client is not None}
-        if clients:
-            missing = [replica_call for replica_call, client in found if client is not None]
+    async def _collect_unreported(self) -> None:
+        """Request the missing usage from the nodes that can still report it."""
+        missing: list[ReplicaCall] = []
+        clients: dict[str, NodeClient] = {}
+        for replica_call in self._replica_calls:
+            if not replica_call.exact and (client := self._client_of(replica_call)) is not None:
+                missing.append(replica_call)
+                clients[replica_call.node] = client
+        if missing:
             await run_shielded(collect_usage(missing, clients))
 
     def _client_of(self, replica_call: ReplicaCall) -> NodeClient | None:
@@ -215,7 +200,7 @@ class RequestExecution:
 
     @property
     def unfinished(self) -> UnfinishedRequest:
-        work = self._call.work
+        work = self.call.work
         assert isinstance(work, Generate)
         return unfinished(self.call_id, work, len(self._token_ids), has_token=self._queued.has_token)
 
@@ -229,13 +214,13 @@ class RequestExecution:
             if queued.error is not None:
                 raise queued.error
             stage = self._router.stage(queued.key)
-            if stage != self._shown and not self._outputs:
+            if stage != self._shown and not self.outputs:
                 self._shown = stage
                 return stage
             queued.wake.clear()
             await queued.wake.wait()
-        self._announced = True
-        return None if self._outputs else self._assigned(queued.instance)
+        self._state = _State.ASSIGNED
+        return None if self.outputs else self._assigned(queued.instance)
 
     async def _open(self) -> None:
         """Send the work to the assigned replica. Raises ChannelClosed, RemoteError."""
@@ -245,10 +230,10 @@ class RequestExecution:
         if client is None:
             raise ChannelClosed(f"no channel to {instance.node}")
         replica_call = self._new_replica_call(instance, client)
-        self._outputs_before = self._outputs
+        self._outputs_before = self.outputs
         opened = client.call(self._work(replica_call, instance))
         self._replies = await opened.__aenter__()
-        self._opened = opened
+        self._opened, self._state = opened, _State.RUNNING
         if isinstance(instance, PipelineReplica):
             self._pipeline = instance.instance_id
             self._router.pipeline_calls.begin(instance.instance_id, self)
@@ -261,14 +246,17 @@ class RequestExecution:
         if opened is not None:
             await opened.__aexit__(None, None, None)
 
-    def _move(self) -> None:
+    async def _move(self) -> None:
         """Continue on another replica, after an orderly hand-off."""
-        self._moving = False
-        self._failed_over = self._failed_over or self._outputs > 0
-        self._announced, self._shown = False, None
-        self._router.reroute(self._queued, ReplicaOutcome.MOVED, failover=False)
+        await self._close()
+        self._reroute(ReplicaOutcome.MOVED, failover=False)
 
-    def _again(self, error: ChannelClosed | RemoteError) -> None:
+    def _reroute(self, outcome: ReplicaOutcome, *, failover: bool) -> None:
+        self._failed_over = self._failed_over or self.outputs > 0
+        self._state, self._shown = _State.QUEUED, None
+        self._router.reroute(self._queued, outcome, failover=failover)
+
+    def _retry(self, error: ChannelClosed | RemoteError) -> None:
         """Queue the call again after a failure. Raises DispatchError if it cannot be retried."""
         queued = self._queued
         instance = queued.instance
@@ -278,22 +266,17 @@ class RequestExecution:
             self._check_repeatable(instance, error)
         else:
             refusal = _REFUSALS.get(error.code)
-            if refusal is None or (self._outputs and not isinstance(self._call.work, Generate)):
+            if refusal is None or (self.outputs and not isinstance(self.call.work, Generate)):
                 raise self._translated(error) from error
             outcome = refusal
-            if outcome not in _MAYBE_STARTED and self._outputs == self._outputs_before:
+            if outcome not in _MAYBE_STARTED and self.outputs == self._outputs_before:
                 del self._replica_calls[self._current :]  # rejected before it began
                 self._tries -= 1
         # A full replica is no failure: the call keeps waiting under its own deadlines.
         self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
             raise self._given_up(error) from error
-        self._failed_over = self._failed_over or self._outputs > 0
-        self._announced, self._shown = False, None
-        self._moving = False
-        self._router.reroute(
-            queued, outcome, failover=outcome in (ReplicaOutcome.LOST, ReplicaOutcome.STAGE_LOST)
-        )
+        self._reroute(outcome, failover=outcome in (ReplicaOutcome.LOST, ReplicaOutcome.STAGE_LOST))
         if outcome is not ReplicaOutcome.FULL:
             queued.lost_instance()
 
@@ -320,10 +303,10 @@ class RequestExecution:
         )
 
     def _new_replica_call(self, instance: Replica, client: NodeClient) -> ReplicaCall:
-        if self._started_s is None:
-            self._started_s = self._clock.monotonic_s()
+        if self._first_run_s is None:
+            self._first_run_s = self._clock.monotonic_s()
         number, self._current = self._tries, len(self._replica_calls)
-        call_id = f"{self._call.request_id}+{number}" if number else self._call.request_id
+        call_id = f"{self.call.request_id}+{number}" if number else self.call.request_id
         if isinstance(instance, PipelineReplica):
             replica_call = ReplicaCall(call_id, instance.head.instance_id, instance.node, client)
             others = [ReplicaCall(call_id, one.instance_id, one.node, None) for one in instance.others]
@@ -335,7 +318,7 @@ class RequestExecution:
 
     def _work(self, replica_call: ReplicaCall, server: Replica) -> Generate | Compute | InvokeHandler:
         work = msgspec.structs.replace(
-            self._call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
+            self.call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
         )
         if isinstance(work, Generate) and isinstance(server, PipelineReplica):
             work = msgspec.structs.replace(work, pipeline=server.instance_id)
@@ -345,30 +328,39 @@ class RequestExecution:
             return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._token_ids))
         return work
 
-    def _account(self, replica_call: ReplicaCall, reply: Reply) -> Event:
+    def _account(self, replica_call: ReplicaCall, reply: Reply) -> Event | None:
+        """Count a reply; return its event, if any."""
+        moving = self._state is _State.MOVING
         match reply:
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._token_ids.extend(ids)
                 self._kv = reply.kv
+                replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
                 if ids and not self._queued.has_token:
                     self._router.on_first_token(self._queued)
-                replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
-                self._finished = bool(reason)
-            case Arrays():
-                self._finished = True
-            case HandlerChunk(stream=stream):
-                self._finished = not stream
+                if moving or reason == MOVED:
+                    self._state = _State.MOVING
+                    return msgspec.structs.replace(reply, finish_reason="") if ids else None
+                if reason:
+                    self._state = _State.FINISHED
+            case HandlerChunk(stream=True):
+                pass
+            case Arrays() | HandlerChunk():
+                self._state = _State.FINISHED
             case RequestUsage(gpu_us=gpu_us):
-                replica_call.gpu_us, replica_call.exact = gpu_us, True
+                # After a hand-off a running step may add to it: requested again at the end.
+                replica_call.gpu_us, replica_call.exact = gpu_us, not moving
+                if moving:
+                    return None
+                self._state = _State.OVER
                 return self._whole(reply)
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
-        self._outputs += 1
         return reply
 
     def _whole(self, usage: RequestUsage) -> RequestUsage:
         """Return the usage of the whole call, of which its last node ran only a part."""
-        work = self._call.work
+        work = self.call.work
         if not self._failed_over or not isinstance(work, Generate):
             return usage
         return msgspec.structs.replace(
@@ -381,7 +373,7 @@ class RequestExecution:
 
     def _synthetic_usage(self) -> RequestUsage:
         """Return the usage of a complete call whose node was lost before it reported it."""
-        match self._call.work:
+        match self.call.work:
             case Generate(prompt_ids=ids):
                 prompt = len(ids)
             case Compute(token_ids=texts):
@@ -404,10 +396,10 @@ class RequestExecution:
     def _exec_us(self) -> int:
         """Microseconds since a replica first ran it."""
         now = self._clock.monotonic_s()
-        return round((now - (now if self._started_s is None else self._started_s)) * 1e6)
+        return round((now - (now if self._first_run_s is None else self._first_run_s)) * 1e6)
 
     def _check_repeatable(self, instance: Replica, error: ChannelClosed) -> None:
-        if self._outputs and not self._finished and not isinstance(self._call.work, Generate):
+        if self.outputs and self._state is not _State.FINISHED and not isinstance(self.call.work, Generate):
             raise DispatchError(
                 "internal", f"node {instance.node} was lost in the middle of its response", status=500
             ) from error

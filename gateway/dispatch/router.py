@@ -7,7 +7,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.cluster.replicas import PipelineReplica, Replica, serving_rates, slots_key_of
 from gateway.dispatch.targets import RequestTarget, choose_target
@@ -17,8 +18,7 @@ _MAX_FRESH = 2
 DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaChoice:
+class ReplicaChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The replica for a call, or None; `next_at` is when a full one may be retried."""
 
     instance: Replica | None

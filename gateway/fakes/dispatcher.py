@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, OpenCall, WaitStage
+from gateway.cluster.condition import ChangeCondition
+from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, WaitStage
+from gateway.core.open_call import OpenCall
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
 from registry.messages.node import Compute, Generate, InvokeHandler, RequestUsage, Tokens
 from registry.records.change import Snapshot
@@ -44,45 +45,39 @@ async def repeat_prompt(call: FunctionCall) -> AsyncIterator[Event]:
     )
 
 
-class ScriptedCall:
-    """An OpenCall that plays a script; its usage is that of the script's outputs."""
+class ScriptedCall(OpenCall):
+    """A call that plays a script; its usage is that of the script's outputs."""
 
-    def __init__(self, call: FunctionCall, script: Script) -> None:
-        self.ended = False
-        self._call = call
-        self._source = script(call)
-        self._assigned: Assigned | None = None
+    def __init__(self, dispatcher: "FakeDispatcher", call: FunctionCall) -> None:
+        super().__init__(call)
+        self._dispatcher = dispatcher
+        self._source = dispatcher.script(call)
         self._gpu_us = 0
 
-    def __aiter__(self) -> "ScriptedCall":
-        return self
+    def _enter(self) -> None:
+        self._dispatcher.entered(self.call)
 
-    async def __anext__(self) -> Event:
+    async def _next(self) -> Event:
         event = await anext(self._source)
-        match event:
-            case Assigned():
-                self._assigned = event
-            case Tokens(gpu_us=gpu_us):
-                self._gpu_us = max(self._gpu_us, gpu_us)
-            case RequestUsage(gpu_us=gpu_us):
-                self.ended = True
-                self._gpu_us = max(self._gpu_us, gpu_us)
+        if isinstance(event, Tokens | RequestUsage):
+            self._gpu_us = max(self._gpu_us, event.gpu_us)
         return event
+
+    async def _leave(self) -> None:
+        await self._source.aclose()  # type: ignore[attr-defined]
+        self._dispatcher.left(self.call, early=self.usage is None)
 
     @property
     def used(self) -> tuple[CallUsage, ...]:
-        if self._assigned is None:
+        if self.assigned is None:
             return ()
         gpu = GpuSlice(
-            call_id=self._call.request_id,
-            instance_id=self._assigned.instance_id,
-            node=self._assigned.node,
+            call_id=self.call.request_id,
+            instance_id=self.assigned.instance_id,
+            node=self.assigned.node,
             gpu_us=self._gpu_us,
         )
-        return (CallUsage(gpu=gpu, exact=self.ended),)
-
-    async def aclose(self) -> None:
-        await self._source.aclose()  # type: ignore[attr-defined]
+        return (CallUsage(gpu=gpu, exact=self.usage is not None),)
 
 
 @dataclass
@@ -93,30 +88,25 @@ class FakeDispatcher:
     calls: list[FunctionCall] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
     left_early: list[str] = field(default_factory=list)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    changes: ChangeCondition = field(default_factory=ChangeCondition)
 
-    @asynccontextmanager
-    async def run(self, call: FunctionCall) -> AsyncIterator[OpenCall]:
+    def run(self, call: FunctionCall) -> ScriptedCall:
+        return ScriptedCall(self, call)
+
+    def entered(self, call: FunctionCall) -> None:
         self.calls.append(call)
-        await self._note(lambda: self.open.add(call.request_id))
-        played = ScriptedCall(call, self.script)
-        try:
-            yield played
-        finally:
-            await played.aclose()
-            if not played.ended:
-                self.left_early.append(call.request_id)
-            await self._note(lambda: self.open.discard(call.request_id))
+        self.open.add(call.request_id)
+        self.changes.notify()
+
+    def left(self, call: FunctionCall, *, early: bool) -> None:
+        self.open.discard(call.request_id)
+        if early:
+            self.left_early.append(call.request_id)
+        self.changes.notify()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the calls holds."""
-        async with self.changed:
-            await self.changed.wait_for(holds)
-
-    async def _note(self, change: Callable[[], None]) -> None:
-        async with self.changed:
-            change()
-            self.changed.notify_all()
+        await self.changes.wait_for(holds)
 
     def works(self) -> list[Generate | Compute | InvokeHandler]:
         return [call.work for call in self.calls]

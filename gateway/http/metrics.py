@@ -67,9 +67,7 @@ class Metrics:
             ("function",),
             registry=registry,
         )
-        self.held = Gauge(
-            "hypercast_held_requests", "Requests waiting for an instance.", ("function",), registry=registry
-        )
+        self.held: Tally[str] = Tally()  # requests waiting for an instance, by function
         self.phases = Histogram(
             "hypercast_init_duration_seconds",
             "Length of each phase of an instance's start.",
@@ -89,9 +87,9 @@ class Metrics:
             "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
-        registry.register(_ClusterCollector(view, control))
+        registry.register(_ClusterCollector(view, control, self.held))
         # Looking up a child by its labels costs more than counting in it.
-        for metric in (self.requests, self.duration, self.first_token, self.per_token, self.held):
+        for metric in (self.requests, self.duration, self.first_token, self.per_token):
             metric.labels = lru_cache(_CHILDREN)(metric.labels)  # type: ignore[assignment,method-assign]
 
     def note_start(self, instance: InstanceRecord) -> None:
@@ -109,11 +107,17 @@ class Metrics:
 
 
 class _ClusterCollector:
-    """Gauges and counters of the cluster's view, read at the time of the scrape."""
+    """Gauges and counters of the cluster's view and of held requests, read at the time of the scrape."""
 
-    def __init__(self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None) -> None:
+    def __init__(
+        self,
+        view: Callable[[], Snapshot],
+        control: Callable[[], ControlFacts] | None,
+        held: Mapping[str, int],
+    ) -> None:
         self._view = view
         self._control = control
+        self._held = held
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -134,8 +138,14 @@ class _ClusterCollector:
         nodes = GaugeMetricFamily("hypercast_nodes", "Nodes by state.", labels=("state",))
         for state_name, count in sorted(Tally(str(up.record.state) for up in view.nodes).items()):
             nodes.add_metric((state_name,), count)
+        held = GaugeMetricFamily(
+            "hypercast_held_requests", "Requests waiting for an instance.", labels=("function",)
+        )
+        for name, waiting in self._held.items():
+            held.add_metric((name,), waiting)
         yield instances
         yield nodes
+        yield held
         yield _live(view)
         yield from _node_counters(view)
         yield _gpu_seconds(view)

@@ -4,11 +4,11 @@ import asyncio
 import math
 import socket
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
+from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -25,6 +25,58 @@ class _HeadTooLarge(Exception):
     """The parser ends with this, and calls `send_400_response`."""
 
 
+class _JoinedWrites:
+    """A transport that collects what is written until it is flushed or closed."""
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._transport.write(b"".join(parts))
+
+
+class _JoiningCycle(RequestResponseCycle):
+    """One request and its response; a head with a content length is sent together with the body.
+
+    Two writes would be two system calls here, and two wake-ups of the client.
+    """
+
+    head: Any = None  # while it is held back
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start" and _has_length(message):
+            self.head = message  # uvicorn's own error replaces a head that got no body
+            return
+        head, self.head = self.head, None
+        if head is None:
+            await super().send(message)
+            return
+        transport, joined = self.transport, _JoinedWrites(self.transport)
+        self.transport = cast(asyncio.Transport, joined)
+        try:
+            await super().send(head)
+            await super().send(message)
+        finally:
+            self.transport = transport
+            joined.flush()
+
+
+def _has_length(head: Message) -> bool:
+    return any(name == b"content-length" for name, _ in head["headers"])
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection that refuses heads that are too long (431), too slow (408) or malformed (400).
 
@@ -32,6 +84,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     parser reports only whole fields, so bytes of an endless header, chunk extension or trailer are counted
     too.
     """
+
+    cycle: _JoiningCycle
 
     def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -87,7 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_head_timer()
         parser, before = self.parser, self.cycle
         version = parser.get_http_version()
-        self.cycle = RequestResponseCycle(
+        self.cycle = _JoiningCycle(
             scope=self._scope(version),  # type: ignore[arg-type]
             transport=self.transport,
             flow=self.flow,
@@ -193,7 +247,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refused = True
         cycle = self.cycle  # the last request's; an earlier one's may be under way
-        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
+        begun = cycle is not None and (cycle.response_started or cycle.head is not None)
+        if not self.pipeline and (not begun or cycle.response_complete):
             body = error.envelope()
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"

@@ -8,8 +8,8 @@ from typing import Self, TypeVar
 from gateway.billing.request_record import BillingFailed
 from gateway.core.contract import Assigned, FunctionCall
 from gateway.core.ids import call_id
+from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
-from gateway.dispatch.deadlines import DeadlinedCall
 from gateway.http.limits import ClientGone
 from gateway.requests.services import Services
 from registry.messages.node import Compute, Generate, InvokeHandler
@@ -31,7 +31,7 @@ class BilledRequest:
         self._services = services
         self.context = context
         self.version = version
-        self.runs: list[DeadlinedCall] = []
+        self.runs: list[OpenCall] = []
         self.assigned: Assigned | None = None
         self._held = False
         self._billed = False
@@ -59,7 +59,7 @@ class BilledRequest:
             if kind is None:
                 raise
 
-    def run(self, work: Generate | Compute | InvokeHandler) -> DeadlinedCall:
+    def run(self, work: Generate | Compute | InvokeHandler) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
         call = FunctionCall(
             request_id=work.request_id,
@@ -68,7 +68,7 @@ class BilledRequest:
             work=work,
             deadlines=self._services.settings.deadlines,
         )
-        run = DeadlinedCall(self._services.dispatcher, call)
+        run = self._services.dispatcher.run(call)
         self.runs.append(run)
         return run
 
@@ -147,7 +147,7 @@ class BilledRequest:
     def _hold(self, held: bool) -> None:
         if held is not self._held:
             self._held = held
-            self._services.metrics.held.labels(self.version.function).inc(1 if held else -1)
+            self._services.metrics.held[self.version.function] += 1 if held else -1
 
 
 async def run_all(

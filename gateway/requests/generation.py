@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gateway.core.contract import Assigned, DispatchError, WaitStage
-from gateway.dispatch.deadlines import DeadlinedCall
+from gateway.core.open_call import OpenCall
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
 from gateway.requests.billed_request import BilledRequest
@@ -112,7 +112,7 @@ async def run_choice(
 
 
 async def _follow(
-    run: DeadlinedCall, deltas: "_DeltaMaker", job: BilledRequest, listener: ChoiceCallbacks
+    run: OpenCall, deltas: "_DeltaMaker", job: BilledRequest, listener: ChoiceCallbacks
 ) -> None:
     finished = False
     async for event in run:

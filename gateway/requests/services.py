@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
-from gateway.core.contract import Blobs, ClusterOperations, Dispatcher, OnSettled
+from gateway.core.contract import Blobs, ClusterOperations, OnSettled
+from gateway.core.open_call import Dispatcher
 from gateway.core.settings import GatewaySettings
 from gateway.http.drain import InFlightLimiter
 from gateway.http.metrics import Metrics

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -49,8 +48,7 @@ _FLOOD_PAUSE_S = 0.01
 _ERROR_LINES = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerOutput:
+class HandlerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One JSON value (UTF-8 bytes). `stream` is whether the handler yields, so that more may follow."""
 
     data: bytes

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 SERVICE = Service("channel", 2)
 _PING, _PONG = int(ChannelFrameKind.PING), int(ChannelFrameKind.PONG)
 _HIGH_WATER_BYTES = 256 * 1024
+_MAX_JOINED = 8  # frames in one write, so that the peer starts on them while the next are made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,13 @@ class ChannelConnection(asyncio.Protocol):
         return self._reason
 
     def write(self, frame: bytes) -> None:
-        """Send a frame at the end of this loop iteration, in one write with all others."""
+        """Send a frame at the end of this loop iteration, in one write with up to seven others."""
         if self._reason is None:
             if not self._out:
                 self._loop.call_soon(self._flush)
             self._out.append(frame)
+            if len(self._out) == _MAX_JOINED:
+                self._flush()
 
     @property
     def is_congested(self) -> bool:

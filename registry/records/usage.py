@@ -1,7 +1,9 @@
 """Usage records of requests and instances. Immutable once written."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class RequestStatus(StrEnum):
@@ -12,8 +14,7 @@ class RequestStatus(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSlice:
+class GpuSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The accelerator time that one call of a request used on one instance, in microseconds."""
 
     call_id: str
@@ -22,8 +23,7 @@ class GpuSlice:
     gpu_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Times `*_at` are Unix seconds; `*_ms` are integers, rounded up once.
 
     `cost_nanos` is in billionths of the price table's currency unit; `rate_id` names the rate that
@@ -64,7 +64,7 @@ class RequestRecord:
 
 def voided(record: RequestRecord) -> RequestRecord:
     """Return the record as that of a failed request: with its usage, without cost."""
-    return replace(record, status=RequestStatus.FAILED, cost_nanos=0)
+    return msgspec.structs.replace(record, status=RequestStatus.FAILED, cost_nanos=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

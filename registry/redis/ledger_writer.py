@@ -168,9 +168,11 @@ def _client_index(record: RequestRecord) -> str:
 
 def _amounts(record: RequestRecord) -> list[str]:
     """Return the fields of the sums that a record adds to, each with its amount; zeros are omitted."""
-    fields = _sum_fields(record.function, record.tenant)
-    named = zip(fields, amounts_of(record), strict=True)
-    return [text for field, amount in named if amount for text in (field, str(amount))]
+    amounts: list[str] = []
+    for field, amount in zip(_sum_fields(record.function, record.tenant), amounts_of(record), strict=True):
+        if amount:
+            amounts += (field, str(amount))
+    return amounts
 
 
 @lru_cache(1024)

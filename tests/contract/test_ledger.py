@@ -251,10 +251,8 @@ def test_intervals_are_added_once_and_found_by_overlap(run):
 
 def test_requests_are_found_by_the_id_of_their_client(run: Callable[[Scenario], None]) -> None:
     async def scenario(ledger: Ledger) -> None:
-        mine = [replace(request(f"r{n}", ended_at=9.0 + n), client_request_id="mine") for n in (3, 0, 2, 1)]
-        like = [
-            replace(request(name), client_request_id=name) for name in ("min", "mine.", "mine-1", "mine!")
-        ]
+        mine = [request(f"r{n}", ended_at=9.0 + n, client_request_id="mine") for n in (3, 0, 2, 1)]
+        like = [request(name, client_request_id=name) for name in ("min", "mine.", "mine-1", "mine!")]
         for record in (*mine, *like, request("mine")):
             assert await ledger.add_request(record)
         assert not await ledger.add_request(mine[0])

@@ -129,3 +129,12 @@ async def test_unknown_paths_and_methods() -> None:
             assert head.headers["content-length"] == str(len(whole.content))
         async with httpx2.AsyncClient(base_url=gw.url, trust_env=False) as stranger:
             assert (await stranger.options("/v1/models")).status_code == 401
+
+
+async def test_a_whole_response_arrives_in_one_piece() -> None:
+    async with gateway() as gw, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+        writer.write(f"GET /v1/models HTTP/1.1\r\nauthorization: Bearer {gw.caller_key}\r\n\r\n".encode())
+        head, _, body = (await reader.read(1 << 16)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["object"] == "list"
+        writer.close()

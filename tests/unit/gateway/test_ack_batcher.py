@@ -8,7 +8,6 @@ import pytest
 
 from gateway.billing.ack_batcher import AckBatcher
 from gateway.core.contract import Assigned, CallUsage, FunctionCall
-from gateway.dispatch.deadlines import DeadlinedCall
 from gateway.fakes.node import OUTPUT_US
 from registry.messages.node import Compute, InvokeHandler, SettleCalls, Tokens
 from registry.records.function import FunctionTask
@@ -26,7 +25,7 @@ async def test_every_node_of_a_call_is_in_its_bill() -> None:
         await cluster.control.cluster.scale("f", 2, (), wait=True)
         seen = 0
         first = ""
-        async with DeadlinedCall(cluster.control.dispatcher, make_call(version, tokens=20)) as run:
+        async with cluster.control.dispatcher.run(make_call(version, tokens=20)) as run:
             async for event in run:
                 match event:
                     case Assigned(node=first):
@@ -54,7 +53,7 @@ async def test_a_call_cut_short_is_asked_for_its_exact_use(how: str) -> None:
         node = cluster.nodes["n0"]
         version = await cluster.deploy()
         await ask(cluster.control, make_call(version, request_id="warm"))
-        run = DeadlinedCall(cluster.control.dispatcher, make_call(version, tokens=1000))
+        run = cluster.control.dispatcher.run(make_call(version, tokens=1000))
         got = asyncio.Event()
 
         async def read() -> None:
@@ -89,8 +88,7 @@ async def test_compute_and_handlers_that_are_cut_short_have_a_figure(task: Funct
         if task is FunctionTask.EMBED:
             work = Compute(request_id="r", instance_id="", kind="embed", token_ids=((1, 2),))
         node.token.close()
-        run = DeadlinedCall(
-            cluster.control.dispatcher,
+        run = cluster.control.dispatcher.run(
             FunctionCall(request_id="r", tenant="t", version=version, work=work),
         )
 
@@ -112,7 +110,7 @@ async def test_a_node_that_does_not_say_is_not_waited_for_long_nor_settled() -> 
         node = cluster.nodes["n0"]
         version = await cluster.deploy()
         await ask(cluster.control, make_call(version, request_id="warm"))
-        async with DeadlinedCall(cluster.control.dispatcher, make_call(version, tokens=1000)) as run:
+        async with cluster.control.dispatcher.run(make_call(version, tokens=1000)) as run:
             async for event in run:
                 if isinstance(event, Tokens):
                     await node.cut()

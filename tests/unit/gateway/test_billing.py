@@ -14,7 +14,6 @@ from gateway.billing.outbox_record import OutboxRecord
 from gateway.billing.request_record import make_record
 from gateway.core.contract import CallUsage
 from gateway.core.request_context import RequestContext
-from gateway.dispatch.deadlines import DeadlinedCall
 from gateway.fakes.node import OUTPUT_US
 from gateway.tenants.state_health import HealthCheck
 from registry.clock import SystemClock
@@ -211,7 +210,7 @@ async def test_a_request_starts_when_an_instance_takes_it_however_long_its_body_
         )
         context.key = new_api_key("acme", KeyRole.CALLER, "").key
         before = clock.wall_s()
-        async with DeadlinedCall(cluster.control.dispatcher, make_call(version)) as run:
+        async with cluster.control.dispatcher.run(make_call(version)) as run:
             async for _ in run:
                 pass
         record = make_record(

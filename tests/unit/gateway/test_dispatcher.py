@@ -9,7 +9,6 @@ import pytest
 from gateway.control.assembly import ControlSettings
 from gateway.core.contract import Assigned, Deadlines, DispatchError, FunctionCall, WaitStage
 from gateway.dispatch.admission import AdmissionLimits
-from gateway.dispatch.deadlines import DeadlinedCall
 from gateway.dispatch.execution import ReplicaOutcome
 from gateway.fakes.node import tokens_after
 from registry.errors import RemoteError, StateUnavailable
@@ -240,7 +239,7 @@ async def test_limits_name_what_ran_out(limit: str, words: str) -> None:
             node.token.close()
         call = make_call(version, deadlines=deadlines)
         with pytest.raises(DispatchError, match=words) as caught:
-            async with DeadlinedCall(cluster.control.dispatcher, call) as events:
+            async with cluster.control.dispatcher.run(call) as events:
                 async for event in events:
                     if isinstance(event, Tokens):
                         node.token.close()

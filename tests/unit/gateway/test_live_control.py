@@ -9,7 +9,7 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.control.assembly import Control
 from gateway.control.leadership import LEASE
 from gateway.core.contract import FunctionCall
-from gateway.dispatch.deadlines import DeadlinedCall
+from gateway.core.open_call import OpenCall
 from gateway.fakes.node import FakeNode, tokens_after
 from registry.messages.node import Tokens
 from registry.records.change import LiveChanged
@@ -53,11 +53,11 @@ def call_of(control: Control, **changes: Any) -> FunctionCall:
 
 
 @asynccontextmanager
-async def held_call(control: Control, head: FakeNode) -> AsyncIterator[DeadlinedCall]:
+async def held_call(control: Control, head: FakeNode) -> AsyncIterator[OpenCall]:
     """Run a call whose first token the head delays, and check that all tokens arrive."""
     head.token.close()
     ids: list[int] = []
-    async with DeadlinedCall(control.dispatcher, call_of(control, tokens=TOKENS)) as run:
+    async with control.dispatcher.run(call_of(control, tokens=TOKENS)) as run:
         reading = asyncio.create_task(read(run, ids))
         await head.token.arrived()
         yield run
@@ -166,7 +166,7 @@ async def until_published(cluster: FakeCluster, expected: tuple[LivePipeline, ..
             return
 
 
-async def read(run: DeadlinedCall, ids: list[int]) -> None:
+async def read(run: OpenCall, ids: list[int]) -> None:
     async for event in run:
         if isinstance(event, Tokens):
             ids += event.ids

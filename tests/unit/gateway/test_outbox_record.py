@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ async def test_a_record_whose_acknowledgement_is_lost_is_billed_once(tmp_path: P
         assert wire.cuts == 0
         # Another request with the same id of its client is billed too, once.
         wire.cuts = cuts
-        await OutboxRecord(replace(request("other"), client_request_id="twice"), ()).write(state)
+        await OutboxRecord(request("other", client_request_id="twice"), ()).write(state)
         assert wire.cuts == 0
         records, _ = await state.requests(UsageFilter())
         assert sorted(r.request_id for r in records) == ["mine", "other"]

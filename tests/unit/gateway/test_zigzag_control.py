@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.control.assembly import Control
-from gateway.dispatch.deadlines import DeadlinedCall
+from gateway.core.open_call import OpenCall
 from gateway.fakes.node import tokens_after
 from registry.messages.node import Tokens
 from registry.records.function import Scaling
@@ -21,7 +21,7 @@ def pairs(control: Control) -> tuple[LivePipeline, ...]:
     return () if record is None else record.pipelines
 
 
-async def read(run: DeadlinedCall) -> list[int]:
+async def read(run: OpenCall) -> list[int]:
     return [one for event in [event async for event in run] if isinstance(event, Tokens) for one in event.ids]
 
 
@@ -56,7 +56,7 @@ def test_calls_go_on_where_a_pair_ends_or_is_lost() -> None:
             await live.until_pipelines(1)
             source = live.cluster.nodes["n0"]
             source.token.close()
-            async with DeadlinedCall(live.control.dispatcher, make_call(live.version, tokens=TOKENS)) as run:
+            async with live.control.dispatcher.run(make_call(live.version, tokens=TOKENS)) as run:
                 reading = asyncio.create_task(read(run))
                 await source.token.arrived()
                 if loses:

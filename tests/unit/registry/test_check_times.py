@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from registry.accounting.ledger_pages import each_request, interval_pages
@@ -57,8 +58,12 @@ def test_some_times_of_a_long_life_are_exact(span: TimeSpan) -> None:
 def test_what_is_wrong_is_found_in_its_times() -> None:
     records, intervals = long_life()
     at = 20  # ends after 3 h 26 min
-    fewer = [*records[:at], replace(records[at], gpu=(used(599, f"r{at}/0"),)), *records[at + 1 :]]
-    moved = replace(fewer[at + 1], gpu=(used(600 + at + 2, f"r{at + 1}/0"),))
+    fewer = [
+        *records[:at],
+        msgspec.structs.replace(records[at], gpu=(used(599, f"r{at}/0"),)),
+        *records[at + 1 :],
+    ]
+    moved = msgspec.structs.replace(fewer[at + 1], gpu=(used(600 + at + 2, f"r{at + 1}/0"),))
     swapped = [*fewer[: at + 1], moved, *fewer[at + 2 :]]
     gap = [*intervals[: 2 * at], *intervals[2 * at + 1 :]]
     for rows, times in (

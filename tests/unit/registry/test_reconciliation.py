@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from registry.accounting.presence import Presence
@@ -23,7 +24,7 @@ def test_an_instance_that_does_not_add_up_is_named():
     twice = [*requests, done("f", used(1_000_000, "f/0"), end=20)]
     assert reconcile(twice, intervals, calls).verdict is BalanceVerdict.WRONG
     assert reconcile(twice, intervals, calls, live={"i0": "n0"}).verdict is BalanceVerdict.WRONG
-    stolen = [*requests[1:], replace(requests[0], request_id="f")]
+    stolen = [*requests[1:], msgspec.structs.replace(requests[0], request_id="f")]
     assert reconcile(stolen, intervals, calls, live={"i1": "n0"}).verdict is BalanceVerdict.WRONG
 
 
@@ -51,7 +52,7 @@ def test_nothing_is_wrong_without_a_proof():
         assert reconcile([record], wrong, [], live={"i0": "n0"}).verdict is BalanceVerdict.WRONG
     # Clocks of another process of the node, or of a gateway, prove nothing.
     earlier = interval("i1", 10, 20, epoch=2, final=True)
-    late = replace(record, started_at=NOW - 1e6, ended_at=NOW - 1e6)
+    late = msgspec.structs.replace(record, started_at=NOW - 1e6, ended_at=NOW - 1e6)
     assert reconcile([late], [last, earlier], []).verdict is BalanceVerdict.EXACT
 
 

@@ -1,39 +1,35 @@
-"""A call under its deadlines, with a running count of its output and usage."""
+"""A call in progress: its events under its deadlines, with a running count of its output and usage."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Self, TypeVar, cast
+from abc import ABC, abstractmethod
+from typing import Protocol, Self, cast
 
 from gateway.core.contract import (
     WAITS_FOR_NODE,
     Assigned,
     CallUsage,
-    Dispatcher,
     DispatchError,
     Event,
     FunctionCall,
-    OpenCall,
     WaitStage,
 )
-from rdmacast.aio.eager import StartedCoroutine, start_eagerly
-from rdmacast.aio.time_limit import TimeLimit
 from registry.messages.node import RequestUsage, Tokens
-
-T = TypeVar("T")
 
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which no start makes progress
 
 
-class DeadlinedCall:
-    """A context manager and async iterator over the events of one call.
+class OpenCall(ABC):
+    """A context manager and async iterator over the events of one call, the last of which is RequestUsage.
 
     It enforces three independent limits: until the first output, between two outputs, and for the whole call.
     The first restarts whenever the start that the call waits for makes progress. Time that the reader takes
     between two events does not count as idle. The reader reports delivered tokens (`note_passed`).
+
+    Entering raises DispatchError (admission). Leaving early cancels the call on its node at once, then waits
+    briefly for the node's report of what the call used.
     """
 
-    def __init__(self, dispatcher: Dispatcher, call: FunctionCall) -> None:
+    def __init__(self, call: FunctionCall) -> None:
         self.call = call
         self.stage = "queue"
         self.assigned: Assigned | None = None
@@ -44,9 +40,6 @@ class DeadlinedCall:
         self.first_output_s: float | None = None
         self._assigned_s: float | None = None
         self._ended_s: float | None = None
-        self._opened: AbstractAsyncContextManager[OpenCall] | None = None
-        self._events: OpenCall | None = None
-        self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._progress_s = self._started_s
@@ -57,40 +50,51 @@ class DeadlinedCall:
         self._expired = False
         self._cancelling = 0  # of the reader, when its wait expired
 
+    @property
+    @abstractmethod
+    def used(self) -> tuple[CallUsage, ...]:
+        """What it used, an entry for each instance; final once it has been left."""
+
+    @abstractmethod
+    def _enter(self) -> None:
+        """Admit the call. Raises DispatchError."""
+
+    @abstractmethod
+    async def _next(self) -> Event:
+        """Return the next event. Raises DispatchError, and StopAsyncIteration after the last."""
+
+    @abstractmethod
+    async def _leave(self) -> None:
+        """End the call, wherever it is."""
+
     def __repr__(self) -> str:
-        return f"<DeadlinedCall {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
+        return f"<{type(self).__name__} {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
 
     async def __aenter__(self) -> Self:
-        opened = self._dispatcher.run(self.call)
-        started = start_eagerly(opened.__aenter__())
-        self._events = await self._in_time(started) if isinstance(started, StartedCoroutine) else started
-        self._opened = opened
+        self._enter()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._ended_s = self._loop.time()
-        self._stop_timer()
-        if self._opened is not None:
-            await self._opened.__aexit__(kind, error, trace)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._leave()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
-        """Return the next event. Raises DispatchError at its deadline.
+        """Return the next event. Raises DispatchError, also at its deadline.
 
         As asyncio.timeout does, the timer cancels the task and its cancellation is taken back here. There is
         one timer for all waits of the call, since most events arrive long before their deadline.
         """
-        assert self._events is not None
         self._waiting_since_s = self._loop.time()
         if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline_s(), self._on_timer)
-        task = self._waiting = cast("asyncio.Task[object]", asyncio.current_task())
+            self._set_timer()
+        task = self._waiting = cast("asyncio.Task[object]", asyncio.current_task(self._loop))
         try:
-            event = await self._events.__anext__()
+            event = await self._next()
         except asyncio.CancelledError:
             if self._expired and task.cancelling() == self._cancelling + 1:
                 raise self._timed_out() from None
@@ -102,7 +106,7 @@ class DeadlinedCall:
                 task.uncancel()
         match event:
             case Tokens(ids=ids):
-                self._output()
+                self._note_output()
                 self.tokens += len(ids)
             case WaitStage(stage=stage):
                 self.stage = stage
@@ -114,17 +118,12 @@ class DeadlinedCall:
             case RequestUsage():
                 self.usage = event
             case _:
-                self._output()
+                self._note_output()
         return event
 
     def note_passed(self, tokens: int) -> None:
         """Count tokens that were written to the client's connection or to the buffered response."""
         self.passed_on += tokens
-
-    @property
-    def used(self) -> tuple[CallUsage, ...]:
-        """What it used, an entry for each instance; final once it has been left."""
-        return () if self._events is None else self._events.used
 
     @property
     def assigned_ago_s(self) -> float:
@@ -158,25 +157,16 @@ class DeadlinedCall:
         self._timer = None
         if self._waiting is None:
             return  # the next wait sets it again
-        deadline_s = self._deadline_s()
-        if self._loop.time() < deadline_s:
-            self._timer = self._loop.call_at(deadline_s, self._on_timer)
+        if self._loop.time() < self._deadline_s():
+            self._set_timer()
         else:
             self._expired, self._cancelling = True, self._waiting.cancelling()
             self._waiting.cancel()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    async def _in_time(self, started: StartedCoroutine[T]) -> T:
-        """Await the rest of it. Raises DispatchError at its deadline."""
-        try:
-            with TimeLimit(self._deadline_s() - self._loop.time()):
-                return await started
-        except TimeoutError:
-            raise self._timed_out() from None
+    def _set_timer(self) -> None:
+        # No later than the deadline of a wait that begins now may be, once there is an output.
+        idle_until_s = self._loop.time() + self.call.deadlines.idle_s
+        self._timer = self._loop.call_at(min(self._deadline_s(), idle_until_s), self._on_timer)
 
     def _note_progress(self, event: WaitStage) -> None:
         # A start that fails and is retried repeats its stages; only a new maximum is progress, so failing
@@ -186,11 +176,10 @@ class DeadlinedCall:
         self._reached[event.stage] = event.fraction
         self._progress_s = self._loop.time()
 
-    def _output(self) -> None:
+    def _note_output(self) -> None:
         self.outputs += 1
         if self.first_output_s is None:
             self.first_output_s = self._loop.time()
-            self._stop_timer()  # the next deadline may be earlier
 
     def _deadline_s(self) -> float:
         limits = self.call.deadlines
@@ -212,3 +201,11 @@ class DeadlinedCall:
             limit = f"the limit until the first output or progress of the start is {limits.start_s:g} s"
         stage = "output" if self.outputs else self.stage
         return DispatchError("timeout", f"timed out in stage {stage!r}: {limit}", status=504)
+
+
+class Dispatcher(Protocol):
+    """Runs calls on instances."""
+
+    def run(self, call: FunctionCall) -> OpenCall:
+        """Return the call, to be entered and read by one task."""
+        ...
