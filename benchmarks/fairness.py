@@ -1,13 +1,14 @@
 """Measure what a flooding tenant costs another tenant: the time to first token with and without the flood.
 
-Starts a platform of one node (or uses --url and --key) with two models. A quiet tenant streams one completion
-after another, in turns alone and while another tenant keeps many connections busy with long prompts and
-outputs. Reported are the quiet tenant's times to first token (not to its first text: a token may be part of a
-character) in both cases, and the flood's throughput. The flood runs in a process of its own, so that its
-client does not slow the measuring one.
+Starts a platform (or uses --url and --key) with an instance of each model on every node. A quiet tenant
+streams one completion after another, in turns alone and while another tenant keeps many connections busy with
+long prompts and outputs. Reported are the quiet tenant's times to first token (not to its first text: a token
+may be part of a character) in both cases, and the flood's throughput. Both tenants retry what was refused. The
+flood runs in a process of its own, so that its client does not slow the measuring one.
 
 example:
   python -m benchmarks.fairness --rounds 3 --connections 64 --json fairness.json
+  python -m benchmarks.fairness --nodes 3 --device emulated:h800/1000/2 --models emulated:llama2-13b/1000
 """
 
 import argparse
@@ -43,6 +44,7 @@ PAUSE_S = 0.05  # maximum pause between two completions
 FIRST_STREAMS = 8  # streams with a token before the flood counts as started
 SETTLING = 2  # warm-up requests of each case
 QUIET_WITHIN_S = 60.0  # after the flood's end
+RETRY_S = 0.05  # after a refusal
 
 
 class RequestFailed(Exception):
@@ -89,9 +91,10 @@ class FloodResult:
 
 @dataclass(slots=True)
 class FirstTokenTimes:
-    """The quiet tenant's times to first token over all rounds."""
+    """The quiet tenant's times to first token over all rounds, retries after refusals included."""
 
     seconds: list[float] = field(default_factory=list)
+    refused: int = 0
 
     @property
     def p50_s(self) -> float:
@@ -146,10 +149,15 @@ async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side:
     for number in range(SETTLING + requests):
         body = load.body(rng)
         started_s, first_s = time.perf_counter(), None
-        async for event in connection.post("/v1/completions", load.key, body):
-            if first_s is None and b'"choices"' in event:
-                first_s = time.perf_counter() - started_s
-        assert first_s is not None, "a completion without a token"
+        while first_s is None:
+            try:
+                async for event in connection.post("/v1/completions", load.key, body):
+                    if first_s is None and b'"choices"' in event:
+                        first_s = time.perf_counter() - started_s
+                assert first_s is not None, "a completion without a token"
+            except RequestFailed:
+                side.refused += 1
+                await asyncio.sleep(RETRY_S)
         if number >= SETTLING:
             side.seconds.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
@@ -182,6 +190,7 @@ async def flood(load: TenantLoad, connections: int, pipe: Connection) -> None:
                     done.answers += 1
                 except RequestFailed:
                     done.refused += 1
+                    await asyncio.sleep(RETRY_S)
         finally:
             connection.close()
 
@@ -223,14 +232,20 @@ def flooding(load: TenantLoad, connections: int, into: list[FloodResult]) -> Ite
 
 
 @contextmanager
-def platform_of_one_node(folder: Path, layers: int) -> Iterator[LocalPlatform]:
-    """Run a platform with both models deployed."""
-    with running_platform(folder / "data", "--device", "cpu", nodes=1) as platform:
-        checkpoint = folder / "random"
-        write_random_llama(checkpoint, TINY_FOLDER / "model", layers)
-        for name, path in ((TINY, TINY_FOLDER), ("random", checkpoint)):
-            platform.command("deploy", str(path), "--name", name, "--min-instances", "1")
+def platform_with_models(folder: Path, args: argparse.Namespace) -> Iterator[LocalPlatform]:
+    """Run a platform with an instance of each model on every node."""
+    with running_platform(folder / "data", "--device", args.device, nodes=args.nodes) as platform:
+        sources = {TINY: TINY_FOLDER, "random": folder / "random"}
+        write_random_llama(sources["random"], TINY_FOLDER / "model", args.layers)
+        for model in args.models.split(","):
+            source, instances = str(sources.get(model, model)), str(args.nodes)
+            platform.command("deploy", source, "--name", name_of(model), "--min-instances", instances)
         yield platform
+
+
+def name_of(model: str) -> str:
+    """Return the name of a model's function."""
+    return model.rpartition(":")[2].partition("/")[0]
 
 
 async def measure(
@@ -285,6 +300,7 @@ def records(
             "seconds": side.seconds,
             "median_s": side.p50_s,
             "p95_s": side.p95_s,
+            "refused": side.refused,
         }
         for name, side in (("alone", alone), ("flooded", flooded))
     ]
@@ -310,7 +326,7 @@ def show(row: dict[str, Any]) -> str:
     if "p95_ratio" in row:
         line += (
             f"  x {row['p50_ratio']:.2f}  x {row['p95_ratio']:.2f}"
-            f"  flood {row['flood_tokens_per_s']:.0f} tokens/s"
+            f"  refused {row['refused']}  flood {row['flood_tokens_per_s']:.0f} tokens/s"
         )
     return line
 
@@ -351,6 +367,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=4,
         help="layers of the random model, about 13M parameters each (default %(default)s)",
     )
+    parser.add_argument("--nodes", type=at_least(1), default=1, help="nodes (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="accelerator of the nodes (default %(default)s)")
     parser.add_argument("--url", help="use this running platform, which must serve the models")
     parser.add_argument("--key", help="an admin key of --url")
     return parser.parse_args(arguments)
@@ -360,7 +378,10 @@ def main() -> None:
     args = parse()
     common: dict[str, object] = {
         name: getattr(args, name)
-        for name in ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
+        for name in (
+            *("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers"),
+            *("nodes", "device"),
+        )
     } | describe_run("benchmarks.fairness")
     with ExitStack() as stack:
         out = stack.enter_context(
@@ -369,10 +390,10 @@ def main() -> None:
         url, key = args.url, args.key or ""
         if not url:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-fairness-"))
-            platform = stack.enter_context(platform_of_one_node(Path(folder), args.layers))
+            platform = stack.enter_context(platform_with_models(Path(folder), args))
             url, key = platform.url, platform.admin_key
         for model in args.models.split(","):
-            out.add(*records(model, *asyncio.run(measure_model(url, key, model, args)), common))
+            out.add(*records(model, *asyncio.run(measure_model(url, key, name_of(model), args)), common))
 
 
 if __name__ == "__main__":
