@@ -3,7 +3,7 @@
 Starts a platform (or uses --url and --key) with an instance of each model on every node. A quiet tenant
 streams one completion after another, in turns alone and while another tenant keeps many connections busy with
 long prompts and outputs. Reported are the quiet tenant's times to first token (not to its first text: a token
-may be part of a character) in both cases, and the flood's throughput. Both tenants retry what was refused. The
+may be part of a character) in both cases, and the flood's throughput. Both tenants retry what is refused. The
 flood runs in a process of its own, so that its client does not slow the measuring one.
 
 example:

@@ -6,8 +6,6 @@ import pytest
 
 from invoker.base.errors import NoSuchPipeline, PipelineLost
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.fake import FakeEngine, continuation
-from invoker.engine.fake_stage import FakeStage
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineRunner, NullMeter
 from invoker.engine.stage_contract import StageInput, StageOutput
@@ -20,6 +18,8 @@ from registry.messages.live import MOVED
 from registry.messages.node import Sampling
 from registry.records.instance import InstanceState
 from tests.fixtures import patience
+from tests.fixtures.fake_engine import FakeEngine, continuation
+from tests.fixtures.fake_stage import FakeStage
 from tests.fixtures.invoker import start_request
 
 LAYERS = 3
