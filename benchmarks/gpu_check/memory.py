@@ -17,7 +17,8 @@ from invoker.engine.device_memory import region_bytes
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.mapping import HostMapping
 from invoker.host_tier.tier import HostTier
-from invoker.memory.arena import Arena, CpuArena, Region, copy_following, pinned
+from invoker.instances.device_copy import copy_arriving, cut_spans
+from invoker.memory.arena import Arena, CpuArena, Region, pinned
 from invoker.memory.cuda_arena import CudaArena
 
 _ROUNDS = 3
@@ -110,7 +111,8 @@ async def _copies(
 
 async def _copy(arena: Arena, region: Region, view: memoryview) -> float:
     started_s = time.perf_counter()
-    await copy_following(arena, region, view, _there, lambda nbytes: None)
+    pieces = cut_spans([(0, len(view), None)], arena.copy_bytes)
+    await copy_arriving(arena, region, view, pieces, _there)
     return time.perf_counter() - started_s
 
 

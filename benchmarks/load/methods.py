@@ -22,10 +22,11 @@ from invoker.device import default_spare_bytes
 from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import TorchEngineFactory
 from invoker.host_tier.tier import HostTier
+from invoker.instances.device_copy import copy_arriving, cut_spans
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import StoreAccess
-from invoker.memory.arena import Arena, CpuArena, Region, copy_following
+from invoker.memory.arena import Arena, CpuArena, Region
 from invoker.memory.cuda_arena import CudaArena
 from rdmacast.transports.connector import Connector
 from registry.images.store import LocalStore
@@ -177,7 +178,8 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
 def _copy(arena: Arena, region: Region, view: memoryview) -> float:
     async def copy() -> float:
         started_s = time.perf_counter()
-        await copy_following(arena, region, view, _there, lambda nbytes: None)
+        pieces = cut_spans([(0, len(view), None)], arena.copy_bytes)
+        await copy_arriving(arena, region, view, pieces, _there)
         return time.perf_counter() - started_s
 
     return asyncio.run(copy())

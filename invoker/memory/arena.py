@@ -3,18 +3,16 @@
 import logging
 import mmap
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from invoker.base.errors import OutOfDeviceMemory, StartFailed
+from invoker.base.errors import OutOfDeviceMemory
 from invoker.memory.allocator import Allocator, MemorySpan
 from invoker.memory.mappings import address_of, advise_huge, populate_gently
-from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
 
 # For large copies the C library bypasses the cache, which is a quarter faster; two at once use the bandwidth
@@ -197,44 +195,3 @@ async def pinned(arena: Arena, view: memoryview) -> AsyncIterator[None]:
         yield
     finally:
         await run_in_thread(unpin)
-
-
-async def copy_following(
-    arena: Arena,
-    region: Region,
-    source: memoryview,
-    wait_for: Callable[[int, int], Awaitable[None]],
-    on_copied: Callable[[int], None],
-) -> CopyReport:
-    """Copy `source` into `region`, in order, each chunk as soon as it is available.
-
-    `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` receives the total so far.
-    After cancellation nothing is written to the region. Raises StartFailed if not all was copied.
-    """
-    total, chunk_bytes = len(source), arena.copy_bytes
-    offsets = iter(range(0, total, chunk_bytes))
-    copied_bytes = 0
-    copies = 0
-    busy_s = started_s = 0.0
-
-    async def work() -> None:
-        nonlocal copied_bytes, copies, busy_s, started_s
-        for offset in offsets:
-            nbytes = min(chunk_bytes, total - offset)
-            await wait_for(offset, nbytes)
-            if not copies:
-                started_s = time.perf_counter()
-            copies += 1
-            try:
-                await run_in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
-            finally:
-                copies -= 1
-                if not copies:
-                    busy_s += time.perf_counter() - started_s
-            copied_bytes += nbytes
-            on_copied(copied_bytes)
-
-    await run_all(*(work() for _ in range(COPIES_IN_FLIGHT)))
-    if copied_bytes != total:
-        raise StartFailed(f"only {copied_bytes} of {total} bytes were copied")
-    return CopyReport(total, busy_s)
