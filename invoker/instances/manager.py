@@ -73,16 +73,11 @@ class Instances:
         if 0 < request.controller_epoch < self._controller_epoch:
             raise InvalidWork(f"controller {request.controller_epoch} has been replaced by a newer one")
         self._controller_epoch = max(self._controller_epoch, request.controller_epoch)
-        life = accepted(
-            request.instance_id,
-            request.function,
-            request.version,
-            self._node,
-            request.max_concurrency,
-            wall_s=self._context.clock.wall_s(),
-            now_s=self._context.clock.monotonic_s(),
+        clock = self._context.clock
+        life = accepted(request, self._node, wall_s=clock.wall_s(), now_s=clock.monotonic_s())
+        account = self._context.meter.open_account(
+            request.instance_id, request.function, request.version, life.state
         )
-        account = self._context.meter.open_account(life.instance_id, life.function, life.version, life.state)
         instance = Instance(request, life, account, self._changed)
         self._instances[instance.id] = instance
         self._changed(instance)
@@ -173,14 +168,12 @@ class Instances:
             self._forget_oldest()
 
     def _started(self, instance: Instance) -> None:
-        life = instance.life
-        kind = {StartKind.HOT: "starts_hot", StartKind.WARM: "starts_warm"}.get(
-            life.start_kind, "starts_cold"
-        )
+        start_kind = instance.life.record.start_kind
+        kind = {StartKind.HOT: "starts_hot", StartKind.WARM: "starts_warm"}.get(start_kind, "starts_cold")
         setattr(self._counters, kind, getattr(self._counters, kind) + 1)
 
     def _changed(self, instance: Instance) -> None:
-        record = instance.life.record()
+        record = instance.life.record
         previous, instance.published_state = instance.published_state, record.state
         if previous is not record.state:
             self._log(instance, _describe(record))

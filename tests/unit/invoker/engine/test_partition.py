@@ -285,4 +285,4 @@ def test_frequencies_that_depend_on_length_end_the_context() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     raw = {**spec.config, "rope_parameters": rope, "original_max_position_embeddings": 128}
-    assert geometry_of(parse_config(FAMILIES["Phi3ForCausalLM"], raw)).longest == 128
+    assert geometry_of(parse_config(FAMILIES["Phi3ForCausalLM"].config, raw)).longest == 128
