@@ -105,6 +105,4 @@ def step_s(profile: Profile, first: int, last: int, chunks: Sequence[tuple[int, 
         sequences=len(chunks),
         context=sum(start for start, _, _ in chunks),
     )
-    sampled = sum(samples for _, _, samples in chunks)
-    head_s = profile.head_s(sampled) if sampled and last == profile.model.layers else 0.0
-    return (last - first) * profile.layer_s(batch) + head_s
+    return profile.stage_s(first, last, batch, sampled=sum(samples for _, _, samples in chunks))
