@@ -1,7 +1,6 @@
 """Binding: decoder layers with weights that are views into a model image."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,10 +25,6 @@ class LayerStack(Protocol):
 
     def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
         """Run hidden states, `[tokens, hidden]`, through the layers; K and V go to the pool's layers."""
-        ...
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all weights and buffers."""
         ...
 
 
