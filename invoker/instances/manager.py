@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import MappingProxyType
 
 from invoker.base.counters import Counters
 from invoker.base.errors import InvalidWork, InvokerError, NodeDraining, NoSuchInstance, OutOfDeviceMemory
@@ -191,20 +190,10 @@ class Instances:
             del self._instances[instance_id]
 
 
-_STATE_TEXTS: Mapping[InstanceState, str] = MappingProxyType(
-    {
-        InstanceState.STARTING: "accepted",
-        InstanceState.LOADING: "loading",
-        InstanceState.DRAINING: "draining",
-        InstanceState.STOPPED: "stopped",
-    }
-)
-
-
 def _describe(record: InstanceRecord) -> str:
     if record.state is InstanceState.FAILED:
         return f"failed: {record.error}"
     if record.state is InstanceState.READY:
         phases = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in record.phases_ms.items())
         return f"ready, a {record.start_kind} start from {record.source}: {phases}"
-    return _STATE_TEXTS[record.state]
+    return "accepted" if record.state is InstanceState.STARTING else record.state

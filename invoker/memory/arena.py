@@ -130,7 +130,23 @@ class SpanArena:
         self._allocator.check_integrity()
 
 
-class CpuArena(SpanArena):
+class HostArena(SpanArena):
+    """Base of arenas in host memory."""
+
+    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
+        assert region.buffer is not None
+        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
+        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
+
+    def close(self) -> None:
+        # Engines may hold views until garbage collection; the last one frees the mapping.
+        self._memory = None
+
+
+class CpuArena(HostArena):
     """The arena of a CPU node: separate anonymous memory, so that starts copy as they do to a GPU.
 
     A background thread pre-faults pages, so that neither the node's start nor an instance's first copy waits
@@ -152,19 +168,10 @@ class CpuArena(SpanArena):
         except OSError as error:
             log.warning("arena: cannot pre-fault %d bytes, free memory is too small: %s", size, error)
 
-    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        assert region.buffer is not None
-        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
-        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
-
     def close(self) -> None:
         self._closing.set()
         self._prefault.join()
-        # Engines may hold views until garbage collection; the last one frees the mapping.
-        self._memory = None
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)
