@@ -1,13 +1,14 @@
 """Measure what a flooding tenant costs another tenant: the time to first token with and without the flood.
 
-Starts a platform of one node (or uses --url and --key) with two models. A quiet tenant streams one completion
-after another, in turns alone and while another tenant keeps many connections busy with long prompts and
-outputs. Reported are the quiet tenant's times to first token (not to its first text: a token may be part of a
-character) in both cases, and the flood's throughput. The flood runs in a process of its own, so that its
-client does not slow the measuring one.
+Starts a platform (or uses --url and --key) with an instance of each model on every node. A quiet tenant
+streams one completion after another, in turns alone and while another tenant keeps many connections busy with
+long prompts and outputs. Reported are the quiet tenant's times to first token (not to its first text: a token
+may be part of a character) in both cases, and the flood's throughput. Both tenants retry what is refused. The
+flood runs in a process of its own, so that its client does not slow the measuring one.
 
 example:
   python -m benchmarks.fairness --rounds 3 --connections 64 --json fairness.json
+  python -m benchmarks.fairness --nodes 3 --device emulated:h800/1000/2 --models emulated:llama2-13b/1000
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,6 +48,7 @@ PAUSE_S = 0.05  # maximum pause between two completions
 FIRST_STREAMS = 8  # streams with a token before the flood counts as started
 SETTLING = 2  # warm-up requests of each case
 QUIET_WITHIN_S = 60.0  # after the flood's end
+RETRY_S = 0.05  # after a refusal
 
 
 class RequestFailed(Exception):
@@ -95,6 +98,14 @@ class FloodResult(CrewMessage, frozen=True, kw_only=True):
 PROTOCOL = CrewProtocol.of(StopFlood, FloodResult)
 
 
+@dataclass(slots=True)
+class FirstTokenTimes:
+    """The quiet tenant's times to first token over all rounds, retries after refusals included."""
+
+    seconds: list[float] = field(default_factory=list)
+    refused: int = 0
+
+
 def p95(seconds: Sequence[float]) -> float:
     return statistics.quantiles(seconds, n=20, method="inclusive")[-1]
 
@@ -137,18 +148,23 @@ class KeepAliveConnection:
             self._streams = None
 
 
-async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: list[float]) -> None:
+async def quiet_round(load: TenantLoad, requests: int, rng: random.Random, side: FirstTokenTimes) -> None:
     """Send completions one after another, and time each after the warm-up to its first token."""
     connection = KeepAliveConnection(load.url)
     for number in range(SETTLING + requests):
         body = load.body(rng)
         started_s, first_s = time.perf_counter(), None
-        async for event in connection.post("/v1/completions", load.key, body):
-            if first_s is None and b'"choices"' in event:
-                first_s = time.perf_counter() - started_s
-        assert first_s is not None, "a completion without a token"
+        while first_s is None:
+            try:
+                async for event in connection.post("/v1/completions", load.key, body):
+                    if first_s is None and b'"choices"' in event:
+                        first_s = time.perf_counter() - started_s
+                assert first_s is not None, "a completion without a token"
+            except RequestFailed:
+                side.refused += 1
+                await asyncio.sleep(RETRY_S)
         if number >= SETTLING:
-            side.append(first_s)
+            side.seconds.append(first_s)
         await asyncio.sleep(rng.uniform(0, PAUSE_S))
     connection.close()
 
@@ -175,6 +191,7 @@ async def flood(path: str, rank: int, connections: int, load: TenantLoad) -> Non
                     done["answers"] += 1
                 except RequestFailed:
                     done["refused"] += 1
+                    await asyncio.sleep(RETRY_S)
         finally:
             connection.close()
 
@@ -208,19 +225,25 @@ def flooding(load: TenantLoad, connections: int, into: list[FloodResult]) -> Ite
 
 
 @contextmanager
-def platform_of_one_node(folder: Path, layers: int) -> Iterator[LocalPlatform]:
-    """Run a platform with both models deployed."""
-    with running_platform(folder / "data", "--device", "cpu", nodes=1) as platform:
-        checkpoint = folder / "random"
-        write_random_llama(checkpoint, TINY_FOLDER / "model", layers)
-        for name, path in ((TINY, TINY_FOLDER), ("random", checkpoint)):
-            platform.command("deploy", str(path), "--name", name, "--min-instances", "1")
+def platform_with_models(folder: Path, args: argparse.Namespace) -> Iterator[LocalPlatform]:
+    """Run a platform with an instance of each model on every node."""
+    with running_platform(folder / "data", "--device", args.device, nodes=args.nodes) as platform:
+        sources = {TINY: TINY_FOLDER, "random": folder / "random"}
+        write_random_llama(sources["random"], TINY_FOLDER / "model", args.layers)
+        for model in args.models.split(","):
+            source, instances = str(sources.get(model, model)), str(args.nodes)
+            platform.command("deploy", source, "--name", name_of(model), "--min-instances", instances)
         yield platform
+
+
+def name_of(model: str) -> str:
+    """Return the name of a model's function."""
+    return model.rpartition(":")[2].partition("/")[0]
 
 
 async def measure(
     url: str, admin: AdminClient, model: str, args: argparse.Namespace
-) -> tuple[list[float], list[float], list[FloodResult]]:
+) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
     quiet = TenantLoad(
         url=url,
         key=await admin.create_key("quiet", "fairness"),
@@ -236,7 +259,7 @@ async def measure(
         output_tokens=args.flood_output,
     )
     rng = random.Random(1)
-    alone, flooded, floods = list[float](), list[float](), list[FloodResult]()
+    alone, flooded, floods = FirstTokenTimes(), FirstTokenTimes(), list[FloodResult]()
     for _ in range(args.rounds):
         await admin.wait_until_idle(QUIET_WITHIN_S)
         await quiet_round(quiet, args.requests, rng, alone)
@@ -247,7 +270,7 @@ async def measure(
 
 async def measure_model(
     url: str, key: str, model: str, args: argparse.Namespace
-) -> tuple[list[float], list[float], list[FloodResult]]:
+) -> tuple[FirstTokenTimes, FirstTokenTimes, list[FloodResult]]:
     """Measure one model with connections of its own."""
     async with AdminClient.connect(url, key) as admin:
         return await measure(url, admin, model, args)
@@ -258,20 +281,22 @@ async def measure_model(
 
 def records(
     model: str,
-    alone: Sequence[float],
-    flooded: Sequence[float],
+    alone: FirstTokenTimes,
+    flooded: FirstTokenTimes,
     floods: Sequence[FloodResult],
     common: dict[str, object],
 ) -> list[dict[str, Any]]:
     params = {**common, "model": model}
-    alone_row = timed("alone", params, alone, p95_s=p95(alone))
-    row = timed("flooded", params, flooded, p95_s=p95(flooded))
+    alone_row, row = (
+        timed(name, params, side.seconds, p95_s=p95(side.seconds), refused=side.refused)
+        for name, side in (("alone", alone), ("flooded", flooded))
+    )
     took_s = sum(flood.seconds for flood in floods)
     row |= {
-        "limit_s": 2 * p95(alone),
-        "ratio_to_limit": p95(flooded) / (2 * p95(alone)),
+        "limit_s": 2 * alone_row["p95_s"],
+        "ratio_to_limit": row["p95_s"] / (2 * alone_row["p95_s"]),
         "p50_ratio": row["median_s"] / alone_row["median_s"],
-        "p95_ratio": p95(flooded) / p95(alone),
+        "p95_ratio": row["p95_s"] / alone_row["p95_s"],
         "flood_answers": sum(flood.answers for flood in floods),
         "flood_refused": sum(flood.refused for flood in floods),
         "flood_tokens_per_s": sum(flood.chunks for flood in floods) / took_s,
@@ -288,7 +313,7 @@ def show(row: dict[str, Any]) -> str:
     if "p95_ratio" in row:
         line += (
             f"  x {row['p50_ratio']:.2f}  x {row['p95_ratio']:.2f}"
-            f"  flood {row['flood_tokens_per_s']:.0f} tokens/s"
+            f"  refused {row['refused']}  flood {row['flood_tokens_per_s']:.0f} tokens/s"
         )
     return line
 
@@ -304,6 +329,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--flood-output", type=int, default=128, help="output tokens of the flood")
     add("--models", default=f"random,{TINY}", help="comma-separated models")
     add("--layers", type=int, default=4, help="layers of the random model, about 13M parameters each")
+    add("--nodes", type=at_least(1), default=1, help="nodes")
+    add("--device", default="cpu", help="accelerator of the nodes")
     add("--url", help="use this running platform, which must serve the models")
     add("--key", help="an admin key of --url")
     return parser.parse_args(arguments)
@@ -312,7 +339,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = parse()
     names = ("rounds", "requests", "prompt", "connections", "flood_prompt", "flood_output", "layers")
-    common = chosen(args, *names) | describe_run("benchmarks.fairness")
+    common = chosen(args, *names, "nodes", "device") | describe_run("benchmarks.fairness")
     with ExitStack() as stack:
         out = stack.enter_context(
             recording("fairness", json=args.json, show=show, failures=PLATFORM_FAILURES)
@@ -320,10 +347,10 @@ def main() -> None:
         url, key = args.url, args.key or ""
         if not url:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hypercast-fairness-"))
-            platform = stack.enter_context(platform_of_one_node(Path(folder), args.layers))
+            platform = stack.enter_context(platform_with_models(Path(folder), args))
             url, key = platform.url, platform.admin_key
         for model in args.models.split(","):
-            out.add(*records(model, *asyncio.run(measure_model(url, key, model, args)), common))
+            out.add(*records(model, *asyncio.run(measure_model(url, key, name_of(model), args)), common))
 
 
 if __name__ == "__main__":

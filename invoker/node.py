@@ -205,22 +205,23 @@ class Node:
         reported = None
         while instance.state in (InstanceState.STARTING, InstanceState.LOADING):
             held = encode_layer_set(instance.loaded_layers) if request.live else b""
-            now = InstanceProgress(stage=instance.life.phase, fraction=instance.life.progress, held=held)
+            life = instance.life
+            now = InstanceProgress(stage=life.phase, fraction=life.record.progress, held=held)
             if now == reported:
                 await instance.next_change()
             else:
                 reported = now
                 yield now
-        life = instance.life
-        if life.state is InstanceState.STOPPED:
+        record = instance.life.record
+        if record.state is InstanceState.STOPPED:
             raise StartStopped(f"instance {instance.id} was stopped")
-        if life.state is InstanceState.FAILED:
+        if record.state is InstanceState.FAILED:
             failure = instance.failure
             if isinstance(failure, InvokerError | EngineError | HandlerError):
-                raise RemoteError(failure.code, life.error) from failure
-            raise StartFailed(life.error) from failure
+                raise RemoteError(failure.code, record.error) from failure
+            raise StartFailed(record.error) from failure
         yield InstanceStarted(
-            instance_id=instance.id, start_kind=life.start_kind, phases_ms=dict(life.phases_ms)
+            instance_id=instance.id, start_kind=record.start_kind, phases_ms=dict(record.phases_ms)
         )
 
     async def _stop(self, request: StopInstance) -> AsyncGenerator[Reply, None]:

@@ -134,14 +134,14 @@ async def _start(
     await instance.wait_settled()
     seconds = time.perf_counter() - started_s
     if instance.state is not InstanceState.READY:
-        return row("start", params, ok=False, error=instance.life.error)
+        return row("start", params, ok=False, error=instance.life.record.error)
     tokens.append(await _generate(instance))
     found = row(
         "start",
         params,
-        ok=instance.life.start_kind == kind,
+        ok=instance.life.record.start_kind == kind,
         seconds=[seconds],
-        phases_ms={phase: round(ms, 3) for phase, ms in instance.life.phases_ms.items()},
+        phases_ms={phase: round(ms, 3) for phase, ms in instance.life.record.phases_ms.items()},
         first_call_s=time.perf_counter() - started_s - seconds,
     )
     await instances.stop(request.instance_id, 0.0)

@@ -1,19 +1,16 @@
 """The memory of an emulated accelerator: real bytes, copied in at the rate of its link."""
 
 import mmap
-from contextlib import AbstractContextManager, nullcontext
-
-import numpy as np
 
 from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.profiles import find_device
-from invoker.memory.arena import COPY_CHUNK_BYTES, Region, SpanArena
+from invoker.memory.arena import COPY_CHUNK_BYTES, HostArena, Region
 from invoker.memory.mappings import address_of
 from registry.config.emulation import EmulatedDevice
 from registry.images.manifest import UNIT_BYTES
 
 
-class EmulatedArena(SpanArena):
+class EmulatedArena(HostArena):
     """An Arena in host memory, the pages of which are allocated as they are written."""
 
     def __init__(self, device: EmulatedDevice, capacity_bytes: int, clock: DeviceClock | None = None) -> None:
@@ -25,14 +22,6 @@ class EmulatedArena(SpanArena):
         # The same fraction of the image as a real device copies at once, at least one unit.
         self.copy_bytes = max(UNIT_BYTES, COPY_CHUNK_BYTES // device.scale)
 
-    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        assert region.buffer is not None
-        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
-        np.copyto(target, np.frombuffer(data, np.uint8))
+        super().copy_in(region, offset, data)
         self._clock.run(len(data) / self._bytes_per_s)
-
-    def close(self) -> None:
-        self._memory = None  # the mapping is freed with its last view

@@ -7,14 +7,12 @@ from invoker.emulated.kv import check_tokens, kv_shape, slice_of
 from invoker.emulated.profiles import Profile, StepLoad
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.batched_engine import BatchedEngine
-from invoker.engine.contract import NewSequence, OutOfKvCache, TokenOutput
+from invoker.engine.contract import NewSequence, TokenOutput
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice, usable_tokens
 from invoker.engine.sampling import SampledToken
-from invoker.engine.scheduling.scheduler import Chunk, StepLimits
+from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits
 from registry.messages.node import Sampling, TokenLogprob
-
-PREFILL_TOKENS = 512
 
 
 def limits_of(profile: Profile, sequences: int) -> StepLimits:
@@ -44,9 +42,7 @@ class EmulatedEngine(BatchedEngine):
     ) -> None:
         self.profile = profile
         self._shape = kv_shape(profile, profile.model.layers)
-        pages = kv_bytes // self._shape.page_bytes
-        if pages < 1:
-            raise OutOfKvCache(f"{kv_bytes} bytes are less than one page of {self._shape.page_bytes} bytes")
+        pages = self._shape.pages_in(kv_bytes)
         self._clock = clock
         limits, longest = limits_of(profile, max_sequences), min(context_length, profile.model.context)
         super().__init__(pages, limits, vocabulary=profile.model.vocabulary, longest=longest)
@@ -109,6 +105,4 @@ def step_s(profile: Profile, first: int, last: int, chunks: Sequence[tuple[int, 
         sequences=len(chunks),
         context=sum(start for start, _, _ in chunks),
     )
-    sampled = sum(samples for _, _, samples in chunks)
-    head_s = profile.head_s(sampled) if sampled and last == profile.model.layers else 0.0
-    return (last - first) * profile.layer_s(batch) + head_s
+    return profile.stage_s(first, last, batch, sampled=sum(samples for _, _, samples in chunks))

@@ -16,7 +16,7 @@ from invoker.engine.contract import (
     OutOfKvCache,
     UnsupportedModel,
 )
-from invoker.engine.factory import MIN_SEQUENCES
+from invoker.engine.factory import max_sequences_for
 from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
 from registry.config.emulation import EmulatedDevice, mismatch, parse_model
@@ -49,13 +49,12 @@ class EmulatedEngineFactory:
         profile = self._profile(spec)
         self._check(spec, region, profile)
         log.info("%s: %s, %d times slower than the device", region.device, profile, self.device.slower)
-        sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
         return EmulatedEngine(
             profile,
             self._clock,
             _nbytes(kv),
             context_length=spec.context_length,
-            max_sequences=sequences,
+            max_sequences=max_sequences_for(max_concurrency),
         )
 
     def binds_early(self, spec: ModelSpec) -> bool:

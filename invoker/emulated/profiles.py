@@ -126,12 +126,15 @@ class Profile:
         weights = self.model.embedding_weights
         return self._on_all(2 * weights * sequences, weights * _BYTES) + self.gpu.kernels_s
 
-    def stage_s(self, first: int, last: int, batch: StepLoad) -> float:
-        """Return the seconds of the layers `[first, last)`; the last layer's stage runs the head too."""
+    def stage_s(self, first: int, last: int, batch: StepLoad, sampled: int | None = None) -> float:
+        """Return the seconds of the layers `[first, last)`; the last layer's stage runs the head too.
+
+        The head runs for `sampled` sequences (None: all).
+        """
         if not 0 <= first < last <= self.model.layers:
             raise ValueError(f"{self.model.name} has no layers [{first}, {last})")
-        head_s = self.head_s(batch.sequences) if last == self.model.layers else 0.0
-        return (last - first) * self.layer_s(batch) + head_s
+        rows = (batch.sequences if sampled is None else sampled) if last == self.model.layers else 0
+        return (last - first) * self.layer_s(batch) + (self.head_s(rows) if rows else 0.0)
 
     def step_s(self, batch: StepLoad) -> float:
         """Return the seconds of the whole model."""

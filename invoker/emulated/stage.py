@@ -9,7 +9,6 @@ from invoker.emulated.engine import next_sampled, step_s
 from invoker.emulated.kv import kv_shape, slice_of
 from invoker.emulated.profiles import Profile
 from invoker.emulated.tokens import TokenChain
-from invoker.engine.contract import OutOfKvCache
 from invoker.engine.kv.cache import pages_for
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import (
@@ -49,9 +48,7 @@ class EmulatedStage:
         self.layers = (first, last)
         self.has_head = last == profile.model.layers
         self._shape = kv_shape(profile, last - first)
-        self.pages = kv_bytes // self._shape.page_bytes
-        if self.pages < 1:
-            raise OutOfKvCache(f"{kv_bytes} bytes are less than one page of {self._shape.page_bytes} bytes")
+        self.pages = self._shape.pages_in(kv_bytes)
         self._clock = clock
         self._held: dict[str, _EmulatedSequence] = {}
 

@@ -9,7 +9,6 @@
 - `device_memory`: torch views of memory that torch did not allocate
 - `encoders`: encoder models: embeddings, classification, features
 - `factory`: engine factories: the seam of a node, and the torch implementation
-- `fake`, `fake_stage`: fakes of the engine seam and of the stage seam
 - `families`: the decoder families: Hugging Face classes and tensor names
 - `fused`, `fused_weights`: fused layers of the Llama family, and their binding to an image
 - `hf_layers`: Hugging Face decoder layers as a layer stack

@@ -15,7 +15,7 @@ from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_token
 from invoker.engine.layout import build_layout
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import SampledToken, SamplingRow, sample
-from invoker.engine.scheduling.scheduler import Chunk, StepLimits, StepPlan
+from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits, StepPlan
 from invoker.engine.scheduling.sequence_table import failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
@@ -29,7 +29,11 @@ _SHARED_PREFILL_TOKENS = 128
 
 
 def limits_for(
-    device_type: str, *, sequences: int, prefill_tokens: int = 512, shared_prefill_tokens: int | None = None
+    device_type: str,
+    *,
+    sequences: int,
+    prefill_tokens: int = PREFILL_TOKENS,
+    shared_prefill_tokens: int | None = None,
 ) -> StepLimits:
     """Return the limits of a step on a device of that type."""
     turn = shared_prefill_tokens or (
@@ -56,7 +60,7 @@ class DecoderEngine(BatchedEngine):
         kv: DeviceRegion | int,
         *,
         max_sequences: int = 64,
-        prefill_budget: int = 512,
+        prefill_budget: int = PREFILL_TOKENS,
         shared_prefill_budget: int | None = None,
         path: LayerPath = LayerPath.AUTO,
         capture: GraphCapture | Literal["auto", "off"] = "auto",
@@ -65,10 +69,7 @@ class DecoderEngine(BatchedEngine):
         geometry = bound.geometry
         if (bound.first, bound.last) != (0, geometry.layers):
             raise UnsupportedModel(f"a decoder engine needs all layers, not {spec.layers}")
-        shape = KvShape(
-            layers=geometry.layers, heads=geometry.kv_heads, head_dim=geometry.head_dim, dtype=bound.dtype
-        )
-        pool = KvPool(shape, kv_memory(kv, bound.device))
+        pool = KvPool(geometry.kv_shape(geometry.layers, bound.dtype), kv_memory(kv, bound.device))
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
         limits = limits_for(

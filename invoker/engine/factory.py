@@ -1,7 +1,6 @@
 """Engine factories: the seam between a node and model execution, and the torch implementation."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from invoker.engine.contract import (
@@ -16,13 +15,17 @@ from invoker.engine.encoders.engine import EncoderEngine, is_encoder
 from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
 from invoker.engine.image_views import compute_dtype
 from invoker.engine.kv.budget import TYPICAL_TOKENS
-from invoker.engine.kv.cache import KvShape, pages_for
-from invoker.engine.paths import LayerPath
+from invoker.engine.kv.cache import pages_for
 from invoker.engine.stage_contract import Stage
 from invoker.engine.stage_engine import StageEngine
 from registry.config.emulation import is_emulated
 
 MIN_SEQUENCES = 64
+
+
+def max_sequences_for(max_concurrency: int) -> int:
+    """Return the sequences of an engine; gateways over-commit for tenants with less than their share."""
+    return max(MIN_SEQUENCES, 2 * max_concurrency)
 
 
 class EngineFactory(Protocol):
@@ -66,9 +69,10 @@ class TorchEngineFactory:
     def make(
         self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
     ) -> GenerateEngine | ComputeEngine:
-        # Gateways over-commit for tenants that have less than their share.
-        sequences = max(MIN_SEQUENCES, 2 * max_concurrency)
-        return make_engine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
+        if is_encoder(spec.manifest.architecture):
+            return EncoderEngine(spec, region, region.device)
+        sequences = max_sequences_for(max_concurrency)
+        return DecoderEngine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
 
     def binds_early(self, spec: ModelSpec) -> bool:
         return is_decoder(spec.manifest.architecture)  # its weights are views
@@ -96,40 +100,6 @@ def kv_bytes_needed(
     """
     if not is_decoder(architecture):
         return 0
-    shape, longest = _kv_shape(architecture, config, dtype)
-    if layers is not None:
-        shape = replace(shape, layers=layers)
-    return sequences * pages_for(min(context_length, longest)) * shape.page_bytes
-
-
-def make_engine(
-    spec: ModelSpec,
-    region: DeviceRegion,
-    kv: DeviceRegion | int,
-    *,
-    max_sequences: int = 64,
-    prefill_budget: int = 512,
-    path: LayerPath = LayerPath.AUTO,
-) -> GenerateEngine | ComputeEngine:
-    """Return an engine for the spec's architecture, its weights bound to `region`. Raises UnsupportedModel.
-
-    `kv` is the memory for the KV cache, a region or a number of bytes; encoders use none. `path` is for
-    decoders: see invoker/engine/paths.py.
-    """
-    if is_encoder(spec.manifest.architecture):
-        return EncoderEngine(spec, region, region.device)
-    return DecoderEngine(
-        spec, region, kv, max_sequences=max_sequences, prefill_budget=prefill_budget, path=path
-    )
-
-
-def _kv_shape(architecture: str, config: Mapping[str, object], dtype: str) -> tuple[KvShape, int]:
-    """Return the shape of the KV cache, and the maximum length of a sequence in tokens."""
-    geometry = geometry_of(parse_config(family_of(architecture), config))
-    shape = KvShape(
-        layers=geometry.layers,
-        heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        dtype=compute_dtype(dtype),
-    )
-    return shape, geometry.longest
+    geometry = geometry_of(parse_config(family_of(architecture).config, config))
+    shape = geometry.kv_shape(geometry.layers if layers is None else layers, compute_dtype(dtype))
+    return sequences * pages_for(min(context_length, geometry.longest)) * shape.page_bytes

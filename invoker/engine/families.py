@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
@@ -28,6 +29,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from invoker.engine.contract import UnsupportedModel
+from invoker.engine.kv.cache import KvShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,10 @@ class Geometry:
     vocabulary: int
     longest: int  # positions that the model can distinguish
 
+    def kv_shape(self, layers: int, dtype: torch.dtype) -> KvShape:
+        """Return the shape of K and V in `layers` layers."""
+        return KvShape(layers=layers, heads=self.kv_heads, head_dim=self.head_dim, dtype=dtype)
+
 
 def family_of(architecture: str) -> Family:
     """Return the family of an architecture. Raises UnsupportedModel."""
@@ -130,17 +136,17 @@ def family_of(architecture: str) -> Family:
     return FAMILIES[architecture]
 
 
-def parse_config(family: Family, raw: Mapping[str, object]) -> Any:
+def parse_config(config_class: type[PreTrainedConfig], raw: Mapping[str, object]) -> Any:
     """Return a private config object from a parsed config.json. Raises UnsupportedModel."""
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantised checkpoints are not supported")
     try:
         # Copied deeply: configs are shared by reference and their classes rewrite nested dicts in place.
-        config = family.config.from_dict(copy.deepcopy(dict(raw)))
+        config = config_class.from_dict(copy.deepcopy(dict(raw)))
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UnsupportedModel(f"config.json: {error}") from error
     if getattr(config, "add_cross_attention", False):
-        raise UnsupportedModel("decoders with cross-attention are not supported")
+        raise UnsupportedModel("models with cross-attention are not supported")
     return config
 
 

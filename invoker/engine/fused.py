@@ -1,7 +1,7 @@
 """Fused layers of the Llama family: q|k|v and gate|up are one matrix each, a view of the image."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +30,6 @@ class FusedLayer:
     down_bias: torch.Tensor | None
     window: int | None
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all weights."""
-        values = (getattr(self, each.name) for each in fields(self))
-        return (value for value in values if isinstance(value, torch.Tensor))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedShape:
@@ -57,9 +52,6 @@ class FusedLayers:
 
     def __repr__(self) -> str:
         return f"<FusedLayers {len(self._layers)}>"
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        return (tensor for layer in self._layers for tensor in layer.tensors())
 
     def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
         """Run `hidden`, `[tokens, hidden]`, through all layers."""

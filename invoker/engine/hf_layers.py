@@ -1,6 +1,6 @@
 """Hugging Face decoder layers as a LayerStack."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -23,11 +23,6 @@ class HuggingFaceLayers:
 
     def __repr__(self) -> str:
         return f"<HuggingFaceLayers {len(self._layers)}>"
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        for layer in self._layers:
-            yield from layer.parameters()
-            yield from layer.buffers()
 
     def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
         """Run `hidden`, `[tokens, hidden]`, through all layers."""

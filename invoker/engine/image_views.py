@@ -15,7 +15,13 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_STORED: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_STORED: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
 
 
 def compute_dtype(name: str) -> torch.dtype:
@@ -43,46 +49,56 @@ class ImageViews:
     def names(self) -> frozenset[str]:
         return frozenset(self.entries)
 
-    def view(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the tensor of that name, which must have that shape."""
-        return self.stacked([(name, shape)])
+    def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the tensor of that name, which must have that shape and dtype (None: the model's)."""
+        entry = self.entries[name]
+        dtype = dtype or self.dtype
+        self._check(entry, shape, dtype)
+        return self._bytes[entry.offset : entry.offset + entry.nbytes].view(dtype).view(shape)
 
     def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
         """Return adjacent tensors as one, stacked along the first dimension."""
         entries = [self.entries[name] for name, _ in parts]
         position = entries[0].offset
         for entry, (_, shape) in zip(entries, parts, strict=True):
-            self._check(entry, shape)
+            self._check(entry, shape, self.dtype)
             assert entry.offset == position, f"there is a gap before {entry.name}"
             position += entry.nbytes
         flat = self._bytes[entries[0].offset : position].view(self.dtype)
         return flat.view(sum(shape[0] for _, shape in parts), *parts[0][1][1:])
 
     def assign(self, module: nn.Module, prefix: str) -> None:
-        """Replace each parameter below `module` by the view of the tensor of that name."""
-        for owner, attribute, name in parameters(module, prefix):
-            meta = owner._parameters[attribute]
-            assert meta is not None
-            view = self.view(name, tuple(meta.shape))
-            owner._parameters[attribute] = nn.Parameter(view, requires_grad=False)
+        """Replace each tensor below `module` by the view of the one of its name."""
+        for owner, attribute, name in saved_tensors(module, prefix):
+            self.bind(owner, attribute, name)
 
-    def _check(self, entry: TensorEntry, shape: tuple[int, ...]) -> None:
-        if _STORED.get(entry.dtype) != self.dtype:
+    def bind(self, owner: nn.Module, attribute: str, name: str) -> None:
+        """Replace one parameter or buffer of a module by the view of the tensor of that name."""
+        meta: torch.Tensor = getattr(owner, attribute)
+        view = self.view(name, tuple(meta.shape), None if meta.is_floating_point() else meta.dtype)
+        if attribute in owner._parameters:
+            owner._parameters[attribute] = nn.Parameter(view, requires_grad=False)
+        else:
+            owner._buffers[attribute] = view
+
+    def _check(self, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if _STORED.get(entry.dtype) != dtype:
             raise UnsupportedModel(
-                f"{entry.name} is stored as {entry.dtype}, but the model runs in {self.dtype}; "
+                f"{entry.name} is stored as {entry.dtype}, but the model runs in {dtype}; "
                 "pack the checkpoint in the dtype to run in"
             )
         if entry.shape != shape:
             raise UnsupportedModel(f"{entry.name} has shape {entry.shape}, config.json implies {shape}")
-        if entry.nbytes != prod(shape) * self.dtype.itemsize or entry.offset % self.dtype.itemsize:
+        if entry.nbytes != prod(shape) * dtype.itemsize or entry.offset % dtype.itemsize:
             raise UnsupportedModel(
                 f"{entry.name} does not have the offset and size that its shape and dtype imply"
             )
 
 
-def parameters(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
-    """Yield each parameter below `module`: its owner, its attribute there, and its name in a checkpoint."""
+def saved_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:
+    """Yield each parameter and saved buffer: its owner, its attribute there, and its name in a checkpoint."""
     for path, owner in module.named_modules():
-        for attribute, parameter in owner._parameters.items():
-            if parameter is not None:  # a linear layer without bias
+        saved = [name for name in owner._buffers if name not in owner._non_persistent_buffers_set]
+        for attribute in (*owner._parameters, *saved):
+            if getattr(owner, attribute) is not None:  # a linear layer without bias
                 yield owner, attribute, f"{prefix}{path}.{attribute}" if path else f"{prefix}{attribute}"

@@ -185,9 +185,12 @@ class EngineRunner:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise EngineClosed(
-                f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
-            )
+            raise self._closed_error()
+
+    def _closed_error(self) -> EngineClosed:
+        return EngineClosed(
+            f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
+        )
 
     def _enter(self, members: set[Any], member: object, call: EngineCall) -> None:
         members.add(member)
@@ -235,9 +238,7 @@ class EngineRunner:
             call.set_result(result)
 
     def _ended(self) -> None:
-        error = EngineClosed(
-            f"the engine has failed: {self.failure}" if self.failure else "the engine is closed"
-        )
+        error = self._closed_error()
         for stream in self._streams:
             stream.outputs.put_nowait(error)
         for call in self._calls:

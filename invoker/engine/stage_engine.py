@@ -9,7 +9,7 @@ import torch
 from invoker.engine.contract import DeviceRegion, ModelSpec
 from invoker.engine.device_memory import kv_memory
 from invoker.engine.families import Geometry
-from invoker.engine.kv.cache import KvPool, KvShape, pages_for
+from invoker.engine.kv.cache import KvPool, pages_for
 from invoker.engine.kv.pages import OutOfPages, PageAllocator
 from invoker.engine.kv.slices import KvSlice, export_kv
 from invoker.engine.layout import StepLayout, build_layout
@@ -68,12 +68,7 @@ class StageEngine:
             vocabulary=bound.geometry.vocabulary,
             longest=bound.geometry.longest,
         )
-        shape = KvShape(
-            layers=bound.last - bound.first,
-            heads=bound.geometry.kv_heads,
-            head_dim=bound.geometry.head_dim,
-            dtype=bound.dtype,
-        )
+        shape = bound.geometry.kv_shape(bound.last - bound.first, bound.dtype)
         pool = KvPool(shape, kv_memory(kv, bound.device))
         self.pages = pool.pages
         self._stage = StageExecutor(bound, pool)

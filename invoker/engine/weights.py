@@ -1,8 +1,7 @@
 """Binding: decoder layers with weights that are views into a model image."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
 from invoker.engine.families import Family, Geometry, family_of, geometry_of, parse_config
 from invoker.engine.fused_weights import bind_fused
 from invoker.engine.hf_layers import HuggingFaceLayers
-from invoker.engine.image_views import ImageViews, parameters
+from invoker.engine.image_views import ImageViews, saved_tensors
 from invoker.engine.kv.cache import KvPool
 from invoker.engine.layout import AttentionMetadata
 from invoker.engine.paths import LayerPath, choose_path
@@ -26,10 +25,6 @@ class LayerStack(Protocol):
 
     def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
         """Run hidden states, `[tokens, hidden]`, through the layers; K and V go to the pool's layers."""
-        ...
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all weights and buffers."""
         ...
 
 
@@ -48,10 +43,10 @@ class BoundStage:
     last: int
     path: LayerPath
     layers: LayerStack
-    embedding: torch.Tensor | None
-    positions: torch.Tensor | None
-    norm: nn.Module | None
-    head: torch.Tensor | None
+    embedding: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    norm: nn.Module | None = None
+    head: torch.Tensor | None = None
 
 
 def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO) -> BoundStage:
@@ -61,7 +56,7 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
     they need not have arrived. Raises UnsupportedModel.
     """
     family = family_of(spec.manifest.architecture)
-    config = parse_config(family, spec.config)
+    config = parse_config(family.config, spec.config)
     config._attn_implementation = ATTENTION
     geometry = geometry_of(config)
     first, last = spec.layers or (0, geometry.layers)
@@ -75,16 +70,7 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
     _check_names(_expected(family, geometry, prefix, spec.manifest.tied_head, sample), views.names)
 
     layers, chosen = _bind_layers(spec, views, family, config, prefix, first, last, path)
-    ends = _bind_ends(
-        views,
-        family,
-        config,
-        prefix,
-        has_first=first == 0,
-        has_last=last == geometry.layers,
-        tied=spec.manifest.tied_head,
-    )
-    return BoundStage(
+    bound = BoundStage(
         geometry=geometry,
         dtype=views.dtype,
         device=views.device,
@@ -92,11 +78,8 @@ def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO
         last=last,
         path=chosen,
         layers=layers,
-        embedding=ends.embedding,
-        positions=ends.positions,
-        norm=ends.norm,
-        head=ends.head,
     )
+    return _with_ends(bound, views, family, config, prefix, tied=spec.manifest.tied_head)
 
 
 def _bind_layers(
@@ -127,26 +110,9 @@ def _bind_layers(
     return _bind_modules(views, family, config, rotary, layers_prefix, first, last), choice.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelEnds:
-    """The tensors around the layers; None where another stage runs them."""
-
-    embedding: torch.Tensor | None
-    positions: torch.Tensor | None
-    norm: nn.Module | None
-    head: torch.Tensor | None
-
-
-def _bind_ends(
-    views: ImageViews,
-    family: Family,
-    config: Any,
-    prefix: str,
-    *,
-    has_first: bool,
-    has_last: bool,
-    tied: bool,
-) -> _ModelEnds:
+def _with_ends(
+    bound: BoundStage, views: ImageViews, family: Family, config: Any, prefix: str, *, tied: bool
+) -> BoundStage:
     """Bind the ends of the model that a stage runs.
 
     The stage with the first layer has the embeddings and a tied head, that with the last layer the norm and
@@ -156,18 +122,19 @@ def _bind_ends(
     def view(part: str, rows: int) -> torch.Tensor:
         return views.view(f"{prefix}{part}.weight", (rows, config.hidden_size))
 
-    embedding = view(family.embedding, config.vocab_size) if has_first else None
-    positions = norm = None
-    if has_first and family.positions:
-        positions = view(family.positions, config.max_position_embeddings)
-    head = embedding if tied else None
-    if has_last:
+    if bound.first == 0:
+        embedding = view(family.embedding, config.vocab_size)
+        positions = view(family.positions, config.max_position_embeddings) if family.positions else None
+        bound = replace(bound, embedding=embedding, positions=positions, head=embedding if tied else None)
+    if bound.last == bound.geometry.layers:
         with torch.device("meta"):
             norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
         views.assign(norm, f"{prefix}{family.final_norm}.")
+        bound = replace(bound, norm=norm)
         if not tied:
             head = views.view(f"{family.head}.weight", (config.vocab_size, config.hidden_size))
-    return _ModelEnds(embedding=embedding, positions=positions, norm=norm, head=head)
+            bound = replace(bound, head=head)
+    return bound
 
 
 def _bind_modules(
@@ -193,7 +160,7 @@ def _prefix(family: Family, names: frozenset[str]) -> str:
 
 def _expected(family: Family, geometry: Geometry, prefix: str, tied: bool, layer: nn.Module) -> set[str]:
     """Return the names of the whole model's tensors: all layers are alike."""
-    of_layer = [name for _, _, name in parameters(layer, "")]
+    of_layer = [name for _, _, name in saved_tensors(layer)]
     names = {f"{prefix}{family.layers}.{i}.{name}" for i in range(geometry.layers) for name in of_layer}
     names.add(f"{prefix}{family.embedding}.weight")
     names.add(f"{prefix}{family.final_norm}.weight")

@@ -194,9 +194,7 @@ class RunningHandler:
 
     async def aclose(self) -> None:
         """Kill the process and its descendants; calls in progress end with HandlerStopped."""
-        if self._kill_reason is None:
-            self._kill_reason = HandlerStopped("the handler was stopped")
-        kill_tree(self._process)
+        self.kill(HandlerStopped("the handler was stopped"))
         await self.ended.wait()
         if self._task is not None:
             await self._task

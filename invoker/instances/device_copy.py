@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from invoker.engine.image_ranges import layer_byte_ranges
@@ -32,6 +32,11 @@ def pieces_of(manifest: Manifest, max_bytes: int, first_layer: int = 0) -> tuple
         layer = (first_layer + index) % count
         spans += [(start, end, layer) for start, end in layer_byte_ranges(manifest, layer, layer + 1)]
     spans += [(start, end, None) for start, end in _gaps(spans, manifest.nbytes)]
+    return cut_spans(spans, max_bytes)
+
+
+def cut_spans(spans: Iterable[tuple[int, int, int | None]], max_bytes: int) -> tuple[ImagePiece, ...]:
+    """Cut spans `[start, end)` of layers (None: of no layer) into pieces of at most `max_bytes`."""
     return tuple(
         ImagePiece(start=at, end=min(end, at + max_bytes), layer=layer)
         for start, end, layer in spans
@@ -79,7 +84,7 @@ async def copy_arriving(
     source: memoryview,
     pieces: Sequence[ImagePiece],
     wait_for: Callable[[int, int], Awaitable[None]],
-    on_copied: Callable[[ImagePiece], None],
+    on_copied: Callable[[ImagePiece], None] = lambda _: None,
 ) -> CopyReport:
     """Copy all pieces of `source` into `region`, each as soon as it is available, in any order.
 

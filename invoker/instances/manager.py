@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import MappingProxyType
 
 from invoker.base.counters import Counters
 from invoker.base.errors import InvalidWork, InvokerError, NodeDraining, NoSuchInstance, OutOfDeviceMemory
@@ -73,16 +72,11 @@ class Instances:
         if 0 < request.controller_epoch < self._controller_epoch:
             raise InvalidWork(f"controller {request.controller_epoch} has been replaced by a newer one")
         self._controller_epoch = max(self._controller_epoch, request.controller_epoch)
-        life = accepted(
-            request.instance_id,
-            request.function,
-            request.version,
-            self._node,
-            request.max_concurrency,
-            wall_s=self._context.clock.wall_s(),
-            now_s=self._context.clock.monotonic_s(),
+        clock = self._context.clock
+        life = accepted(request, self._node, wall_s=clock.wall_s(), now_s=clock.monotonic_s())
+        account = self._context.meter.open_account(
+            request.instance_id, request.function, request.version, life.state
         )
-        account = self._context.meter.open_account(life.instance_id, life.function, life.version, life.state)
         instance = Instance(request, life, account, self._changed)
         self._instances[instance.id] = instance
         self._changed(instance)
@@ -173,14 +167,12 @@ class Instances:
             self._forget_oldest()
 
     def _started(self, instance: Instance) -> None:
-        life = instance.life
-        kind = {StartKind.HOT: "starts_hot", StartKind.WARM: "starts_warm"}.get(
-            life.start_kind, "starts_cold"
-        )
+        start_kind = instance.life.record.start_kind
+        kind = {StartKind.HOT: "starts_hot", StartKind.WARM: "starts_warm"}.get(start_kind, "starts_cold")
         setattr(self._counters, kind, getattr(self._counters, kind) + 1)
 
     def _changed(self, instance: Instance) -> None:
-        record = instance.life.record()
+        record = instance.life.record
         previous, instance.published_state = instance.published_state, record.state
         if previous is not record.state:
             self._log(instance, _describe(record))
@@ -198,20 +190,10 @@ class Instances:
             del self._instances[instance_id]
 
 
-_STATE_TEXTS: Mapping[InstanceState, str] = MappingProxyType(
-    {
-        InstanceState.STARTING: "accepted",
-        InstanceState.LOADING: "loading",
-        InstanceState.DRAINING: "draining",
-        InstanceState.STOPPED: "stopped",
-    }
-)
-
-
 def _describe(record: InstanceRecord) -> str:
     if record.state is InstanceState.FAILED:
         return f"failed: {record.error}"
     if record.state is InstanceState.READY:
         phases = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in record.phases_ms.items())
         return f"ready, a {record.start_kind} start from {record.source}: {phases}"
-    return _STATE_TEXTS[record.state]
+    return "accepted" if record.state is InstanceState.STARTING else record.state

@@ -15,10 +15,10 @@ from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
 from invoker.instances.calls import InstanceSteps
 from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
-from invoker.instances.device_copy import ImagePiece, LoadedLayers, copy_arriving, pieces_of
+from invoker.instances.device_copy import ImagePiece, LoadedLayers, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
 from invoker.loading.loader import ImageArrival, ImageLoader, ProgressThrottle
-from invoker.memory.arena import Arena, CopyReport, copy_following, pinned
+from invoker.memory.arena import Arena, CopyReport, pinned
 from invoker.metering.meter import GpuMeter
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.shielded import shielded_stack
@@ -216,35 +216,30 @@ async def _copy(
     context: InstanceContext,
 ) -> CopyReport:
     results: list[CopyReport] = []
-    copied_bytes = 0
-    total = max(1, device_image.region.nbytes)
+    arena, view, copied_bytes, total = context.arena, arrival.view, 0, len(arrival.view)
+    if instance.request.live and manifest.num_layers:
+        pieces = pieces_of(manifest, arena.copy_bytes, instance.request.first_layer)
+    else:
+        pieces = cut_spans([(0, total, None)], arena.copy_bytes)
+    layers = LoadedLayers(pieces, manifest.num_layers)
 
-    def on_copied(nbytes: int) -> None:
+    def on_copied(piece: ImagePiece) -> None:
+        nonlocal copied_bytes
+        copied_bytes += piece.end - piece.start
         if instance.life.phase == "copy":
-            report(nbytes / total)
+            report(copied_bytes / total)
+        if layers.add(piece):
+            instance.loaded_layers = layers.bits
 
     async def fetched() -> None:
         await arrival.complete()
         _enter_phase(instance, "copy", context)
 
     async def copied() -> None:
-        region, view, wait_for = device_image.region, arrival.view, arrival.wait_for
-        if not (instance.request.live and manifest.num_layers):
-            results.append(await copy_following(context.arena, region, view, wait_for, on_copied))
-            return
-        pieces = pieces_of(manifest, context.arena.copy_bytes, instance.request.first_layer)
-        layers = LoadedLayers(pieces, manifest.num_layers)
+        region = device_image.region
+        results.append(await copy_arriving(arena, region, view, pieces, arrival.wait_for, on_copied))
 
-        def on_piece(piece: ImagePiece) -> None:
-            nonlocal copied_bytes
-            copied_bytes += piece.end - piece.start
-            on_copied(copied_bytes)
-            if layers.add(piece):
-                instance.loaded_layers = layers.bits
-
-        results.append(await copy_arriving(context.arena, region, view, pieces, wait_for, on_piece))
-
-    async with pinned(context.arena, arrival.view):
+    async with pinned(arena, view):
         await run_all(fetched(), copied())
     if not arrival.is_complete:
         raise StartFailed("the image is incomplete")

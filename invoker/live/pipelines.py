@@ -11,7 +11,7 @@ from typing import Any
 
 from invoker.base.errors import InvalidWork, NoSuchInstance, NoSuchPipeline, PipelineLost
 from invoker.engine.decoder import limits_for
-from invoker.engine.factory import MIN_SEQUENCES
+from invoker.engine.factory import max_sequences_for
 from invoker.engine.kv.cache import PAGE_TOKENS
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.instances.instance import Instance
@@ -234,7 +234,7 @@ class HostedPipeline:
             vocabulary=facts.vocabulary,
             steps=stages + 1,
         )
-        sequences = max(MIN_SEQUENCES, 2 * self.instance.request.max_concurrency)
+        sequences = max_sequences_for(self.instance.request.max_concurrency)
         device = device_image.region.device.partition(":")[0]
         limits = limits_for(device, sequences=sequences, shared_prefill_tokens=facts.shared_prefill_tokens)
         # Unique names: exports of an earlier pipeline of this id must not match.

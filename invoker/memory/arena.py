@@ -3,18 +3,16 @@
 import logging
 import mmap
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from invoker.base.errors import OutOfDeviceMemory, StartFailed
+from invoker.base.errors import OutOfDeviceMemory
 from invoker.memory.allocator import Allocator, MemorySpan
 from invoker.memory.mappings import address_of, advise_huge, populate_gently
-from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
 
 # For large copies the C library bypasses the cache, which is a quarter faster; two at once use the bandwidth
@@ -132,7 +130,23 @@ class SpanArena:
         self._allocator.check_integrity()
 
 
-class CpuArena(SpanArena):
+class HostArena(SpanArena):
+    """Base of arenas in host memory."""
+
+    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
+        assert region.buffer is not None
+        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
+        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
+
+    def close(self) -> None:
+        # Engines may hold views until garbage collection; the last one frees the mapping.
+        self._memory = None
+
+
+class CpuArena(HostArena):
     """The arena of a CPU node: separate anonymous memory, so that starts copy as they do to a GPU.
 
     A background thread pre-faults pages, so that neither the node's start nor an instance's first copy waits
@@ -154,19 +168,10 @@ class CpuArena(SpanArena):
         except OSError as error:
             log.warning("arena: cannot pre-fault %d bytes, free memory is too small: %s", size, error)
 
-    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        assert region.buffer is not None
-        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
-        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
-
     def close(self) -> None:
         self._closing.set()
         self._prefault.join()
-        # Engines may hold views until garbage collection; the last one frees the mapping.
-        self._memory = None
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,44 +202,3 @@ async def pinned(arena: Arena, view: memoryview) -> AsyncIterator[None]:
         yield
     finally:
         await run_in_thread(unpin)
-
-
-async def copy_following(
-    arena: Arena,
-    region: Region,
-    source: memoryview,
-    wait_for: Callable[[int, int], Awaitable[None]],
-    on_copied: Callable[[int], None],
-) -> CopyReport:
-    """Copy `source` into `region`, in order, each chunk as soon as it is available.
-
-    `wait_for(offset, nbytes)` returns once those bytes may be read; `on_copied` receives the total so far.
-    After cancellation nothing is written to the region. Raises StartFailed if not all was copied.
-    """
-    total, chunk_bytes = len(source), arena.copy_bytes
-    offsets = iter(range(0, total, chunk_bytes))
-    copied_bytes = 0
-    copies = 0
-    busy_s = started_s = 0.0
-
-    async def work() -> None:
-        nonlocal copied_bytes, copies, busy_s, started_s
-        for offset in offsets:
-            nbytes = min(chunk_bytes, total - offset)
-            await wait_for(offset, nbytes)
-            if not copies:
-                started_s = time.perf_counter()
-            copies += 1
-            try:
-                await run_in_thread(arena.copy_in, region, offset, source[offset : offset + nbytes])
-            finally:
-                copies -= 1
-                if not copies:
-                    busy_s += time.perf_counter() - started_s
-            copied_bytes += nbytes
-            on_copied(copied_bytes)
-
-    await run_all(*(work() for _ in range(COPIES_IN_FLIGHT)))
-    if copied_bytes != total:
-        raise StartFailed(f"only {copied_bytes} of {total} bytes were copied")
-    return CopyReport(total, busy_s)

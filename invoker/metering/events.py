@@ -10,15 +10,11 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class JournalStarted(_Event, frozen=True):
-    """The first event of a journal; Unix time of meter time `at` is `origin_s + at / 1e6`.
-
-    `itemised` if it contains each call's usage in the current interval.
-    """
+    """The first event of a journal; Unix time of meter time `at` is `origin_s + at / 1e6`."""
 
     node: str
     epoch: int
     origin_s: float
-    itemised: bool = False
 
 
 class AccountOpened(_Event, frozen=True):

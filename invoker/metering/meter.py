@@ -393,7 +393,7 @@ class GpuMeter:
     def _snapshot(self) -> JournalFrame:
         calls = [call for call in self._calls.values() if call.declared]
         accounts = {**self._present, **{call.account.number: call.account for call in calls}}
-        events: list[Event] = [JournalStarted(self._node, self._epoch, self._origin_s, itemised=True)]
+        events: list[Event] = [JournalStarted(self._node, self._epoch, self._origin_s)]
         events += [account_event(account) for account in accounts.values()]
         events += [call_event(call) for call in calls]
         events += [record_event(number, record) for number, record in self._unsent.items()]

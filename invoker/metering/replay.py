@@ -55,7 +55,6 @@ class ReplayedJournal:
     node: str = ""
     epoch: int = 0
     origin_s: float = 0.0
-    itemised: bool = False
     at: int = 0
     accounts: dict[int, MeterAccount] = field(default_factory=dict)
     calls: dict[int, MeteredCall] = field(default_factory=dict)
@@ -133,7 +132,6 @@ class ReplayedJournal:
         match event:
             case JournalStarted():
                 self.node, self.epoch, self.origin_s = event.node, event.epoch, event.origin_s
-                self.itemised = event.itemised
             case AccountOpened():
                 self.accounts[event.account] = _account(event)
             case IntervalCut():
@@ -170,10 +168,9 @@ class ReplayedJournal:
                 self.unsent.pop(event.due, None)
 
     def _intervals(self, account: MeterAccount, ended_at: float) -> list[InstanceInterval]:
-        epoch = self.epoch if self.itemised else 0
-        if self.faults and epoch:
+        if self.faults:
             account.count_unattributed_as_idle()
-        return intervals_of(self.node, epoch, account, to_at=ended_at, final=True)[0]
+        return intervals_of(self.node, self.epoch, account, to_at=ended_at, final=True)[0]
 
 
 def encode_frame(frame: JournalFrame) -> bytes:

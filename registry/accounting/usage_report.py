@@ -13,7 +13,6 @@ from registry.state import UsageFilter, UsageRow
 # A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
 COLUMNS = ("requests", "prompt_tokens", "completion_tokens", "billed_gpu_ms", "cost_nanos")
-_amounts = attrgetter(*COLUMNS[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """The encoder engine: embeddings, logits and features, for a whole model or a range of its layers."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from invoker.engine.encoders.batches import (
 )
 from invoker.engine.encoders.towers import ENCODERS, Carry, EncoderFamily, EncoderInputs, Tower
 from invoker.engine.encoders.weights import bind
+from invoker.engine.families import parse_config
 from registry.images.manifest import LayerSpan, Manifest
 
 
@@ -178,14 +178,8 @@ def _family(architecture: str) -> EncoderFamily:
 
 
 def _parse_config(family: EncoderFamily, spec: ModelSpec) -> Any:
-    if spec.config.get("quantization_config") is not None:
-        raise UnsupportedModel("quantised checkpoints are not supported")
-    try:
-        # Copied deeply: configuration classes rewrite nested dicts in place.
-        config = family.config.from_dict(copy.deepcopy(dict(spec.config)))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UnsupportedModel(f"config.json: {error}") from error
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+    config = parse_config(family.config, spec.config)
+    if getattr(config, "is_decoder", False):
         raise UnsupportedModel("an encoder configured as a decoder is not supported")
     return config
 

@@ -2,24 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from math import prod
 
 import torch
 from torch import nn
 
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
-from invoker.engine.device_memory import region_bytes
-from invoker.engine.image_views import compute_dtype
-from registry.images.manifest import LayerSpan, TensorEntry
-
-_STORED = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-}
+from invoker.engine.image_views import ImageViews, saved_tensors
+from registry.images.manifest import LayerSpan
 
 # Names in checkpoints, and in the modules. ViT's modules were renamed while its files kept their names;
 # gamma and beta come from the oldest BERT files.
@@ -56,35 +45,21 @@ def bind(
     Nothing is copied, no weight memory is allocated, and bytes outside the spans are never read: their
     tensors stay on the meta device, where using them raises. Returns the region's device.
     """
-    if region.nbytes < spec.manifest.nbytes:
-        raise UnsupportedModel(f"the region has {region.nbytes} bytes, the image {spec.manifest.nbytes}")
-    dtype = compute_dtype(spec.dtype)
-    flat = region_bytes(region)
-    tensors = {module_name(entry.name, prefix): entry for entry in spec.manifest.tensors}
+    views = ImageViews(spec, region)
+    names = {module_name(name, prefix): name for name in views.entries}
     missing = []
-    for owner, attribute, name in _slots(model):
-        entry = tensors.get(name)
-        if entry is None:
-            if attribute == "num_batches_tracked":
-                continue  # counts training batches; older files lack it and inference ignores it
-            missing.append(name)
-        elif any(span.start <= entry.offset < span.end for span in spans):
-            _assign(owner, attribute, _view(flat, entry, dtype))
+    for owner, attribute, wanted in saved_tensors(model):
+        if wanted not in names:
+            if attribute != "num_batches_tracked":  # of training; older files lack it
+                missing.append(wanted)
+        elif any(span.start <= views.entries[names[wanted]].offset < span.end for span in spans):
+            views.bind(owner, attribute, names[wanted])
     if missing:
         shown = ", ".join(sorted(missing)[:8])
         raise UnsupportedModel(f"the image lacks {len(missing)} tensors of the model: {shown}")
     for owner, attribute, buffer in _unsaved_buffers(model):
-        owner._buffers[attribute] = _computed_buffer(attribute, buffer).to(flat.device)
-    return flat.device
-
-
-def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """Yield every parameter and saved buffer: its module, its attribute, its full name."""
-    for path, owner in model.named_modules():
-        saved = [name for name in owner._buffers if name not in owner._non_persistent_buffers_set]
-        for attribute in (*owner._parameters, *saved):
-            if getattr(owner, attribute) is not None:
-                yield owner, attribute, f"{path}.{attribute}" if path else attribute
+        owner._buffers[attribute] = _computed_buffer(attribute, buffer).to(views.device)
+    return views.device
 
 
 def _unsaved_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
@@ -102,30 +77,3 @@ def _computed_buffer(attribute: str, meta: torch.Tensor) -> torch.Tensor:
     if attribute == "token_type_ids":
         return torch.zeros(meta.shape, dtype=torch.long)
     raise UnsupportedModel(f"the model has a buffer {attribute!r} that this engine cannot compute")
-
-
-def _assign(owner: nn.Module, attribute: str, view: torch.Tensor) -> None:
-    meta = getattr(owner, attribute)
-    if tuple(meta.shape) != tuple(view.shape):
-        raise UnsupportedModel(
-            f"{type(owner).__name__}.{attribute} has shape {tuple(view.shape)} in the image, "
-            f"but config.json implies {tuple(meta.shape)}"
-        )
-    if attribute in owner._parameters:
-        owner._parameters[attribute] = nn.Parameter(view, requires_grad=False)
-    else:
-        owner._buffers[attribute] = view
-
-
-def _view(flat: torch.Tensor, entry: TensorEntry, dtype: torch.dtype) -> torch.Tensor:
-    stored = _STORED.get(entry.dtype)
-    if stored is None or (stored.is_floating_point and stored != dtype):
-        raise UnsupportedModel(
-            f"{entry.name} is stored as {entry.dtype}, but the model runs in {dtype}; "
-            "pack the checkpoint in the dtype to run in"
-        )
-    if entry.nbytes != prod(entry.shape) * stored.itemsize or entry.offset % stored.itemsize:
-        raise UnsupportedModel(
-            f"{entry.name} does not have the offset and size that its shape and dtype imply"
-        )
-    return flat[entry.offset : entry.offset + entry.nbytes].view(stored).view(entry.shape)

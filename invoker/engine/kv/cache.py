@@ -23,6 +23,12 @@ class KvShape:
     def page_bytes(self) -> int:
         return 2 * self.layers * PAGE_TOKENS * self.heads * self.head_dim * self.dtype.itemsize
 
+    def pages_in(self, nbytes: int) -> int:
+        """Return the number of pages in that memory. Raises OutOfKvCache if there is none."""
+        if nbytes < self.page_bytes:
+            raise OutOfKvCache(f"{nbytes} bytes are less than one page of {self.page_bytes} bytes")
+        return nbytes // self.page_bytes
+
 
 class KvPool:
     """K and V of each layer, `[1, heads, pages * PAGE_TOKENS, head_dim]`, as views of `memory`.
@@ -35,12 +41,7 @@ class KvPool:
 
     def __init__(self, shape: KvShape, memory: torch.Tensor) -> None:
         self.shape = shape
-        self.pages = memory.numel() // shape.page_bytes
-        if self.pages < 1:
-            raise OutOfKvCache(
-                f"the KV cache has {memory.numel()} bytes, but one page of {PAGE_TOKENS} tokens "
-                f"needs {shape.page_bytes}"
-            )
+        self.pages = shape.pages_in(memory.numel())
         pool = memory[: self.pages * shape.page_bytes].view(shape.dtype)
         # In each layer the heads of K come first, then those of V.
         self._pool = pool.view(shape.layers, 2 * shape.heads, self.pages, PAGE_TOKENS, shape.head_dim)

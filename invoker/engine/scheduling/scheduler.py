@@ -22,6 +22,8 @@ from invoker.engine.kv.cache import PAGE_TOKENS, pages_for
 from invoker.engine.kv.pages import PageAllocator
 from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQueue, next_queue
 
+PREFILL_TOKENS = 512  # prompt tokens of a step, at most, unless set otherwise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:

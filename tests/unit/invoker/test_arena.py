@@ -7,7 +7,8 @@ import pytest
 from invoker.base.errors import OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.instances.device_cache import DeviceCache, DeviceImageState
-from invoker.memory.arena import COPY_CHUNK_BYTES, CpuArena, copy_following
+from invoker.instances.device_copy import ImagePiece, copy_arriving, cut_spans
+from invoker.memory.arena import COPY_CHUNK_BYTES, CpuArena
 from rdmacast.server.region import GrowingRegion
 from registry.clock import FakeClock
 
@@ -42,12 +43,13 @@ async def test_a_copy_follows_the_bytes_that_arrive() -> None:
     seen: list[int] = []
     some = asyncio.Event()
 
-    def on_copied(nbytes: int) -> None:
-        seen.append(nbytes)
+    def on_copied(piece: ImagePiece) -> None:
+        seen.append(piece.end)
         some.set()
 
+    pieces = cut_spans([(0, size, None)], arena.copy_bytes)
     copying = asyncio.create_task(
-        copy_following(arena, region, source.toreadonly(), growing.wait_for, on_copied)
+        copy_arriving(arena, region, source.toreadonly(), pieces, growing.wait_for, on_copied)
     )
     growing.mark(0, COPY_CHUNK_BYTES + 100)
     await some.wait()

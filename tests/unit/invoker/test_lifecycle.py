@@ -5,10 +5,11 @@ from invoker.loading.start_plan import Residence, choose_start
 from registry.errors import InvalidRecord
 from registry.messages.node import ImageHolder
 from registry.records.instance import InstanceState, StartKind
+from tests.fixtures.invoker import start_request
 
 
 def fresh():
-    return accepted("i1", "tiny", 3, "n0", 8, wall_s=100.0, now_s=10.0)
+    return accepted(start_request("i1", None), "n0", wall_s=100.0, now_s=10.0)
 
 
 def test_phases_follow_each_other_without_a_gap() -> None:
@@ -17,7 +18,7 @@ def test_phases_follow_each_other_without_a_gap() -> None:
         life.with_phase("fetch", 10.5).with_progress(0.5).with_phase("copy", 12.0).with_phase("bind", 12.25)
     )
     life = life.with_phase("ready", 12.5).ready(103.0, 12.75)
-    record = life.record()
+    record = life.record
     assert record.state is InstanceState.READY
     assert record.progress == 1.0
     assert list(record.phases_ms.values()) == [500.0, 1500.0, 250.0, 250.0, 250.0]
@@ -27,21 +28,21 @@ def test_phases_follow_each_other_without_a_gap() -> None:
 
 def test_a_hot_start_skips_phases() -> None:
     life = fresh().with_state(InstanceState.LOADING, 100.0).with_phase("bind", 10.5).with_phase("ready", 11.0)
-    assert set(life.ready(101.0, 11.0).phases_ms) == {"reserve", "bind", "ready"}
+    assert set(life.ready(101.0, 11.0).record.phases_ms) == {"reserve", "bind", "ready"}
 
 
 def test_phases_do_not_go_back_and_progress_does_not_shrink() -> None:
     life = fresh().with_phase("copy", 11.0)
     with pytest.raises(ValueError, match="cannot follow"):
         life.with_phase("fetch", 12.0)
-    assert life.with_progress(0.7).with_progress(0.3).progress == 0.7
+    assert life.with_progress(0.7).with_progress(0.3).record.progress == 0.7
 
 
 def test_the_transition_table_holds() -> None:
     with pytest.raises(InvalidRecord, match="cannot go from starting to ready"):
         fresh().with_state(InstanceState.READY, 101.0)
     failed = fresh().with_state(InstanceState.FAILED, 101.0, error="no room")
-    assert failed.final and failed.record().error == "no room"
+    assert failed.final and failed.record.error == "no room"
     with pytest.raises(InvalidRecord):
         failed.with_state(InstanceState.STOPPED, 102.0)
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from invoker.assembly import EXIT_HANGING
-from invoker.engine.fake import StepGate
 from invoker.metering.journal import recover_journals
 from invoker.metering.meter import GpuMeter
 from invoker.watchdog import watch_steps
@@ -31,6 +30,7 @@ from registry.messages.node import (
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord
 from registry.records.usage import InstanceInterval, LostCall
+from tests.fixtures.fake_engine import StepGate
 from tests.fixtures.invoker import (
     KIB,
     SECRET,
@@ -200,7 +200,7 @@ async def test_a_step_that_hangs_is_given_up_but_not_one_that_is_late() -> None:
 
 HANGING = """
 import asyncio, pathlib, sys
-from invoker.engine.fake import StepGate
+from tests.fixtures.fake_engine import StepGate
 from tests.fixtures.invoker import FakeCluster, FakeEngines, generate, make_image, start_request
 
 async def main():

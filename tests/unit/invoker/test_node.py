@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from invoker.engine.fake import continuation
 from registry.clock import SystemClock
 from registry.errors import RemoteError
 from registry.messages.node import (
@@ -21,6 +20,7 @@ from registry.messages.node import (
 )
 from registry.records.instance import InstanceState
 from registry.records.node import Tier
+from tests.fixtures.fake_engine import continuation
 from tests.fixtures.invoker import (
     KIB,
     PROMPT,

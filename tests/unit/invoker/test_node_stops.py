@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from invoker.engine.fake import StepGate
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.node import (
@@ -20,6 +19,7 @@ from registry.messages.node import (
     WarmImage,
 )
 from registry.records.node import NodeState
+from tests.fixtures.fake_engine import StepGate
 from tests.fixtures.invoker import (
     KIB,
     SECRET,

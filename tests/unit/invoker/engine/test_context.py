@@ -44,7 +44,7 @@ def test_the_gateway_and_the_engine_agree(architecture: str, model_type: str) ->
         if original is not None:
             config["original_max_position_embeddings"] = original
         try:
-            geometry = geometry_of(parse_config(family_of(architecture), config))
+            geometry = geometry_of(parse_config(family_of(architecture).config, config))
         except UnsupportedModel:
             continue
         assert context_length_of(config) == geometry.longest, (rope, original, longest)

@@ -11,7 +11,7 @@ import torch
 
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.decoder import DecoderEngine
-from invoker.engine.factory import kv_bytes_needed, make_engine
+from invoker.engine.factory import TorchEngineFactory, kv_bytes_needed
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduling.scheduler import StepPlan
 from invoker.engine.scheduling.sequence_table import InvalidSequence
@@ -265,7 +265,7 @@ def test_a_closed_engine_lets_go_of_its_memory() -> None:
     spec, region, _ = cached_image("llama")
     own = region.copy()
     kv = own.copy()
-    engine = make_engine(spec, own, kv)
+    engine = TorchEngineFactory().make(spec, own, kv, max_concurrency=8)
     assert isinstance(engine, DecoderEngine)
     run_all(engine, [sequence("a", [1, 2, 3], max_tokens=2)])
     engine.close()

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from benchmarks.engine.local_pipeline import LocalPipeline
 from invoker.engine.contract import OutOfKvCache, TokenOutput
-from invoker.engine.fake import continuation
-from invoker.engine.fake_stage import FakeStage
 from invoker.engine.kv.cache import PAGE_TOKENS
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.engine.scheduling.scheduler import StepLimits
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from invoker.engine.stage_contract import StageInput, StageOutput
 from tests.fixtures.engine import sequence
+from tests.fixtures.fake_engine import continuation
+from tests.fixtures.fake_stage import FakeStage
 from tests.fixtures.stage import pipeline_of, run_pipeline
 
 VOCABULARY = 500

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.fake import FakeComputeEngine, FakeEngine, StepGate, continuation
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
 from tests.fixtures.engine import make_decoder, run_all, sequence
+from tests.fixtures.fake_engine import FakeComputeEngine, FakeEngine, StepGate, continuation
 
 
 async def _tokens(runner: EngineRunner, request: NewSequence) -> list[int]:

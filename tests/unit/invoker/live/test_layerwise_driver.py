@@ -6,13 +6,11 @@ import pytest
 
 from invoker.base.errors import NoSuchPipeline, PipelineLost
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.fake import FakeEngine, continuation
-from invoker.engine.fake_stage import FakeStage
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineRunner, NullMeter
 from invoker.engine.stage_contract import StageInput, StageOutput
 from invoker.instances.instance import Instance
-from invoker.instances.lifecycle import Lifecycle
+from invoker.instances.lifecycle import accepted
 from invoker.metering.accounts import MeterAccount
 from invoker.pipeline.metered import StepCalls
 from invoker.prefill.layerwise import READY_TIMEOUT_S, LayerwisePrefillDriver
@@ -20,6 +18,8 @@ from registry.messages.live import MOVED
 from registry.messages.node import Sampling
 from registry.records.instance import InstanceState
 from tests.fixtures import patience
+from tests.fixtures.fake_engine import FakeEngine, continuation
+from tests.fixtures.fake_stage import FakeStage
 from tests.fixtures.invoker import start_request
 
 LAYERS = 3
@@ -69,17 +69,8 @@ class Scene:
 
     def __init__(self, first: FakeStage, patience_s: float) -> None:
         self.layers = Layers()
-        life = Lifecycle(
-            instance_id="i",
-            function="f",
-            version=1,
-            node="n",
-            max_concurrency=4,
-            state=InstanceState.LOADING,
-            since=0.0,
-            phase="fetch",
-            phase_started_s=0.0,
-        )
+        life = accepted(start_request("i", None), "n", wall_s=0.0, now_s=0.0)
+        life = life.with_phase("fetch", 0.0).with_state(InstanceState.LOADING, 0.0)
         account = MeterAccount(1, "i", "f", 1, "loading", starting=True, from_us=0, from_at=0.0)
         self.instance = Instance(start_request("i", None), life, account, lambda _: None)
         self.driver = LayerwisePrefillDriver(

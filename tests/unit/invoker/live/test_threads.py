@@ -6,8 +6,6 @@ import socket
 import pytest
 import torch
 
-from invoker.engine.fake import StepGate
-from invoker.engine.fake_stage import FakeStage
 from invoker.engine.runner import UNBILLED, NullMeter
 from invoker.engine.stage_contract import (
     OpenSequence,
@@ -35,6 +33,8 @@ from invoker.prefill.frames import (
 from invoker.prefill.layers import CHUNK_TOKENS
 from invoker.prefill.target import TargetWorker
 from registry.messages.node import Sampling
+from tests.fixtures.fake_engine import StepGate
+from tests.fixtures.fake_stage import FakeStage
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.zigzag import Counter
 

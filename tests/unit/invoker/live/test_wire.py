@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.engine.fake_stage import FakeStage
 from invoker.engine.stage_contract import OpenSequence, StageChunk, StageStep, rows_as_bytes
 from invoker.engine.stage_rows import StageRows
 from invoker.links.frames import (
@@ -26,6 +25,7 @@ from invoker.links.frames import (
 from invoker.links.framing import HEADER_BYTES, FrameReader, LinkLost
 from invoker.links.wire import StageWire
 from registry.messages.node import Sampling
+from tests.fixtures.fake_stage import FakeStage
 
 ROWS = StageRows(FakeStage(2, 4, 6))  # rows of 8 bytes
 
