@@ -1,7 +1,6 @@
 """One node's part in a cast, and pulls of whole regions.
 
 - `block_reads`: reads and checks of blocks
-- `fair_share`: time shared at a port
 - `have_requests`: HAVE requests without a reply
 - `hooks`: a cast's links and block hooks
 - `limits`: time limits

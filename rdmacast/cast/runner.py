@@ -67,7 +67,7 @@ class Cast:
             epoch=spec.epoch,
             shift=spec.blocks * self._node // len(spec.members),
             in_slots=bool(self._slots),
-            settings=(settings or SessionSettings()).for_links(spec.block_s),
+            settings=settings,
         )
         self._replanner = Replanner(spec, self._node)
         self._tally = CastTally()

@@ -1,8 +1,6 @@
 """Limits of one node's part in a cast, fixed at its start."""
 
-from dataclasses import dataclass, replace
-
-SLOW = 2.0  # times the typical duration of a pull: under half of the median rate
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,8 +8,7 @@ class SessionSettings:
     """Limits of a session, in seconds and counts.
 
     `pull_timeout_s` bounds one pull, `ask_timeout_s` the reply to a HAVE request, and `patience_s` the time
-    that a node without any pull waits for blocks of its planned sources (less at first where pulls are
-    fast). No pull below `min_slow_s` is slow: among fast ones the scheduler's jitter shows.
+    that a node without any pull waits for blocks of its planned sources.
 
     A peer is lost after `max_failures` failed pulls in a row or `max_asks` requests without a reply, and a
     block is not pulled from it again after `max_tries` failed pulls.
@@ -21,7 +18,6 @@ class SessionSettings:
     pull_timeout_s: float = 30.0
     ask_timeout_s: float = 2.0
     patience_s: float = 2.0
-    min_slow_s: float = 0.05
     max_tries: int = 3
     max_failures: int = 5
     max_asks: int = 4
@@ -31,10 +27,3 @@ class SessionSettings:
             raise ValueError("window and limits of a session must be 1 or more")
         if not min(self.pull_timeout_s, self.ask_timeout_s, self.patience_s) > 0:
             raise ValueError("the timeouts of a session must be above 0")
-
-    def for_links(self, block_s: float) -> "SessionSettings":
-        """Return the settings for links that take `block_s` for a block.
-
-        A block that came faster, out of a buffer, makes no other pull slow.
-        """
-        return replace(self, min_slow_s=max(self.min_slow_s, SLOW * block_s))

@@ -23,7 +23,7 @@ from tests.fixtures.liar import liar
 from tests.fixtures.patience import PATIENCE_S
 
 LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S / 4, ping_timeout_s=PATIENCE_S)
-HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S, min_slow_s=PATIENCE_S)
+HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S)
 
 
 @asynccontextmanager
