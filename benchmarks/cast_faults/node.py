@@ -39,12 +39,13 @@ from benchmarks.multicast.copies import mismatched_units
 from benchmarks.multicast.messages import block_bytes
 from benchmarks.multicast.rank import make_image
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.runner import Cast
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.pacer import Pacer
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transport import PeerAddress, Transport
+from rdmacast.transport import Transport
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -183,19 +184,20 @@ class FaultNode:
 
 
 def spec_of(task: FaultTask, epoch: int = 0) -> CastSpec:
-    return CastSpec(
-        cast=task.cast,
-        region=task.cast,
+    plan = CastPlan(
+        cast_id=task.cast,
+        image=task.cast,
         nbytes=task.nbytes,
         block_bytes=block_bytes(task.nbytes, task.blocks),
         members=tuple(
-            CastMember(name=str(rank), address=PeerAddress(url=url, host=HOST))
-            for rank, url in enumerate(task.urls)
+            CastMember(node=str(rank), host=HOST, address=url) for rank, url in enumerate(task.urls)
         ),
         sources=tuple(range(task.sources)),
+        planned=len(task.urls),
         planner=task.planner,
         epoch=epoch,
     )
+    return CastSpec(plan=plan)
 
 
 def is_right(task: FaultTask, spec: CastSpec, block: int, view: memoryview) -> bool:

@@ -33,13 +33,13 @@ from benchmarks.multicast.messages import (
 )
 from benchmarks.multicast.rank import Bytes, ImageBuffer
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -100,7 +100,7 @@ class MulticastNode:
         arrived_s = [0.0] * spec.blocks
 
         def on_block(offset: int, nbytes: int) -> None:
-            arrived_s[offset // spec.block_bytes] = time.monotonic()
+            arrived_s[offset // spec.plan.block_bytes] = time.monotonic()
 
         report = await Cast(
             spec,
@@ -145,21 +145,23 @@ class MulticastNode:
 
 def spec_of(order: PrepareImage, task: MulticastTask) -> CastSpec:
     """Return the cast of blocks of whole units."""
-    return CastSpec(
-        cast=order.cast,
-        region=order.cast,
+    plan = CastPlan(
+        cast_id=order.cast,
+        image=order.cast,
         nbytes=order.nbytes,
         block_bytes=block_bytes(order.nbytes, task.blocks),
         members=tuple(member(rank, node) for rank, node in enumerate(order.nodes)),
         sources=tuple(range(task.sources)),
+        planned=len(order.nodes),
         planner=task.planner,
         in_slots=task.in_slots,
         link_bytes_s=task.link_bytes_s,
     )
+    return CastSpec(plan=plan)
 
 
 def member(rank: int, node: NodeEndpoint) -> CastMember:
-    return CastMember(name=str(rank), address=PeerAddress(url=node.url, host=node.host))
+    return CastMember(node=str(rank), host=node.host, address=node.url)
 
 
 async def serve(path: str, rank: int, listen: str, host: str, folder: Path | None) -> None:

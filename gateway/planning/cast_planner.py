@@ -15,11 +15,12 @@ from gateway.core.fixed_plan import FixedPlan
 from gateway.planning.actions import Action, PrefetchAction, StartAction
 from gateway.planning.placement import tier_of
 from gateway.planning.plan import Plan
+from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
 from rdmacast.plan.planners.topology import NodeTopology
 from registry.images.manifest import UNIT_BYTES
 from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
-from registry.records.cast import CastMemberRecord, CastRecord
+from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
@@ -344,13 +345,13 @@ def _runs(record: CastRecord, scene: _DeliveryNodes) -> bool:
     )
 
 
-def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0) -> CastMemberRecord:
+def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0) -> CastMember:
     tier = Tier.HOST if any(h.image == image and Tier.HOST in h.tiers for h in node.holdings) else None
-    return CastMemberRecord(
+    return CastMember(
         node=node.id,
         host=node.host,
         address=node.cast,
-        tier=tier or tier_of(node, image),
+        tier=(tier or tier_of(node, image)).value,
         epoch=epoch,
         joined_at=joined_at,
     )

@@ -10,19 +10,18 @@ from invoker.base.errors import InvokerError
 from invoker.loading.partial_image import PartialImage
 from rdmacast.cast.hooks import BlockHooks, CastLinks
 from rdmacast.cast.limits import STALL_S, window_s
+from rdmacast.cast.record import CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import Watcher
 from rdmacast.errors import CastError
-from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from registry.clock import Clock
 from registry.errors import RegistryError
 from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
 from registry.images.verify import check_units
-from registry.messages.node import CastRef
 from registry.records.cast import CastProgress, CastState
 
 PROGRESS_INTERVAL_S = 0.5  # between two progress reports
@@ -42,87 +41,49 @@ class CastContext:
     publish: Callable[[CastProgress], None]
 
 
-def takes_part(ref: CastRef | None, node: str) -> bool:
-    """Return whether the node is a target of the cast."""
-    if ref is None:
-        return False
-    indexes = [index for index, member in enumerate(ref.members) if member.node == node]
-    return bool(indexes) and indexes[0] not in ref.sources
-
-
-def is_valid(ref: CastRef, nbytes: int) -> bool:
-    """Return whether `ref` describes a valid cast of `nbytes`, with blocks of whole units."""
+def spec_of(plan: CastPlan, manifest: Manifest) -> CastSpec:
+    """Return the cast with blocks ordered by layer. Raises CastError if it does not match the image."""
+    matches = (plan.image, plan.nbytes) == (manifest.sha256, manifest.nbytes)
+    if not matches or plan.block_bytes % UNIT_BYTES:
+        raise CastError(f"cast {plan.cast_id} does not match image {manifest.sha256[:12]}")
     try:
-        cast_spec(ref, "", nbytes)
-    except (CastError, ValueError):
-        return False
-    return ref.block_bytes % UNIT_BYTES == 0
-
-
-def cast_of(ref: CastRef, manifest: Manifest) -> CastSpec:
-    """Return the cast's specification, with blocks ordered by layer. Raises ValueError, CastError."""
-    borders = layer_borders(manifest, ref.block_bytes)
-    return cast_spec(ref, manifest.sha256, manifest.nbytes, borders)
-
-
-def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] = ()) -> CastSpec:
-    """Return the cast's specification. Raises ValueError, CastError."""
-    return CastSpec(
-        cast=ref.cast_id,
-        region=region,
-        nbytes=nbytes,
-        block_bytes=ref.block_bytes,
-        members=tuple(
-            CastMember(name=member.node, address=PeerAddress(url=member.address, host=member.host))
-            for member in ref.members
-        ),
-        sources=ref.sources,
-        planned=ref.planned,
-        edge=ref.edge,
-        in_slots=ref.in_slots,
-        link_bytes_s=ref.link_bytes_s,
-        planner=ref.planner,
-        borders=borders,
-        epoch=ref.epoch,
-    )
+        return CastSpec(plan=plan, borders=layer_borders(manifest, plan.block_bytes))
+    except ValueError as error:
+        raise CastError(f"cast {plan.cast_id} cannot run: {error}") from error
 
 
 async def from_cast(
-    ref: CastRef, target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
+    plan: CastPlan, target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
 ) -> CastReport:
     """Fill the target by taking part in the cast; blocks that it has already are served to others.
 
     Raises CastError, also if no block arrives within `stall_s` and the time for one block; the blocks
     received are kept.
     """
-    manifest = target.manifest
-    if not is_valid(ref, manifest.nbytes):
-        raise CastError(f"cast {ref.cast_id} does not match image {manifest.sha256[:12]}")
-    part = _CastFetch(ref, target, context, stall_s)
+    part = _CastFetch(spec_of(plan, target.manifest), target, context, stall_s)
     try:
         return await part.run()
     except (CastError, RegistryError, InvokerError, OSError):
         raise
     except Exception as fault:  # a bug; other sources may still have the image
-        log.exception("cast %s failed unexpectedly", ref.cast_id)
+        log.exception("cast %s failed unexpectedly", plan.cast_id)
         raise CastError(f"{type(fault).__name__}: {fault}") from fault
     finally:
         part.close()
 
 
-def report_present(ref: CastRef, nbytes: int, context: CastContext) -> None:
+def report_present(plan: CastPlan, context: CastContext) -> None:
     """Publish that the image was already here when its cast started."""
-    blocks = -(-nbytes // ref.block_bytes)
     context.publish(
         CastProgress(
-            cast_id=ref.cast_id,
+            cast_id=plan.cast_id,
             node=context.node,
             state=CastState.COMPLETE,
-            blocks=blocks,
-            held=blocks,
+            blocks=plan.blocks,
+            held=plan.blocks,
             seconds=0.0,
             updated_at=context.clock.wall_s(),
-            epoch=ref.epoch,
+            epoch=plan.epoch,
         )
     )
 
@@ -130,22 +91,20 @@ def report_present(ref: CastRef, nbytes: int, context: CastContext) -> None:
 class _CastFetch:
     """This node's part in one cast."""
 
-    def __init__(self, ref: CastRef, target: PartialImage, context: CastContext, stall_s: float) -> None:
-        manifest = target.manifest
-        self._ref = ref
+    def __init__(self, spec: CastSpec, target: PartialImage, context: CastContext, stall_s: float) -> None:
+        self._plan = spec.plan
         self._target = target
         self._context = context
         settings = SessionSettings()
-        block_s = window_s(ref.block_bytes)
+        block_s = window_s(spec.plan.block_bytes)
         settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
         self._stall_s = stall_s + block_s
         self._limit = asyncio.timeout(self._stall_s)
         self._reported_s = 0.0
         # Reports must stay in order when the wall clock is set back.
         self._wall_less_monotonic_s = context.clock.wall_s() - context.clock.monotonic_s()
-        self._spec = cast_of(ref, manifest)
         self._cast = Cast(
-            self._spec,
+            spec,
             context.node,
             target.writer.view,
             links=CastLinks(connector=context.connector, watcher=context.watcher),
@@ -156,7 +115,7 @@ class _CastFetch:
                 on_block=self._on_block,
             ),
             region=target,
-            held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
+            held=[block for block in range(spec.blocks) if target.has(*spec.extent(block))],
             settings=settings,
         )
 
@@ -204,14 +163,14 @@ class _CastFetch:
         faults = report.faults
         self._context.publish(
             CastProgress(
-                cast_id=self._ref.cast_id,
+                cast_id=self._plan.cast_id,
                 node=self._context.node,
                 state=state,
                 blocks=report.blocks,
                 held=report.held,
                 seconds=report.seconds,
                 updated_at=self._wall_less_monotonic_s + self._context.clock.monotonic_s(),
-                epoch=self._ref.epoch,
+                epoch=self._plan.epoch,
                 received=dict(report.bytes_by_transport),
                 span_s=(report.last_block_s or 0.0) - (report.first_block_s or 0.0),
                 pulled=dict(report.bytes_by_peer),

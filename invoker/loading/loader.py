@@ -15,7 +15,7 @@ from invoker.base.errors import StartFailed
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import HostMapping, close_if_open, release
 from invoker.host_tier.tier import HostTier
-from invoker.loading.cast_fetch import CastContext, from_cast, report_present, takes_part
+from invoker.loading.cast_fetch import CastContext, from_cast, report_present
 from invoker.loading.fetch import from_memory, from_orphaned_file, from_peers, from_store
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.published import PublishedImages
@@ -23,13 +23,14 @@ from invoker.loading.start_plan import Residence, StartPlan, choose_start
 from invoker.loading.store_access import StoreAccess
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
+from rdmacast.cast.record import CastPlan
 from rdmacast.errors import CastError
 from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from registry.errors import CorruptImage, RegistryError
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
-from registry.messages.node import CastRef, ImageHolder, ImageRef
+from registry.messages.node import ImageHolder, ImageRef
 from registry.records.instance import StartKind
 
 PROGRESS_INTERVAL_S = 0.1
@@ -212,10 +213,10 @@ class ImageLoader:
             cast is None
             or cast_context is None
             or cast.cast_id in reported
-            or not takes_part(cast, self._sources.node)
+            or not cast.has_target(self._sources.node)
         ):
             return
-        report_present(cast, ref.nbytes, cast_context)
+        report_present(cast, cast_context)
 
     async def _enter(
         self, ref: ImageRef, manifest: Manifest, *, yielding: bool
@@ -330,7 +331,7 @@ class ImageLoader:
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
         cast, cast_context = ref.cast, self._sources.casts
-        if cast is not None and cast_context is not None and takes_part(cast, self._sources.node):
+        if cast is not None and cast_context is not None and cast.has_target(self._sources.node):
             yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, cast_context)
         by_source = {f"node:{holder.node}": holder for holder in ref.holders}
         peers = [source for source in load.plan.sources if source in by_source]
@@ -341,7 +342,7 @@ class ImageLoader:
             store = self._sources.store.store
             yield self._sources.store.label, partial(from_store, store, target, self._counters, local=local)
 
-    async def _from_cast(self, load: _ImageLoad, cast: CastRef, cast_context: CastContext) -> None:
+    async def _from_cast(self, load: _ImageLoad, cast: CastPlan, cast_context: CastContext) -> None:
         load.casts.add(cast.cast_id)
         report = await from_cast(cast, load.target, cast_context)
         if report.bytes_by_peer:

@@ -8,6 +8,7 @@
 - `progress`: bookkeeping of a pull
 - `pull`: pulls of whole regions
 - `pull_log`: durations for reports
+- `record`: what all nodes know of a cast
 - `replanner`: plans around slow nodes
 - `report`: results and faults
 - `runner`: a session driven by links, watches and clock
@@ -16,7 +17,7 @@
 - `session_peers`: its peers
 - `session_plan`: its planned sources
 - `session_settings`: its limits
-- `spec`: the description of a cast
+- `spec`: a cast as its nodes run it
 - `watch_link`: a watch of a peer's region
 - `watches`: all watches of a cast
 """

@@ -12,6 +12,7 @@ drops only pulls of nodes that are silent: dead, hung, or without what they are 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import reduce
+from math import inf
 from operator import or_
 from types import MappingProxyType
 
@@ -25,9 +26,10 @@ from rdmacast.cast.session_settings import SessionSettings
 
 FIRST_BLOCK_FACTOR = 5.0  # times the patience for the first block, which has the longest path
 STALE_FACTOR = 2.0  # times a pull's timeout without a block at any node: none is pending
-# Times the longest pull so far that one may take, besides the patience, where another node has the block.
-STALLED_FACTOR = 2.0
+# Times the longest pull so far that a node may be silent for, besides `min_silence_s`.
+SILENCE_FACTOR = 2.0
 SLOT_FACTOR = 16.0  # the same for a pull in slots: its source sends nothing before its slot
+MIN_TIMER_LAG_S, MAX_TIMER_LAG_S = 0.05, 1.0  # a node that was suspended for longer is out of step anyway
 
 
 class SessionState(Enum):
@@ -173,7 +175,7 @@ class Session:
         self._peers.on_success(under_way.pull.source)
         if under_way.is_pending and under_way.since_s is not None:
             self._longest_s = max(self._longest_s or 0.0, now_s - under_way.since_s)
-        self._patience_s = self._settings.patience_s
+        self._patience_s = min(self._settings.patience_s, self._silence_s(SILENCE_FACTOR))
         return [PublishBitfield(), *self._advance(now_s)]
 
     def on_damaged(self, number: int, now_s: float) -> list[Action]:
@@ -214,6 +216,7 @@ class Session:
         """Handle the deadline: pulls and requests that took too long are dropped."""
         if self._state is not SessionState.RUNNING:
             return []
+        self._extend_deadlines(now_s)
         actions: list[Action] = []
         for number, under_way in list(self._pulls_pending.items()):
             if under_way.is_pending and now_s >= self._limit_s(under_way):
@@ -249,10 +252,26 @@ class Session:
         """Return when a pull has stalled: sooner if another node could serve the block."""
         assert under_way.since_s is not None
         pull, timeout_s = under_way.pull, self._settings.pull_timeout_s
-        if self._longest_s is not None and self._peers.has_other_source(pull.block, pull.source):
-            factor = SLOT_FACTOR if self._in_slots and not under_way.has_started else STALLED_FACTOR
-            timeout_s = min(timeout_s, self._settings.patience_s + factor * self._longest_s)
+        if self._peers.has_other_source(pull.block, pull.source):
+            factor = SLOT_FACTOR if self._in_slots and not under_way.has_started else SILENCE_FACTOR
+            timeout_s = min(timeout_s, self._silence_s(factor))
         return under_way.since_s + timeout_s
+
+    def _silence_s(self, factor: float) -> float:
+        """Return the time after which a node that sends no block is left for others."""
+        return inf if self._longest_s is None else self._settings.min_silence_s + factor * self._longest_s
+
+    def _extend_deadlines(self, now_s: float) -> None:
+        """Extend the deadlines after a late timer: what arrived meanwhile is unread."""
+        pending = [pull for pull in self._pulls_pending.values() if pull.is_pending]
+        late_s = now_s - min((self._limit_s(pull) for pull in pending), default=now_s)
+        if not MIN_TIMER_LAG_S < late_s < MAX_TIMER_LAG_S:
+            return
+        for pull in pending:
+            assert pull.held_s is not None
+            pull.held_s += 2 * late_s
+            if pull.started_s is not None:
+                pull.started_s += 2 * late_s
 
     def _stalled(self, number: int, under_way: PendingPull, now_s: float) -> list[Action]:
         assert under_way.held_s is not None
@@ -274,7 +293,7 @@ class Session:
             if source is not None and not self._peers.can_serve(source, block):
                 self._peers.mark_stuck(source)
         self._idle_since_s = now_s
-        self._patience_s = self._settings.patience_s
+        self._patience_s = min(2 * self._patience_s, self._settings.patience_s)
         dropped = self._pulls_pending.drop_waiting(lambda _: True, "its source does not get it")
         return [*dropped, *self._request_have(self._peers.alive, now_s)]
 

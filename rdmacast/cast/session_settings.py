@@ -8,7 +8,8 @@ class SessionSettings:
     """Limits of a session, in seconds and counts.
 
     `pull_timeout_s` bounds one pull, `ask_timeout_s` the reply to a HAVE request, and `patience_s` the time
-    that a node without any pull waits for blocks of its planned sources.
+    that a node without any pull waits for blocks of its planned sources (less at first where pulls are
+    fast). No node is left for its silence before `min_silence_s`.
 
     A peer is lost after `max_failures` failed pulls in a row or `max_asks` requests without a reply, and a
     block is not pulled from it again after `max_tries` failed pulls.
@@ -18,6 +19,7 @@ class SessionSettings:
     pull_timeout_s: float = 30.0
     ask_timeout_s: float = 2.0
     patience_s: float = 2.0
+    min_silence_s: float = 0.25
     max_tries: int = 3
     max_failures: int = 5
     max_asks: int = 4

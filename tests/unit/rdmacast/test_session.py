@@ -1,5 +1,6 @@
 """One node's part in a cast."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -220,7 +221,7 @@ def test_a_cast_fails_only_once_everybody_has_told_what_is_left() -> None:
 def test_a_source_that_hangs_is_left_where_another_node_holds_the_block() -> None:
     blocks = 12
     order = [(1 + block % 2, block) for block in range(blocks)]
-    session = session_of(order, blocks=blocks, peers=4, window=1, patience_s=2.0, ask_timeout_s=60.0)
+    session = session_of(order, blocks=blocks, peers=4, window=1, min_silence_s=2.0, ask_timeout_s=60.0)
     full = (1 << blocks) - 1
     actions = session.on_bitfield(1, reported(full, blocks), 0.0)
     session.on_bitfield(2, reported(full, blocks), 0.0)
@@ -234,7 +235,7 @@ def test_a_source_that_hangs_is_left_where_another_node_holds_the_block() -> Non
     assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 4.0
     now_s += 1.0
     session.on_started(number, now_s)
-    assert session.deadline_s == now_s + 4.0  # the patience, and twice what a block took
+    assert session.deadline_s == now_s + 4.0  # the least, and twice what a block took
     assert session.on_timer(now_s + 3.9) == []
     dropped = session.on_timer(now_s + 4.0)
     # Its block is left alone until the read has ended; the next is the plan's from the other source.
@@ -246,7 +247,9 @@ def test_a_source_that_hangs_is_left_where_another_node_holds_the_block() -> Non
 
 
 def test_a_source_in_slots_may_send_nothing_for_long() -> None:
-    session = session_of([(1, 0), (1, 1)], blocks=2, peers=2, in_slots=True, ask_timeout_s=60.0)
+    session = session_of(
+        [(1, 0), (1, 1)], blocks=2, peers=2, in_slots=True, ask_timeout_s=60.0, min_silence_s=2.0
+    )
     for peer in (1, 2):
         session.on_bitfield(peer, reported(0b11, 2), 0.0)
     session.on_started(1, 0.0)
@@ -347,21 +350,59 @@ def test_no_bytes_make_a_have_map_fail_otherwise(data: bytes) -> None:
         pass
 
 
-def test_a_planned_source_that_gets_nothing_is_left_after_the_patience() -> None:
+def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> None:
     order = [(1, block) for block in range(8)]
-    session = session_of(order, blocks=8, peers=2, window=1, patience_s=2.0, ask_timeout_s=60.0)
+    session = session_of(order, blocks=8, peers=2, window=1, patience_s=2.0)
     session.on_bitfield(1, reported(0b11111, blocks=8), 0.0)
     assert session.deadline_s is not None
     for number in range(1, 6):
         session.on_arrived(number, 0.01 * number)
     session.on_bitfield(2, reported(0b11111111, blocks=8), 0.06)
-    assert session.deadline_s == pytest.approx(0.05 + 2.0)
-    actions = session.on_timer(2.05)
+    # The planned source may hang: after twice the longest and what is least, whoever has more is asked.
+    assert session.deadline_s == pytest.approx(0.05 + 0.25 + 2 * 0.01)
+    actions = session.on_timer(0.32)
     assert DropPull(6, "its source does not get it") in actions
     assert pulls(actions) == [(2, 6)]  # block 5 is left alone until the read that waited has ended
-    assert pulls(session.on_arrived(7, 2.06)) == [(2, 7)]
-    session.on_failed(6, 2.07)
-    assert pulls(session.on_arrived(8, 2.08)) == [(2, 5)]
+    assert pulls(session.on_arrived(7, 0.31)) == [(2, 7)]
+    session.on_failed(6, 0.32)
+    assert pulls(session.on_arrived(8, 0.33)) == [(2, 5)]
+
+
+def test_who_slept_too_long_reads_what_came_before_it_drops_a_pull_as_late() -> None:
+    """A machine that stands still for a moment had all nodes of a cast pull from its source at once."""
+    order = [(1, block) for block in range(8)]
+    session = session_of(order, blocks=8, peers=2, window=1)
+    for peer in (1, 2):
+        session.on_bitfield(peer, reported(0b11111111, blocks=8), 0.0)
+    for number in range(1, 7):
+        session.on_started(number, 0.01 * (number - 1))
+        session.on_arrived(number, 0.01 * number)
+    session.on_started(7, 0.06)
+    assert session.deadline_s == pytest.approx(0.33)
+    assert session.on_timer(0.5) == []
+    deadline_s = session.deadline_s
+    assert deadline_s is not None and deadline_s == pytest.approx(0.33 + 2 * (0.5 - 0.33))
+    assert DropPull(7, "no block after 0.27 s", late=True) in session.on_timer(deadline_s)
+
+
+def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
+    order = [(1, block) for block in range(8)]
+    limits = {"window": 1, "patience_s": 1.0, "ask_timeout_s": 60.0}
+    session = session_of(order, 8, 1, **limits)
+    session.on_bitfield(1, reported(0b11111, blocks=8, pending=0b11100000), 0.0)
+    for number in range(1, 6):
+        session.on_arrived(number, 0.01 * number)
+    on_timer = [0.05]
+    for _ in range(5):
+        assert session.deadline_s is not None
+        on_timer.append(session.deadline_s)
+        for action in session.on_timer(on_timer[-1]):
+            assert isinstance(action, RequestHave | DropPull)
+            session.on_bitfield(
+                1, reported(0b11111, blocks=8, pending=0b11100000), on_timer[-1], action.number
+            )
+    pauses = [later - before for before, later in pairwise(on_timer)]
+    assert pauses == pytest.approx([0.27, 0.54, 1.0, 1.0, 1.0])
 
 
 def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_ever() -> None:
