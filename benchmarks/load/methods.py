@@ -27,7 +27,6 @@ from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import StoreAccess
 from invoker.memory.arena import Arena, CpuArena, Region, copy_following
 from invoker.memory.cuda_arena import CudaArena
-from rdmacast.transports.connector import Connector
 from registry.images.store import LocalStore
 
 TIER_IMAGES = 4  # capacity of a host tier in images, with the node's default pre-faulted buffers
@@ -40,7 +39,6 @@ def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:
     sources = LoadSources(
         node="bench",
         host="bench",
-        connector=Connector("bench", []),
         store=StoreAccess(store=store, label="disk"),
         casts=None,
         device_buffer=lambda image: None,

@@ -1,16 +1,20 @@
-"""This node's part in a cast that brings an image into host memory, verified by block."""
+"""This node's part in a cast that brings an image into host memory, verified by block.
+
+A pull from other nodes is a cast with this node as its only target.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from invoker.base.counters import Counters
 from invoker.base.errors import InvokerError
 from invoker.loading.partial_image import PartialImage
 from rdmacast.cast.hooks import BlockHooks, CastLinks
-from rdmacast.cast.limits import STALL_S, window_s
-from rdmacast.cast.record import CastPlan
+from rdmacast.cast.limits import STALL_S, silence_s, window_s
+from rdmacast.cast.pull import pull_settings, pull_spec
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
@@ -24,6 +28,8 @@ from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
 from registry.images.verify import check_units
 from registry.records.cast import CastProgress, CastState
 
+MAX_BLOCKS, MIN_BLOCKS = 512, 16
+BLOCK_BYTES = 4 << 20  # of a pull, within MIN_BLOCKS and MAX_BLOCKS
 PROGRESS_INTERVAL_S = 0.5  # between two progress reports
 
 log = logging.getLogger("invoker.cast_fetch")
@@ -52,21 +58,39 @@ def spec_of(plan: CastPlan, manifest: Manifest) -> CastSpec:
         raise CastError(f"cast {plan.cast_id} cannot run: {error}") from error
 
 
-async def from_cast(
-    plan: CastPlan, target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
-) -> CastReport:
+async def from_cast(plan: CastPlan, target: PartialImage, context: CastContext) -> CastReport:
     """Fill the target by taking part in the cast; blocks that it has already are served to others.
 
-    Raises CastError, also if no block arrives within `stall_s` and the time for one block; the blocks
-    received are kept.
+    Raises CastError, also if no block arrives for `silence_s`; the blocks received are kept.
     """
-    part = _CastFetch(spec_of(plan, target.manifest), target, context, stall_s)
+    limit_s = silence_s(plan.block_bytes)
+    spec, settings = spec_of(plan, target.manifest), SessionSettings(pull_timeout_s=limit_s)
+    return await _run(_CastFetch(spec, target, context, settings, limit_s))
+
+
+async def from_peers(
+    holders: Sequence[CastMember], target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
+) -> CastReport:
+    """Pull the image from the first holder that serves it, continuing with the next on failure.
+
+    A holder is left once a block takes longer than `stall_s` and what a window of blocks may take. Raises
+    CastError; the blocks received are kept.
+    """
+    manifest = target.manifest
+    block_bytes = _block_bytes(manifest)
+    limit_s = stall_s + window_s(block_bytes)
+    spec = pull_spec(manifest.sha256, manifest.nbytes, block_bytes, holders)
+    part = _CastFetch(spec, target, context, pull_settings(limit_s), limit_s * (len(holders) + 1))
+    return await _run(part)
+
+
+async def _run(part: "_CastFetch") -> CastReport:
     try:
         return await part.run()
     except (CastError, RegistryError, InvokerError, OSError):
         raise
     except Exception as fault:  # a bug; other sources may still have the image
-        log.exception("cast %s failed unexpectedly", plan.cast_id)
+        log.exception("%r failed unexpectedly", part)
         raise CastError(f"{type(fault).__name__}: {fault}") from fault
     finally:
         part.close()
@@ -91,21 +115,26 @@ def report_present(plan: CastPlan, context: CastContext) -> None:
 class _CastFetch:
     """This node's part in one cast."""
 
-    def __init__(self, spec: CastSpec, target: PartialImage, context: CastContext, stall_s: float) -> None:
+    def __init__(
+        self,
+        spec: CastSpec,
+        target: PartialImage,
+        context: CastContext,
+        settings: SessionSettings,
+        limit_s: float,
+    ) -> None:
         self._plan = spec.plan
+        self._is_pull = spec.is_pull
         self._target = target
         self._context = context
-        settings = SessionSettings()
-        block_s = window_s(spec.plan.block_bytes)
-        settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
-        self._stall_s = stall_s + block_s
-        self._limit = asyncio.timeout(self._stall_s)
+        self._limit_s = limit_s
+        self._limit = asyncio.timeout(limit_s)
         self._reported_s = 0.0
         # Reports must stay in order when the wall clock is set back.
         self._wall_less_monotonic_s = context.clock.wall_s() - context.clock.monotonic_s()
         self._cast = Cast(
             spec,
-            context.node,
+            "" if spec.is_pull else context.node,
             target.writer.view,
             links=CastLinks(connector=context.connector, watcher=context.watcher),
             hooks=BlockHooks(
@@ -114,10 +143,13 @@ class _CastFetch:
                 prepare=target.writer.prepare,
                 on_block=self._on_block,
             ),
-            region=target,
+            region=None if spec.is_pull else target,  # other nodes expect all of it from a pull
             held=[block for block in range(spec.blocks) if target.has(*spec.extent(block))],
             settings=settings,
         )
+
+    def __repr__(self) -> str:
+        return repr(self._cast)
 
     async def run(self) -> CastReport:
         state, error = CastState.CANCELLED, ""
@@ -127,7 +159,7 @@ class _CastFetch:
                 report = await self._cast.run()
             state = CastState.COMPLETE
         except TimeoutError:
-            state, error = CastState.FAILED, f"no block arrived for {self._stall_s:g} s"
+            state, error = CastState.FAILED, f"no block arrived for {self._limit_s:g} s"
             raise CastError(error) from None
         except Exception as fault:  # reported; `from_cast` translates it
             state, error = CastState.FAILED, str(fault) or type(fault).__name__
@@ -148,7 +180,9 @@ class _CastFetch:
     def _on_block(self, offset: int, nbytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
         self._context.counters.cast_recv_bytes += nbytes
-        self._limit.reschedule(now_s + self._stall_s)
+        if self._is_pull:
+            self._target.mark(offset, nbytes)
+        self._limit.reschedule(now_s + self._limit_s)
         if now_s - self._reported_s >= PROGRESS_INTERVAL_S:
             self._publish(CastState.RUNNING)
 
@@ -157,7 +191,9 @@ class _CastFetch:
             self._context.counters.add_received(transport, nbytes)
 
     def _publish(self, state: CastState, error: str = "") -> None:
-        """Publish the progress of the cast on this node."""
+        """Publish the progress of the cast on this node, unless it is a pull."""
+        if self._is_pull:
+            return
         self._reported_s = asyncio.get_running_loop().time()
         report = self._cast.report
         faults = report.faults
@@ -192,3 +228,9 @@ class _CastFetch:
                 error=error,
             )
         )
+
+
+def _block_bytes(manifest: Manifest) -> int:
+    """Return the block size of a pull, in whole units, within the bounds on the number of blocks."""
+    wanted = min(BLOCK_BYTES, -(-manifest.nbytes // MIN_BLOCKS))
+    return max(1, -(-max(wanted, manifest.nbytes // MAX_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES

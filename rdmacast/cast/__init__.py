@@ -1,12 +1,11 @@
-"""One node's part in a cast, and pulls of whole regions.
+"""One node's part in a cast; a pull is a cast with one target.
 
 - `block_reads`: reads and checks of blocks
 - `have_requests`: HAVE requests without a reply
 - `hooks`: a cast's links and block hooks
 - `limits`: time limits
 - `pending_pulls`: pulls that have not ended
-- `progress`: bookkeeping of a pull
-- `pull`: pulls of whole regions
+- `pull`: a cast with one target
 - `pull_log`: durations for reports
 - `record`: what all nodes know of a cast
 - `replanner`: plans around slow nodes

@@ -80,7 +80,8 @@ class BlockReads:
                 logger.info("%s; trying another transport", error)
                 self._links.avoid(source, link)
             except CastError:
-                self._links.forget(source, link)
+                if link is not None or not self._spec.is_pull:  # a pull dials each source once
+                    self._links.forget(source, link)
                 raise
 
     async def _read_over(

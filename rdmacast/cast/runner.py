@@ -71,9 +71,12 @@ class Cast:
             in_slots=bool(self._slots),
             settings=settings,
         )
+        if spec.is_pull:
+            self._session.presume(spec.plan.sources)
         self._replanner = Replanner(spec, self._node)
         self._tally = CastTally()
         self._pulls: dict[int, asyncio.Task[ReceivedBlock]] = {}
+        self._failures: dict[str, str] = {}  # by node: why its latest pull failed
         self._watches = Watches(
             spec,
             links.watcher,
@@ -147,9 +150,10 @@ class Cast:
 
     @property
     def _lost(self) -> dict[str, str]:
-        """The reason of each loss by the node's name: its connection's, or else the session's."""
+        """Why each node was lost, by name: its connection's fault, its latest read's, or the session's."""
         lost_peers = {self._name(peer): reason for peer, reason in self._session.lost_peers.items()}
-        return lost_peers | self._tally.lost
+        failures = {name: reason for name, reason in self._failures.items() if name in lost_peers}
+        return lost_peers | failures | self._tally.lost
 
     # Start and end.
 
@@ -288,6 +292,7 @@ class Cast:
             peer = self._name(pull.source)
             logger.warning("cast %s: block %d of %s: %s", self._spec.plan.cast_id, pull.block, peer, error)
             self._tally.failed += 1
+            self._failures[peer] = str(error) or type(error).__name__
             self._step(lambda now_s: self._session.on_failed(pull.number, now_s))
         elif error is not None:
             self._end_with(error)

@@ -133,6 +133,10 @@ class Session:
             moments.append(self._idle_since_s + self._patience_s)
         return min(moments, default=None)
 
+    def presume(self, holders: Iterable[int]) -> None:
+        """Take these peers to hold every block, before the start."""
+        self._peers.presume(holders, self._all)
+
     def start(self, now_s: float) -> list[Action]:
         self._last_gain_s = now_s
         return self._advance(now_s)
@@ -277,12 +281,13 @@ class Session:
         assert under_way.held_s is not None
         pull, age_s = under_way.pull, now_s - under_way.held_s
         under_way.dropped, self._in_slots = True, False
-        actions: list[Action] = [DropPull(number, f"no block after {age_s:.3g} s", late=True)]
+        reason = f"no block after {age_s:.3g} s"
+        actions: list[Action] = [DropPull(number, reason, late=True)]
         self._peers.mark_stalled(pull.source)
         if age_s >= self._settings.pull_timeout_s and self._peers.on_failure(
             pull.source, pull.block, whole_peer=True
         ):
-            actions += self._drop_peer(pull.source, "its source is lost")
+            actions += self._drop_peer(pull.source, reason)
         return actions
 
     def _on_idle_timeout(self, now_s: float) -> list[Action]:

@@ -39,6 +39,12 @@ class Peers:
     def __repr__(self) -> str:
         return f"Peers({len(list(self.alive))} of {len(self._peers)} alive)"
 
+    def presume(self, nodes: Iterable[int], blocks: int) -> None:
+        """Take the nodes to hold the blocks, as bits, as if they had reported it."""
+        for node in nodes:
+            self._peers[node] = _Peer(epoch=0, held=blocks, unreported=False)
+            self._holders[node] = None
+
     @property
     def alive(self) -> Iterator[int]:
         return (node for node, peer in self._peers.items() if peer.alive)

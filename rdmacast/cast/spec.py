@@ -17,11 +17,14 @@ from rdmacast.stragglers.slow_nodes import order_around
 class CastSpec:
     """A cast as its nodes run it. `borders` are those of the plan (see CastShape), equal at all members.
 
+    In a pull the sources are taken to hold everything, and learn of nothing but its reads.
+
     Raises ValueError, CastError if this release cannot run it.
     """
 
     plan: CastPlan
     borders: tuple[int, ...] = ()
+    is_pull: bool = False
 
     def __post_init__(self) -> None:
         if self.blocks > MAX_BLOCKS:
