@@ -69,7 +69,7 @@ class Cast:
             epoch=spec.plan.epoch,
             shift=spec.blocks * self._node // len(spec.plan.members),
             in_slots=bool(self._slots),
-            settings=settings,
+            settings=(settings or SessionSettings()).for_links(spec.block_s),
         )
         if spec.is_pull:
             self._session.presume(spec.plan.sources)

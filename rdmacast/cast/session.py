@@ -22,13 +22,11 @@ from rdmacast.cast.pending_pulls import PendingPull, PendingPulls
 from rdmacast.cast.session_actions import Action, DropPull, PublishBitfield, StartPull
 from rdmacast.cast.session_peers import Peers
 from rdmacast.cast.session_plan import SessionPlan
-from rdmacast.cast.session_settings import SessionSettings
+from rdmacast.cast.session_settings import SILENCE_FACTOR, SessionSettings
 
 FIRST_BLOCK_FACTOR = 5.0  # times the patience for the first block, which has the longest path
 STALE_FACTOR = 2.0  # times a pull's timeout without a block at any node: none is pending
-# Times the longest pull so far that a node may be silent for, besides `min_silence_s`.
-SILENCE_FACTOR = 2.0
-SLOT_FACTOR = 16.0  # the same for a pull in slots: its source sends nothing before its slot
+SLOT_FACTOR = 4.0  # times the silence, in slots: a source sends nothing before its slot
 MIN_TIMER_LAG_S, MAX_TIMER_LAG_S = 0.05, 1.0  # a node that was suspended for longer is out of step anyway
 
 
@@ -179,7 +177,7 @@ class Session:
         self._peers.on_success(under_way.pull.source)
         if under_way.is_pending and under_way.since_s is not None:
             self._longest_s = max(self._longest_s or 0.0, now_s - under_way.since_s)
-        self._patience_s = min(self._settings.patience_s, self._silence_s(SILENCE_FACTOR))
+        self._patience_s = min(self._settings.patience_s, self._silence_s)
         return [PublishBitfield(), *self._advance(now_s)]
 
     def on_damaged(self, number: int, now_s: float) -> list[Action]:
@@ -257,13 +255,16 @@ class Session:
         assert under_way.since_s is not None
         pull, timeout_s = under_way.pull, self._settings.pull_timeout_s
         if self._peers.has_other_source(pull.block, pull.source):
-            factor = SLOT_FACTOR if self._in_slots and not under_way.has_started else SILENCE_FACTOR
-            timeout_s = min(timeout_s, self._silence_s(factor))
+            factor = SLOT_FACTOR if self._in_slots and not under_way.has_started else 1.0
+            timeout_s = min(timeout_s, factor * self._silence_s)
         return under_way.since_s + timeout_s
 
-    def _silence_s(self, factor: float) -> float:
-        """Return the time after which a node that sends no block is left for others."""
-        return inf if self._longest_s is None else self._settings.min_silence_s + factor * self._longest_s
+    @property
+    def _silence_s(self) -> float:
+        """The time after which a node that sends no block is left for others."""
+        if self._longest_s is None:
+            return inf
+        return max(self._settings.min_silence_s, SILENCE_FACTOR * self._longest_s)
 
     def _extend_deadlines(self, now_s: float) -> None:
         """Extend the deadlines after a late timer: what arrived meanwhile is unread."""

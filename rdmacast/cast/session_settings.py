@@ -1,6 +1,8 @@
 """Limits of one node's part in a cast, fixed at its start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+SILENCE_FACTOR = 8.0  # times the longest pull: so long a node may send no block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +31,10 @@ class SessionSettings:
             raise ValueError("window and limits of a session must be 1 or more")
         if not min(self.pull_timeout_s, self.ask_timeout_s, self.patience_s) > 0:
             raise ValueError("the timeouts of a session must be above 0")
+
+    def for_links(self, block_s: float) -> "SessionSettings":
+        """Return the settings for links that take `block_s` for a block.
+
+        Blocks that came faster, out of a buffer, make no node silent.
+        """
+        return replace(self, min_silence_s=max(self.min_silence_s, SILENCE_FACTOR * block_s))

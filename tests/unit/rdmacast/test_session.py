@@ -221,7 +221,7 @@ def test_a_cast_fails_only_once_everybody_has_told_what_is_left() -> None:
 def test_a_source_that_hangs_is_left_where_another_node_holds_the_block() -> None:
     blocks = 12
     order = [(1 + block % 2, block) for block in range(blocks)]
-    session = session_of(order, blocks=blocks, peers=4, window=1, min_silence_s=2.0, ask_timeout_s=60.0)
+    session = session_of(order, blocks=blocks, peers=4, window=1, ask_timeout_s=60.0)
     full = (1 << blocks) - 1
     actions = session.on_bitfield(1, reported(full, blocks), 0.0)
     session.on_bitfield(2, reported(full, blocks), 0.0)
@@ -232,31 +232,29 @@ def test_a_source_that_hangs_is_left_where_another_node_holds_the_block() -> Non
         now_s += 1.0
         actions = session.on_arrived(number, now_s)
         number += 1
-    assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 4.0
+    assert pulls(actions) == [(1, 6)] and session.deadline_s == now_s + 8.0
     now_s += 1.0
     session.on_started(number, now_s)
-    assert session.deadline_s == now_s + 4.0  # the least, and twice what a block took
-    assert session.on_timer(now_s + 3.9) == []
-    dropped = session.on_timer(now_s + 4.0)
+    assert session.deadline_s == now_s + 8.0
+    assert session.on_timer(now_s + 7.9) == []
+    dropped = session.on_timer(now_s + 8.0)
     # Its block is left alone until the read has ended; the next is the plan's from the other source.
-    assert dropped[0] == DropPull(number, "no block after 5 s", late=True) and pulls(dropped) == [(2, 7)]
-    session.on_arrived(number + 1, now_s + 5.0)
-    again = session.on_failed(number, now_s + 5.0)
+    assert dropped[0] == DropPull(number, "no block after 9 s", late=True) and pulls(dropped) == [(2, 7)]
+    session.on_arrived(number + 1, now_s + 9.0)
+    again = session.on_failed(number, now_s + 9.0)
     assert 1 not in {source for source, _ in pulls(again)}
     assert session.bitfield.pending.bit_count() == 1
 
 
 def test_a_source_in_slots_may_send_nothing_for_long() -> None:
-    session = session_of(
-        [(1, 0), (1, 1)], blocks=2, peers=2, in_slots=True, ask_timeout_s=60.0, min_silence_s=2.0
-    )
+    session = session_of([(1, 0), (1, 1)], blocks=2, peers=2, in_slots=True, ask_timeout_s=60.0)
     for peer in (1, 2):
         session.on_bitfield(peer, reported(0b11, 2), 0.0)
     session.on_started(1, 0.0)
-    session.on_arrived(1, 1.0)
-    assert session.deadline_s == 1.0 + 2.0 + 16 * 1.0
-    session.on_started(2, 2.0)
-    assert session.deadline_s == 2.0 + 2.0 + 2 * 1.0
+    session.on_arrived(1, 0.5)
+    assert session.deadline_s == 0.5 + 4 * 4.0
+    session.on_started(2, 1.0)
+    assert session.deadline_s == 1.0 + 4.0
 
 
 def test_a_returning_node_is_asked_again_and_stale_maps_are_not_believed() -> None:
@@ -358,9 +356,9 @@ def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> 
     for number in range(1, 6):
         session.on_arrived(number, 0.01 * number)
     session.on_bitfield(2, reported(0b11111111, blocks=8), 0.06)
-    # The planned source may hang: after twice the longest and what is least, whoever has more is asked.
-    assert session.deadline_s == pytest.approx(0.05 + 0.25 + 2 * 0.01)
-    actions = session.on_timer(0.32)
+    # The planned source may hang: after eight times the longest, or what is least, whoever has more is asked.
+    assert session.deadline_s == pytest.approx(0.05 + 0.25)
+    actions = session.on_timer(0.3)
     assert DropPull(6, "its source does not get it") in actions
     assert pulls(actions) == [(2, 6)]  # block 5 is left alone until the read that waited has ended
     assert pulls(session.on_arrived(7, 0.31)) == [(2, 7)]
@@ -378,11 +376,11 @@ def test_who_slept_too_long_reads_what_came_before_it_drops_a_pull_as_late() -> 
         session.on_started(number, 0.01 * (number - 1))
         session.on_arrived(number, 0.01 * number)
     session.on_started(7, 0.06)
-    assert session.deadline_s == pytest.approx(0.33)
+    assert session.deadline_s == pytest.approx(0.31)
     assert session.on_timer(0.5) == []
     deadline_s = session.deadline_s
-    assert deadline_s is not None and deadline_s == pytest.approx(0.33 + 2 * (0.5 - 0.33))
-    assert DropPull(7, "no block after 0.27 s", late=True) in session.on_timer(deadline_s)
+    assert deadline_s is not None and deadline_s == pytest.approx(0.31 + 2 * (0.5 - 0.31))
+    assert DropPull(7, "no block after 0.25 s", late=True) in session.on_timer(deadline_s)
 
 
 def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
@@ -402,7 +400,7 @@ def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
                 1, reported(0b11111, blocks=8, pending=0b11100000), on_timer[-1], action.number
             )
     pauses = [later - before for before, later in pairwise(on_timer)]
-    assert pauses == pytest.approx([0.27, 0.54, 1.0, 1.0, 1.0])
+    assert pauses == pytest.approx([0.25, 0.5, 1.0, 1.0, 1.0])
 
 
 def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_ever() -> None:
@@ -421,3 +419,9 @@ def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_
                 lie = Bitfield(blocks=1, epoch=next(epochs), held=0, pending=1)
                 session.on_bitfield(action.peer, lie, now_s, action.number)
     assert session.state is SessionState.FAILED and 20.0 <= now_s < 30.0
+
+
+def test_after_quick_blocks_a_source_may_take_as_long_as_links_need() -> None:
+    """After a rest shapers let blocks through at once."""
+    assert SessionSettings().for_links(0.2).min_silence_s == pytest.approx(1.6)
+    assert SessionSettings().for_links(0.002) == SessionSettings().for_links(0.0) == SessionSettings()
