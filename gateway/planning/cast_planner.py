@@ -18,15 +18,12 @@ from gateway.planning.plan import Plan
 from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
 from rdmacast.plan.planners.topology import NodeTopology
-from registry.images.manifest import UNIT_BYTES
+from registry.images.manifest import block_bytes, min_blocks
 from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
-# A block is read, verified and forwarded as a whole: not larger than this while there are few.
-MAX_BLOCK_BYTES = 4 << 20
-MIN_BLOCKS, MAX_BLOCKS = 16, 512
 _MAX_CASTS = 256  # a gateway without the lease removes none otherwise
 _MAX_SOURCES = 8  # or the number of targets, if that is larger
 
@@ -286,21 +283,13 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEs
     facts = links.facts
     sites = [NodeTopology(bytes_per_s=links.rates[node.id]) for node in nodes]
     decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
-    units = -(-nbytes // UNIT_BYTES)
-    least = min(units, MAX_BLOCKS, max(MIN_BLOCKS, -(-nbytes // MAX_BLOCK_BYTES)))
     # Blocks of whole units may be fewer: the reason refers to the actual number.
-    blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, least)))
+    blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, min_blocks(nbytes))))
     if blocks != decision.blocks:
         decision = choose_planner(
             nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
         )
     return replace(decision, sites=None, reason=f"{decision.reason} ({links.summary})")
-
-
-def block_bytes(nbytes: int, blocks: int) -> int:
-    """Return the block size for about `blocks` blocks, in whole units, since units have the checksums."""
-    units = max(1, round(nbytes / (blocks * UNIT_BYTES)), -(-nbytes // (MAX_BLOCKS * UNIT_BYTES)))
-    return units * UNIT_BYTES
 
 
 def _split(scene: _DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHolder]]:

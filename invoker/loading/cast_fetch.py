@@ -24,12 +24,10 @@ from rdmacast.errors import CastError
 from rdmacast.transports.connector import Connector
 from registry.clock import Clock
 from registry.errors import RegistryError
-from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
+from registry.images.manifest import UNIT_BYTES, Manifest, block_bytes, layer_borders, min_blocks
 from registry.images.verify import check_units
 from registry.records.cast import CastProgress, CastState
 
-MAX_BLOCKS, MIN_BLOCKS = 512, 16
-BLOCK_BYTES = 4 << 20  # of a pull, within MIN_BLOCKS and MAX_BLOCKS
 PROGRESS_INTERVAL_S = 0.5  # between two progress reports
 
 log = logging.getLogger("invoker.cast_fetch")
@@ -77,9 +75,9 @@ async def from_peers(
     CastError; the blocks received are kept.
     """
     manifest = target.manifest
-    block_bytes = _block_bytes(manifest)
-    limit_s = stall_s + window_s(block_bytes)
-    spec = pull_spec(manifest.sha256, manifest.nbytes, block_bytes, holders)
+    size = block_bytes(manifest.nbytes, min_blocks(manifest.nbytes))
+    limit_s = stall_s + window_s(size)
+    spec = pull_spec(manifest.sha256, manifest.nbytes, size, holders)
     part = _CastFetch(spec, target, context, pull_settings(limit_s), limit_s * (len(holders) + 1))
     return await _run(part)
 
@@ -228,9 +226,3 @@ class _CastFetch:
                 error=error,
             )
         )
-
-
-def _block_bytes(manifest: Manifest) -> int:
-    """Return the block size of a pull, in whole units, within the bounds on the number of blocks."""
-    wanted = min(BLOCK_BYTES, -(-manifest.nbytes // MIN_BLOCKS))
-    return max(1, -(-max(wanted, manifest.nbytes // MAX_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES

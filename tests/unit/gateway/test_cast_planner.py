@@ -14,11 +14,8 @@ from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.actions import PrefetchAction, StartAction
 from gateway.planning.cast_planner import (
-    MAX_BLOCKS,
-    MIN_BLOCKS,
     CastPlanner,
     ImageDelivery,
-    block_bytes,
     choose,
     new_cast,
 )
@@ -29,7 +26,7 @@ from rdmacast.cast.record import CastPlan
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.protocol.pull_report import MAX_SLOW
 from registry.errors import RemoteError, StateUnavailable
-from registry.images.manifest import UNIT_BYTES
+from registry.images.manifest import MAX_BLOCKS, MIN_BLOCKS, UNIT_BYTES, block_bytes
 from registry.memory.state import MemoryState
 from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord, CastState
