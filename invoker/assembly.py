@@ -303,7 +303,6 @@ async def _load_sources(
     return LoadSources(
         node=settings.node_id,
         host=settings.host_id,
-        connector=casting.connector,
         store=await reach_store(settings.store_url or config.store_url, config.cluster_id),
         casts=casts,
         device_buffer=device_cache.buffer,

@@ -8,9 +8,7 @@ CastError
 │   └── NotShared     the peer holds it, but not in a file or memory that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
 ├── DeviceError       an RDMA device or driver refused an operation
-├── ChecksumError     a unit arrived damaged from every holder (names the units)
-├── NoHolder          no holder is left for the missing bytes (names them)
-│   └── BlocksLost    the same of a cast, after its nodes' bitfields (names the blocks too)
+├── BlocksLost        no node of a cast can serve the missing blocks (names them)
 └── PlanError         a transfer plan breaks its law (names step, node and block)
 """
 
@@ -47,30 +45,18 @@ class DeviceError(CastError):
     """An RDMA device or its driver refused something."""
 
 
-class ChecksumError(CastError):
-    """A unit arrived damaged from every holder. `units` are their indexes."""
+class BlocksLost(CastError):
+    """No node of a cast can serve these `blocks` any more; blocks that arrived stay valid.
 
-    def __init__(self, message: str, units: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.units = units
-
-
-class NoHolder(CastError):
-    """No node is left that holds the missing bytes; `missing` are half-open byte ranges `[start, end)`."""
-
-    def __init__(self, message: str, missing: tuple[tuple[int, int], ...] = ()) -> None:
-        super().__init__(message)
-        self.missing = missing
-
-
-class BlocksLost(NoHolder):
-    """No node of a cast can serve these `blocks` any more; blocks that arrived stay valid."""
+    `missing` are the half-open byte ranges `[start, end)` of the blocks.
+    """
 
     def __init__(
         self, message: str, blocks: tuple[int, ...] = (), missing: tuple[tuple[int, int], ...] = ()
     ) -> None:
-        super().__init__(message, missing)
+        super().__init__(message)
         self.blocks = blocks
+        self.missing = missing
 
 
 class PlanError(CastError):

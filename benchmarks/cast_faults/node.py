@@ -44,7 +44,7 @@ from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.pacer import Pacer
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transport import PeerAddress, Transport
+from rdmacast.transport import Transport
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -177,9 +177,16 @@ class FaultNode:
 
 
 def spec_of(task: FaultTask, epoch: int = 0) -> CastSpec:
-    peers = [PeerAddress(url=url, host=HOST) for url in task.urls]
-    options = {"planner": task.planner, "epoch": epoch}
-    return cast_spec(task.cast, task.nbytes, task.blocks, peers, task.sources, **options)
+    return cast_spec(
+        task.cast,
+        task.nbytes,
+        task.blocks,
+        urls=task.urls,
+        hosts=[HOST] * len(task.urls),
+        sources=tuple(range(task.sources)),
+        planner=task.planner,
+        epoch=epoch,
+    )
 
 
 def is_right(task: FaultTask, spec: CastSpec, block: int, view: memoryview) -> bool:

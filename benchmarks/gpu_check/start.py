@@ -29,7 +29,6 @@ from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
-from rdmacast.transports.connector import Connector
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest
 from registry.images.verify import unit_checksums
@@ -167,7 +166,6 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
     sources = LoadSources(
         node="gpu-check",
         host="gpu-check",
-        connector=Connector("gpu-check", []),
         store=None,
         casts=None,
         device_buffer=lambda image: content.data,

@@ -26,7 +26,6 @@ from invoker.host_tier.tier import HostTier
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import StoreAccess
-from rdmacast.transports.connector import Connector
 from registry.images.store import LocalStore
 
 TIER_IMAGES = 4  # capacity of a host tier in images, with the node's default pre-faulted buffers
@@ -39,7 +38,6 @@ def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:
     sources = LoadSources(
         node="bench",
         host="bench",
-        connector=Connector("bench", []),
         store=StoreAccess(store=store, label="disk"),
         casts=None,
         device_buffer=lambda image: None,

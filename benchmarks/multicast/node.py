@@ -33,14 +33,14 @@ from benchmarks.multicast.messages import (
 )
 from benchmarks.multicast.rank import Bytes, ImageBuffer
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
@@ -97,13 +97,22 @@ class MulticastNode:
             return CastFinished(started_s=started_s, ended_s=started_s)
         if order.task.planner in COPIES:
             return copy_as(order.task.planner, self._path_of(0), self._held.image, order.units)
-        task, peers = order.task, [PeerAddress(url=node.url, host=node.host) for node in order.nodes]
-        options = {"planner": task.planner, "in_slots": task.in_slots, "link_bytes_s": task.link_bytes_s}
-        spec = cast_spec(order.cast, order.nbytes, task.blocks, peers, task.sources, **options)
+        task = order.task
+        spec = cast_spec(
+            order.cast,
+            order.nbytes,
+            task.blocks,
+            urls=[node.url for node in order.nodes],
+            hosts=[node.host for node in order.nodes],
+            sources=tuple(range(task.sources)),
+            planner=task.planner,
+            in_slots=task.in_slots,
+            link_bytes_s=task.link_bytes_s,
+        )
         arrived_s = [0.0] * spec.blocks
 
         def on_block(offset: int, nbytes: int) -> None:
-            arrived_s[offset // spec.block_bytes] = time.monotonic()
+            arrived_s[offset // spec.plan.block_bytes] = time.monotonic()
 
         report = await Cast(
             spec,
@@ -140,18 +149,23 @@ class MulticastNode:
 
 
 def cast_spec(
-    cast: str, nbytes: int, blocks: int, peers: Iterable[PeerAddress], sources: int, **options: Any
+    cast: str, nbytes: int, blocks: int, urls: Iterable[str], hosts: Iterable[str], **options: Any
 ) -> CastSpec:
-    """Return a cast of blocks of whole units from the first `sources` peers to the others."""
-    return CastSpec(
-        cast=cast,
-        region=cast,
+    """Return a cast of blocks of whole units from the sources to the other nodes."""
+    members = tuple(
+        CastMember(node=str(rank), host=host, address=url)
+        for rank, (url, host) in enumerate(zip(urls, hosts, strict=True))
+    )
+    plan = CastPlan(
+        cast_id=cast,
+        image=cast,
         nbytes=nbytes,
         block_bytes=block_bytes(nbytes, blocks),
-        members=tuple(CastMember(name=str(rank), address=peer) for rank, peer in enumerate(peers)),
-        sources=tuple(range(sources)),
+        members=members,
+        planned=len(members),
         **options,
     )
+    return CastSpec(plan=plan)
 
 
 def pull_faults(report: CastReport) -> dict[str, int]:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from gateway.schemas.casts import CastNodeView, CastOutcome, CastView, PartState
 from rdmacast.cast.limits import silence_s
-from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from rdmacast.cast.record import CastMember
+from registry.records.cast import CastProgress, CastRecord, CastState, CastStatus
 from registry.records.node import NodeRecord
 
 _MAX_REPORT_DELAY_S = 30.0  # of its start or end: Redis and the node may be slow
@@ -69,7 +70,7 @@ def silent_s(block_bytes: int) -> float:
 
 def _state(
     record: CastRecord,
-    member: CastMemberRecord,
+    member: CastMember,
     progress: CastProgress | None,
     node: NodeRecord | None,
     now: float,
@@ -89,7 +90,7 @@ def _state(
 
 
 def _part(
-    member: CastMemberRecord,
+    member: CastMember,
     progress: CastProgress | None,
     state: PartState,
     error: str,
@@ -101,7 +102,7 @@ def _part(
     return CastNodeView(
         node=member.node,
         host=member.host,
-        tier=member.tier.value,
+        tier=member.tier,
         planned=planned,
         state=state,
         blocks=blocks,

@@ -4,8 +4,8 @@ import asyncio
 from collections import OrderedDict
 
 from gateway.core.contract import Blobs
-from registry.messages.node import CastPeer, CastRef, ImageHolder, ImageRef
-from registry.records.cast import CastRecord
+from rdmacast.cast.record import CastPlan
+from registry.messages.node import ImageHolder, ImageRef
 from registry.records.function import FunctionTask, FunctionVersion
 
 _MANIFEST_LIMIT = 64 << 20
@@ -37,7 +37,7 @@ class StartAssets:
         }
 
     async def image_ref(
-        self, version: FunctionVersion, holders: tuple[ImageHolder, ...], cast: CastRecord | None = None
+        self, version: FunctionVersion, holders: tuple[ImageHolder, ...], cast: CastPlan | None = None
     ) -> ImageRef | None:
         """Return the image with its manifest, None for a version without one. Raises NotFound, ImageError."""
         if version.image is None or version.manifest is None:
@@ -48,7 +48,7 @@ class StartAssets:
             nbytes=version.image_bytes,
             holders=holders,
             manifest_bytes=await self._read(version.manifest, _MANIFEST_LIMIT),
-            cast=None if cast is None else cast_ref(cast),
+            cast=cast,
         )
 
     async def _read(self, digest: str, limit: int) -> bytes:
@@ -68,19 +68,3 @@ class StartAssets:
             _, dropped = self._held.popitem(last=False)
             self._bytes -= len(dropped)
         return data
-
-
-def cast_ref(record: CastRecord) -> CastRef:
-    """Return the part of the record that a node needs."""
-    return CastRef(
-        cast_id=record.cast_id,
-        epoch=record.epoch,
-        planner=record.planner,
-        block_bytes=record.block_bytes,
-        members=tuple(CastPeer(node=m.node, host=m.host, address=m.address) for m in record.members),
-        sources=record.sources,
-        planned=record.planned,
-        edge=record.edge,
-        in_slots=record.in_slots,
-        link_bytes_s=record.link_bytes_s,
-    )

@@ -15,17 +15,15 @@ from gateway.core.fixed_plan import FixedPlan
 from gateway.planning.actions import Action, PrefetchAction, StartAction
 from gateway.planning.placement import tier_of
 from gateway.planning.plan import Plan
+from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
 from rdmacast.plan.planners.topology import NodeTopology
-from registry.images.manifest import UNIT_BYTES
+from registry.images.manifest import block_bytes, min_blocks
 from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
-from registry.records.cast import CastMemberRecord, CastRecord
+from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
-# A block is read, verified and forwarded as a whole: not larger than this while there are few.
-MAX_BLOCK_BYTES = 4 << 20
-MIN_BLOCKS, MAX_BLOCKS = 16, 512
 _MAX_CASTS = 256  # a gateway without the lease removes none otherwise
 _MAX_SOURCES = 8  # or the number of targets, if that is larger
 
@@ -285,21 +283,13 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEs
     facts = links.facts
     sites = [NodeTopology(bytes_per_s=links.rates[node.id]) for node in nodes]
     decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
-    units = -(-nbytes // UNIT_BYTES)
-    least = min(units, MAX_BLOCKS, max(MIN_BLOCKS, -(-nbytes // MAX_BLOCK_BYTES)))
     # Blocks of whole units may be fewer: the reason refers to the actual number.
-    blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, least)))
+    blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, min_blocks(nbytes))))
     if blocks != decision.blocks:
         decision = choose_planner(
             nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
         )
     return replace(decision, sites=None, reason=f"{decision.reason} ({links.summary})")
-
-
-def block_bytes(nbytes: int, blocks: int) -> int:
-    """Return the block size for about `blocks` blocks, in whole units, since units have the checksums."""
-    units = max(1, round(nbytes / (blocks * UNIT_BYTES)), -(-nbytes // (MAX_BLOCKS * UNIT_BYTES)))
-    return units * UNIT_BYTES
 
 
 def _split(scene: _DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHolder]]:
@@ -344,13 +334,13 @@ def _runs(record: CastRecord, scene: _DeliveryNodes) -> bool:
     )
 
 
-def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0) -> CastMemberRecord:
+def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0) -> CastMember:
     tier = Tier.HOST if any(h.image == image and Tier.HOST in h.tiers for h in node.holdings) else None
-    return CastMemberRecord(
+    return CastMember(
         node=node.id,
         host=node.host,
         address=node.cast,
-        tier=tier or tier_of(node, image),
+        tier=(tier or tier_of(node, image)).value,
         epoch=epoch,
         joined_at=joined_at,
     )

@@ -1,28 +1,31 @@
-"""This node's part in a cast that brings an image into host memory, verified by block."""
+"""This node's part in a cast that brings an image into host memory, verified by block.
+
+A pull from other nodes is a cast with this node as its only target.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from invoker.base.counters import Counters
 from invoker.base.errors import InvokerError
 from invoker.loading.partial_image import PartialImage
 from rdmacast.cast.hooks import BlockHooks, CastLinks
-from rdmacast.cast.limits import STALL_S, window_s
+from rdmacast.cast.limits import STALL_S, silence_s, window_s
+from rdmacast.cast.pull import pull_settings, pull_spec
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import Watcher
 from rdmacast.errors import CastError
-from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from registry.clock import Clock
 from registry.errors import RegistryError
-from registry.images.manifest import UNIT_BYTES, Manifest, layer_borders
+from registry.images.manifest import UNIT_BYTES, Manifest, block_bytes, layer_borders, min_blocks
 from registry.images.verify import check_units
-from registry.messages.node import CastRef
 from registry.records.cast import CastProgress, CastState
 
 PROGRESS_INTERVAL_S = 0.5  # between two progress reports
@@ -42,87 +45,67 @@ class CastContext:
     publish: Callable[[CastProgress], None]
 
 
-def takes_part(ref: CastRef | None, node: str) -> bool:
-    """Return whether the node is a target of the cast."""
-    if ref is None:
-        return False
-    indexes = [index for index, member in enumerate(ref.members) if member.node == node]
-    return bool(indexes) and indexes[0] not in ref.sources
-
-
-def is_valid(ref: CastRef, nbytes: int) -> bool:
-    """Return whether `ref` describes a valid cast of `nbytes`, with blocks of whole units."""
+def spec_of(plan: CastPlan, manifest: Manifest) -> CastSpec:
+    """Return the cast with blocks ordered by layer. Raises CastError if it does not match the image."""
+    matches = (plan.image, plan.nbytes) == (manifest.sha256, manifest.nbytes)
+    if not matches or plan.block_bytes % UNIT_BYTES:
+        raise CastError(f"cast {plan.cast_id} does not match image {manifest.sha256[:12]}")
     try:
-        cast_spec(ref, "", nbytes)
-    except (CastError, ValueError):
-        return False
-    return ref.block_bytes % UNIT_BYTES == 0
+        return CastSpec(plan=plan, borders=layer_borders(manifest, plan.block_bytes))
+    except ValueError as error:
+        raise CastError(f"cast {plan.cast_id} cannot run: {error}") from error
 
 
-def cast_of(ref: CastRef, manifest: Manifest) -> CastSpec:
-    """Return the cast's specification, with blocks ordered by layer. Raises ValueError, CastError."""
-    borders = layer_borders(manifest, ref.block_bytes)
-    return cast_spec(ref, manifest.sha256, manifest.nbytes, borders)
-
-
-def cast_spec(ref: CastRef, region: str, nbytes: int, borders: tuple[int, ...] = ()) -> CastSpec:
-    """Return the cast's specification. Raises ValueError, CastError."""
-    return CastSpec(
-        cast=ref.cast_id,
-        region=region,
-        nbytes=nbytes,
-        block_bytes=ref.block_bytes,
-        members=tuple(
-            CastMember(name=member.node, address=PeerAddress(url=member.address, host=member.host))
-            for member in ref.members
-        ),
-        sources=ref.sources,
-        planned=ref.planned,
-        edge=ref.edge,
-        in_slots=ref.in_slots,
-        link_bytes_s=ref.link_bytes_s,
-        planner=ref.planner,
-        borders=borders,
-        epoch=ref.epoch,
-    )
-
-
-async def from_cast(
-    ref: CastRef, target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
-) -> CastReport:
+async def from_cast(plan: CastPlan, target: PartialImage, context: CastContext) -> CastReport:
     """Fill the target by taking part in the cast; blocks that it has already are served to others.
 
-    Raises CastError, also if no block arrives within `stall_s` and the time for one block; the blocks
-    received are kept.
+    Raises CastError, also if no block arrives for `silence_s`; the blocks received are kept.
+    """
+    limit_s = silence_s(plan.block_bytes)
+    spec, settings = spec_of(plan, target.manifest), SessionSettings(pull_timeout_s=limit_s)
+    return await _run(_CastFetch(spec, target, context, settings, limit_s))
+
+
+async def from_peers(
+    holders: Sequence[CastMember], target: PartialImage, context: CastContext, *, stall_s: float = STALL_S
+) -> CastReport:
+    """Pull the image from the first holder that serves it, continuing with the next on failure.
+
+    A holder is left once a block takes longer than `stall_s` and what a window of blocks may take. Raises
+    CastError; the blocks received are kept.
     """
     manifest = target.manifest
-    if not is_valid(ref, manifest.nbytes):
-        raise CastError(f"cast {ref.cast_id} does not match image {manifest.sha256[:12]}")
-    part = _CastFetch(ref, target, context, stall_s)
+    size = block_bytes(manifest.nbytes, min_blocks(manifest.nbytes))
+    limit_s = stall_s + window_s(size)
+    spec = pull_spec(manifest.sha256, manifest.nbytes, size, holders)
+    part = _CastFetch(spec, target, context, pull_settings(limit_s), limit_s * (len(holders) + 1))
+    return await _run(part)
+
+
+async def _run(part: "_CastFetch") -> CastReport:
     try:
         return await part.run()
     except (CastError, RegistryError, InvokerError, OSError):
         raise
     except Exception as fault:  # a bug; other sources may still have the image
-        log.exception("cast %s failed unexpectedly", ref.cast_id)
+        log.exception("%r failed unexpectedly", part)
         raise CastError(f"{type(fault).__name__}: {fault}") from fault
     finally:
         part.close()
 
 
-def report_present(ref: CastRef, nbytes: int, context: CastContext) -> None:
+def report_present(plan: CastPlan, context: CastContext) -> None:
     """Publish that the image was already here when its cast started."""
-    blocks = -(-nbytes // ref.block_bytes)
     context.publish(
         CastProgress(
-            cast_id=ref.cast_id,
+            cast_id=plan.cast_id,
             node=context.node,
             state=CastState.COMPLETE,
-            blocks=blocks,
-            held=blocks,
+            blocks=plan.blocks,
+            held=plan.blocks,
             seconds=0.0,
             updated_at=context.clock.wall_s(),
-            epoch=ref.epoch,
+            epoch=plan.epoch,
         )
     )
 
@@ -130,23 +113,26 @@ def report_present(ref: CastRef, nbytes: int, context: CastContext) -> None:
 class _CastFetch:
     """This node's part in one cast."""
 
-    def __init__(self, ref: CastRef, target: PartialImage, context: CastContext, stall_s: float) -> None:
-        manifest = target.manifest
-        self._ref = ref
+    def __init__(
+        self,
+        spec: CastSpec,
+        target: PartialImage,
+        context: CastContext,
+        settings: SessionSettings,
+        limit_s: float,
+    ) -> None:
+        self._plan = spec.plan
+        self._is_pull = spec.is_pull
         self._target = target
         self._context = context
-        settings = SessionSettings()
-        block_s = window_s(ref.block_bytes)
-        settings = replace(settings, pull_timeout_s=settings.pull_timeout_s + block_s)
-        self._stall_s = stall_s + block_s
-        self._limit = asyncio.timeout(self._stall_s)
+        self._limit_s = limit_s
+        self._limit = asyncio.timeout(limit_s)
         self._reported_s = 0.0
         # Reports must stay in order when the wall clock is set back.
         self._wall_less_monotonic_s = context.clock.wall_s() - context.clock.monotonic_s()
-        self._spec = cast_of(ref, manifest)
         self._cast = Cast(
-            self._spec,
-            context.node,
+            spec,
+            "" if spec.is_pull else context.node,
             target.writer.view,
             links=CastLinks(connector=context.connector, watcher=context.watcher),
             hooks=BlockHooks(
@@ -155,10 +141,13 @@ class _CastFetch:
                 prepare=target.writer.prepare,
                 on_block=self._on_block,
             ),
-            region=target,
-            held=[block for block in range(self._spec.blocks) if target.has(*self._spec.extent(block))],
+            region=None if spec.is_pull else target,  # other nodes expect all of it from a pull
+            held=[block for block in range(spec.blocks) if target.has(*spec.extent(block))],
             settings=settings,
         )
+
+    def __repr__(self) -> str:
+        return repr(self._cast)
 
     async def run(self) -> CastReport:
         state, error = CastState.CANCELLED, ""
@@ -168,7 +157,7 @@ class _CastFetch:
                 report = await self._cast.run()
             state = CastState.COMPLETE
         except TimeoutError:
-            state, error = CastState.FAILED, f"no block arrived for {self._stall_s:g} s"
+            state, error = CastState.FAILED, f"no block arrived for {self._limit_s:g} s"
             raise CastError(error) from None
         except Exception as fault:  # reported; `from_cast` translates it
             state, error = CastState.FAILED, str(fault) or type(fault).__name__
@@ -189,7 +178,9 @@ class _CastFetch:
     def _on_block(self, offset: int, nbytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
         self._context.counters.cast_recv_bytes += nbytes
-        self._limit.reschedule(now_s + self._stall_s)
+        if self._is_pull:
+            self._target.mark(offset, nbytes)
+        self._limit.reschedule(now_s + self._limit_s)
         if now_s - self._reported_s >= PROGRESS_INTERVAL_S:
             self._publish(CastState.RUNNING)
 
@@ -198,20 +189,22 @@ class _CastFetch:
             self._context.counters.add_received(transport, nbytes)
 
     def _publish(self, state: CastState, error: str = "") -> None:
-        """Publish the progress of the cast on this node."""
+        """Publish the progress of the cast on this node, unless it is a pull."""
+        if self._is_pull:
+            return
         self._reported_s = asyncio.get_running_loop().time()
         report = self._cast.report
         faults = report.faults
         self._context.publish(
             CastProgress(
-                cast_id=self._ref.cast_id,
+                cast_id=self._plan.cast_id,
                 node=self._context.node,
                 state=state,
                 blocks=report.blocks,
                 held=report.held,
                 seconds=report.seconds,
                 updated_at=self._wall_less_monotonic_s + self._context.clock.monotonic_s(),
-                epoch=self._ref.epoch,
+                epoch=self._plan.epoch,
                 received=dict(report.bytes_by_transport),
                 span_s=(report.last_block_s or 0.0) - (report.first_block_s or 0.0),
                 pulled=dict(report.bytes_by_peer),

@@ -1,6 +1,8 @@
-"""Sources of an image's bytes: the store, the arena, peers, a dead process's partial file.
+"""Sources of an image's bytes on this machine or in the store: no nodes, so no casts (see `cast_fetch`).
 
-Each writes into the same buffer and marks verified units; the next source fills what is missing.
+Each writes into the same PartialImage as a cast and marks verified units; the next source fills what is
+missing. None has a bitfield, links or a region server to run a cast with: they are files and memory, and
+reading them is fastest in order, with direct I/O or from the page cache.
 """
 
 import os
@@ -15,10 +17,6 @@ from invoker.host_tier.staging import Staging
 from invoker.loading.partial_image import CHUNK_BYTES, PartialImage
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
-from rdmacast.cast.limits import STALL_S
-from rdmacast.cast.pull import PullPlan, PullResult, pull
-from rdmacast.transport import PeerAddress
-from rdmacast.transports.connector import Connector
 from registry.errors import CorruptImage
 from registry.images.manifest import UNIT_BYTES, Manifest
 from registry.images.store import BlobReader, BlobStore
@@ -26,8 +24,6 @@ from registry.images.verify import check_units
 
 READS_IN_FLIGHT = 6
 STEP_BYTES = 8 * UNIT_BYTES  # smaller steps make threads contend for the GIL
-MAX_BLOCKS, MIN_BLOCKS = 512, 16
-BLOCK_BYTES = 4 << 20  # of a pull, within MIN_BLOCKS and MAX_BLOCKS
 _NAMED_UNITS = 8
 
 
@@ -57,47 +53,6 @@ async def from_store(store: BlobStore, target: PartialImage, counters: Counters,
             await _for_missing(target, read)
     finally:
         await run_in_thread(reader.close)
-
-
-async def from_peers(
-    connector: Connector,
-    sources: Sequence[PeerAddress],
-    target: PartialImage,
-    counters: Counters,
-    *,
-    stall_s: float = STALL_S,
-) -> PullResult:
-    """Pull the image from the first peer that serves it, continuing with the next on failure.
-
-    A peer is abandoned after `stall_s` without data. Raises CastError.
-    """
-    manifest = target.manifest
-    plan = PullPlan(
-        region=manifest.sha256,
-        nbytes=manifest.nbytes,
-        block_bytes=_block_bytes(manifest),
-        sources=tuple(sources),
-        stall_timeout_s=stall_s,
-    )
-
-    def check(offset: int, view: memoryview) -> Sequence[int]:
-        return check_units(manifest, offset, view)
-
-    def on_block(offset: int, nbytes: int) -> None:
-        counters.cast_recv_bytes += nbytes
-        target.mark(offset, nbytes)
-
-    report = await pull(
-        plan,
-        target.writer.view,
-        connector=connector,
-        check=check,
-        on_block=on_block,
-        prepare=target.writer.prepare,
-    )
-    for transport, nbytes in report.bytes_by_transport.items():
-        counters.add_received(transport, nbytes)
-    return report
 
 
 async def from_orphaned_file(target: PartialImage) -> None:
@@ -141,12 +96,6 @@ async def _for_missing(target: PartialImage, read: Callable[[int, int], Awaitabl
             target.mark(offset, nbytes)
 
     await run_all(*(work() for _ in range(READS_IN_FLIGHT)))
-
-
-def _block_bytes(manifest: Manifest) -> int:
-    """Return the block size of a pull, in whole units, within the bounds on the number of blocks."""
-    wanted = min(BLOCK_BYTES, -(-manifest.nbytes // MIN_BLOCKS))
-    return max(1, -(-max(wanted, manifest.nbytes // MAX_BLOCKS) // UNIT_BYTES)) * UNIT_BYTES
 
 
 def _read_checked(

@@ -15,21 +15,21 @@ from invoker.base.errors import StartFailed
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import HostMapping, close_if_open, release
 from invoker.host_tier.tier import HostTier
-from invoker.loading.cast_fetch import CastContext, from_cast, report_present, takes_part
-from invoker.loading.fetch import from_memory, from_orphaned_file, from_peers, from_store
+from invoker.loading.cast_fetch import CastContext, from_cast, from_peers, report_present
+from invoker.loading.fetch import from_memory, from_orphaned_file, from_store
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.published import PublishedImages
 from invoker.loading.start_plan import Residence, StartPlan, choose_start
 from invoker.loading.store_access import StoreAccess
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
+from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.report import CastReport
 from rdmacast.errors import CastError
-from rdmacast.transport import PeerAddress
-from rdmacast.transports.connector import Connector
 from registry.errors import CorruptImage, RegistryError
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
-from registry.messages.node import CastRef, ImageHolder, ImageRef
+from registry.messages.node import ImageHolder, ImageRef
 from registry.records.instance import StartKind
 
 PROGRESS_INTERVAL_S = 0.1
@@ -118,7 +118,6 @@ class LoadSources:
 
     node: str
     host: str
-    connector: Connector
     store: StoreAccess | None
     casts: CastContext | None
     device_buffer: Callable[[str], memoryview | None]
@@ -212,10 +211,10 @@ class ImageLoader:
             cast is None
             or cast_context is None
             or cast.cast_id in reported
-            or not takes_part(cast, self._sources.node)
+            or not cast.has_target(self._sources.node)
         ):
             return
-        report_present(cast, ref.nbytes, cast_context)
+        report_present(cast, cast_context)
 
     async def _enter(
         self, ref: ImageRef, manifest: Manifest, *, yielding: bool
@@ -329,46 +328,40 @@ class ImageLoader:
         buffer = self._sources.device_buffer(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
-        cast, cast_context = ref.cast, self._sources.casts
-        if cast is not None and cast_context is not None and takes_part(cast, self._sources.node):
-            yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, cast_context)
+        cast, context = ref.cast, self._sources.casts
+        if cast is not None and context is not None and cast.has_target(self._sources.node):
+            yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, context)
         by_source = {f"node:{holder.node}": holder for holder in ref.holders}
-        peers = [source for source in load.plan.sources if source in by_source]
-        if peers:
-            yield peers[0], partial(self._from_peers, load, [by_source[source] for source in peers])
+        peers = [source for source in dict.fromkeys(load.plan.sources) if source in by_source]
+        if peers and context is not None:
+            holders = [by_source[source] for source in peers]
+            yield peers[0], partial(self._from_peers, load, holders, context)
         if self._sources.store is not None:
             local = self._sources.store.label == "disk"
             store = self._sources.store.store
             yield self._sources.store.label, partial(from_store, store, target, self._counters, local=local)
 
-    async def _from_cast(self, load: _ImageLoad, cast: CastRef, cast_context: CastContext) -> None:
+    async def _from_cast(self, load: _ImageLoad, cast: CastPlan, context: CastContext) -> None:
         load.casts.add(cast.cast_id)
-        report = await from_cast(cast, load.target, cast_context)
+        self._log_report(load, await from_cast(cast, load.target, context))
+
+    async def _from_peers(
+        self, load: _ImageLoad, holders: Sequence[ImageHolder], context: CastContext
+    ) -> None:
+        members = [CastMember(node=one.node, host=one.host, address=one.cast) for one in holders]
+        self._log_report(load, await from_peers(members, load.target, context))
+
+    def _log_report(self, load: _ImageLoad, report: CastReport) -> None:
         if report.bytes_by_peer:
             most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])
             load.source = f"node:{most}"
-        log.info(
-            "image %s: %d bytes by cast %s in %.3f s: %s",
-            load.target.manifest.sha256[:12],
-            report.nbytes,
-            cast.cast_id,
-            report.seconds,
-            ", ".join(f"{nbytes} from {node}" for node, nbytes in sorted(report.bytes_by_peer.items())),
-        )
-
-    async def _from_peers(self, load: _ImageLoad, holders: Sequence[ImageHolder]) -> None:
-        addresses = {holder.cast: holder for holder in holders}
-        peers = [PeerAddress(url=holder.cast, host=holder.host) for holder in addresses.values()]
-        report = await from_peers(self._sources.connector, peers, load.target, self._counters)
-        if report.bytes_by_source:
-            most = max(report.bytes_by_source, key=lambda url: report.bytes_by_source[url])
-            load.source = f"node:{addresses[most].node}"
-        for url, choice in report.choices.items():
+        for node, choice in sorted(report.choices.items()):
             log.info(
-                "image %s: %d bytes from %s over %s (%s) in %.3f s",
+                "image %s, cast %s: %d bytes from %s over %s (%s) in %.3f s",
                 load.target.manifest.sha256[:12],
-                report.bytes_by_source.get(url, 0),
-                addresses[url].node,
+                report.cast,
+                report.bytes_by_peer.get(node, 0),
+                node,
                 choice.transport,
                 choice.reason,
                 report.seconds,

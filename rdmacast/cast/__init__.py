@@ -1,14 +1,13 @@
-"""One node's part in a cast, and pulls of whole regions.
+"""One node's part in a cast; a pull is a cast with one target.
 
 - `block_reads`: reads and checks of blocks
-- `fair_share`: time shared at a port
 - `have_requests`: HAVE requests without a reply
 - `hooks`: a cast's links and block hooks
 - `limits`: time limits
 - `pending_pulls`: pulls that have not ended
-- `progress`: bookkeeping of a pull
-- `pull`: pulls of whole regions
+- `pull`: a cast with one target
 - `pull_log`: durations for reports
+- `record`: what all nodes know of a cast
 - `replanner`: plans around slow nodes
 - `report`: results and faults
 - `runner`: a session driven by links, watches and clock
@@ -17,7 +16,7 @@
 - `session_peers`: its peers
 - `session_plan`: its planned sources
 - `session_settings`: its limits
-- `spec`: the description of a cast
+- `spec`: a cast as its nodes run it
 - `watch_link`: a watch of a peer's region
 - `watches`: all watches of a cast
 """

@@ -41,9 +41,9 @@ class BlockReads:
         self._spec = spec
         self._buffer = buffer
         self._stack = AsyncExitStack()
-        self._links = PeerLinks(connector, [member.address for member in spec.members], self._stack)
+        self._links = PeerLinks(connector, [member.peer for member in spec.plan.members], self._stack)
         self._hooks = hooks
-        self._check_bytes = hooks.check_bytes or spec.block_bytes
+        self._check_bytes = hooks.check_bytes or spec.plan.block_bytes
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,14 +80,15 @@ class BlockReads:
                 logger.info("%s; trying another transport", error)
                 self._links.avoid(source, link)
             except CastError:
-                self._links.forget(source, link)
+                if link is not None or not self._spec.is_pull:  # a pull dials each source once
+                    self._links.forget(source, link)
                 raise
 
     async def _read_over(
         self, link: Link, offset: int, into: memoryview, on_start: OnStart, slot: PlanSlot | None
     ) -> Sequence[int]:
         """Return the damaged units of the block."""
-        region, check = self._spec.region, self._hooks.check
+        region, check = self._spec.plan.image, self._hooks.check
         if _checks(link):
             return await link.read_checked(region, offset, into, check, self._check_bytes, on_start)
         if slot is not None and _keeps_turns(link):

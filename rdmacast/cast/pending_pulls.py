@@ -11,13 +11,12 @@ class PendingPull:
     """A pull that has not ended.
 
     `held_s` is the time since which the source is known to hold the block, `started_s` that of the first
-    byte, and `start_share_s` the reading of the port's fair-share clock at that moment.
+    byte.
     """
 
     pull: StartPull
     held_s: float | None = None
     started_s: float | None = None
-    start_share_s: float = 0.0
     dropped: bool = False
 
     @property
@@ -29,6 +28,11 @@ class PendingPull:
     def has_started(self) -> bool:
         """Whether bytes of the block have begun to arrive."""
         return self.started_s is not None
+
+    @property
+    def since_s(self) -> float | None:
+        """The time since which the block could arrive, if it can."""
+        return self.held_s if self.started_s is None else self.started_s
 
 
 class PendingPulls(dict[int, PendingPull]):

@@ -13,10 +13,11 @@ class Replanner:
     def __init__(self, spec: CastSpec, node: int) -> None:
         self._spec = spec
         self._node = node
-        detected = len(spec.members) >= MIN_MEMBERS and node not in spec.sources
-        self._detector_nodes = list(spec.sources) if detected else []
-        self._verdict = StragglerVerdict(plan=0, slow=spec.edge)
-        self.log = PullLog(spec.cast, node, spec.block_s)
+        plan = spec.plan
+        detected = len(plan.members) >= MIN_MEMBERS and node not in plan.sources and not spec.is_pull
+        self._detector_nodes = list(plan.sources) if detected else []
+        self._verdict = StragglerVerdict(plan=0, slow=plan.edge)
+        self.log = PullLog(plan.cast_id, node, spec.block_s)
 
     def __repr__(self) -> str:
         return f"Replanner({self._verdict}, observers {self._detector_nodes})"
@@ -28,7 +29,7 @@ class Replanner:
 
     @property
     def report_interval_s(self) -> float:
-        return report_interval_s(len(self._spec.members))
+        return report_interval_s(len(self._spec.plan.members))
 
     @property
     def verdict(self) -> StragglerVerdict:

@@ -94,7 +94,7 @@ def lost_blocks(spec: CastSpec, blocks: Sequence[int], lost: Mapping[str, str]) 
     reasons = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
     extents = [spec.extent(block) for block in blocks]
     return BlocksLost(
-        f"no node is left to serve blocks {named} of {spec.region} ({reasons or 'no node was lost'})",
+        f"no node is left to serve blocks {named} of {spec.plan.image} ({reasons or 'no node was lost'})",
         tuple(blocks),
         tuple((offset, offset + nbytes) for offset, nbytes in extents),
     )

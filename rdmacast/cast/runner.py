@@ -47,8 +47,10 @@ class Cast:
         held: Iterable[int] = (),
         settings: SessionSettings | None = None,
     ) -> None:
-        if buffer.readonly or buffer.nbytes != spec.nbytes:
-            raise ValueError(f"the destination must be {spec.nbytes} writable bytes, not {buffer.nbytes}")
+        if buffer.readonly or buffer.nbytes != spec.plan.nbytes:
+            raise ValueError(
+                f"the destination must be {spec.plan.nbytes} writable bytes, not {buffer.nbytes}"
+            )
         self._spec = spec
         self._node = spec.node(node)
         self._buffer = buffer.cast("B")
@@ -58,20 +60,23 @@ class Cast:
         order = spec.order(self._node) or ()
         self._planned = {block: source for source, block in order}
         self._slots = spec.slots(self._node)
-        self._kept = tuple(range(spec.blocks) if self._node in spec.sources else sorted(set(held)))
+        self._kept = tuple(range(spec.blocks) if self._node in spec.plan.sources else sorted(set(held)))
         self._session = Session(
             blocks=spec.blocks,
-            peers=[peer for peer in range(len(spec.members)) if peer != self._node],
+            peers=[peer for peer in range(len(spec.plan.members)) if peer != self._node],
             order=order,
             held=self._kept,
-            epoch=spec.epoch,
-            shift=spec.blocks * self._node // len(spec.members),
+            epoch=spec.plan.epoch,
+            shift=spec.blocks * self._node // len(spec.plan.members),
             in_slots=bool(self._slots),
             settings=(settings or SessionSettings()).for_links(spec.block_s),
         )
+        if spec.is_pull:
+            self._session.presume(spec.plan.sources)
         self._replanner = Replanner(spec, self._node)
         self._tally = CastTally()
         self._pulls: dict[int, asyncio.Task[ReceivedBlock]] = {}
+        self._failures: dict[str, str] = {}  # by node: why its latest pull failed
         self._watches = Watches(
             spec,
             links.watcher,
@@ -87,7 +92,7 @@ class Cast:
         self._ended_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"Cast({self._spec.cast} at {self._name(self._node)}: {self._session!r})"
+        return f"Cast({self._spec.plan.cast_id} at {self._name(self._node)}: {self._session!r})"
 
     async def run(self) -> CastReport:
         """Fill the buffer; to be called once.
@@ -116,12 +121,12 @@ class Cast:
     def report(self) -> CastReport:
         """The report up to now."""
         spec, tally = self._spec, self._tally
-        by_url = {member.address.url: member.name for member in spec.members}
+        by_url = {member.address: member.node for member in spec.plan.members}
         ended_s = self._ended_s
         if ended_s is None:
             ended_s = asyncio.get_running_loop().time() if self._ended is not None else self._started_s
         return CastReport(
-            cast=spec.cast,
+            cast=spec.plan.cast_id,
             node=self._name(self._node),
             state=self._session.state.value,
             blocks=spec.blocks,
@@ -140,14 +145,15 @@ class Cast:
     @property
     def _slow(self) -> tuple[str, ...]:
         """The names of slow nodes; nodes that joined later than this one's spec are left out."""
-        slow, known = self._replanner.verdict.slow, len(self._spec.members)
+        slow, known = self._replanner.verdict.slow, len(self._spec.plan.members)
         return tuple(self._name(node) for node in slow if node < known)
 
     @property
     def _lost(self) -> dict[str, str]:
-        """The reason of each loss by the node's name: its connection's, or else the session's."""
+        """Why each node was lost, by name: its connection's fault, its latest read's, or the session's."""
         lost_peers = {self._name(peer): reason for peer, reason in self._session.lost_peers.items()}
-        return lost_peers | self._tally.lost
+        failures = {name: reason for name, reason in self._failures.items() if name in lost_peers}
+        return lost_peers | failures | self._tally.lost
 
     # Start and end.
 
@@ -203,7 +209,7 @@ class Cast:
                 self._pulls[action.number] = task
                 task.add_done_callback(partial(self._on_pull_ended, action))
             case DropPull():
-                logger.info("cast %s: dropping a pull: %s", self._spec.cast, action.reason)
+                logger.info("cast %s: dropping a pull: %s", self._spec.plan.cast_id, action.reason)
                 self._tally.late += action.late
                 self._pulls[action.number].cancel()
             case RequestHave():
@@ -213,7 +219,7 @@ class Cast:
 
     def _publish(self, reported: Bitfield) -> None:
         if self._region is not None:
-            self._region.cast(self._spec.block_bytes, reported)
+            self._region.cast(self._spec.plan.block_bytes, reported)
 
     def _set_timer(self) -> None:
         """Set the timer to the session's deadline; one that is too early is set again when it fires."""
@@ -235,7 +241,7 @@ class Cast:
         self._step(lambda now_s: self._session.on_bitfield(peer, reported, now_s, answers or None))
 
     def _on_peer_lost(self, peer: int, reason: CastError, epoch: int | None) -> None:
-        logger.warning("cast %s: lost %s: %s", self._spec.cast, self._name(peer), reason)
+        logger.warning("cast %s: lost %s: %s", self._spec.plan.cast_id, self._name(peer), reason)
         self._tally.lost[self._name(peer)] = str(reason)
         self._replanner.on_peer_lost(peer)
         self._step(lambda now_s: self._session.on_lost(peer, now_s, epoch))
@@ -258,7 +264,7 @@ class Cast:
         order = self._replanner.on_verdict(verdict)
         if order is None:
             return
-        logger.warning("cast %s: replanning around %s", self._spec.cast, ", ".join(self._slow))
+        logger.warning("cast %s: replanning around %s", self._spec.plan.cast_id, ", ".join(self._slow))
         self._planned = {block: source for source, block in order}
         self._step(lambda now_s: self._session.replan(verdict.plan, order, now_s))
 
@@ -284,8 +290,9 @@ class Cast:
             self._step(lambda now_s: self._session.on_failed(pull.number, now_s))
         elif isinstance(error, CastError):
             peer = self._name(pull.source)
-            logger.warning("cast %s: block %d of %s: %s", self._spec.cast, pull.block, peer, error)
+            logger.warning("cast %s: block %d of %s: %s", self._spec.plan.cast_id, pull.block, peer, error)
             self._tally.failed += 1
+            self._failures[peer] = str(error) or type(error).__name__
             self._step(lambda now_s: self._session.on_failed(pull.number, now_s))
         elif error is not None:
             self._end_with(error)
@@ -297,7 +304,7 @@ class Cast:
     def _on_damaged(self, pull: StartPull, arrived: ReceivedBlock) -> None:
         peer, units = self._name(pull.source), arrived.units
         logger.warning(
-            "cast %s: damaged units %s in block %d from %s", self._spec.cast, units, pull.block, peer
+            "cast %s: damaged units %s in block %d from %s", self._spec.plan.cast_id, units, pull.block, peer
         )
         self._tally.damaged += 1
         self._step(lambda now_s: self._session.on_damaged(pull.number, now_s))
@@ -320,4 +327,4 @@ class Cast:
             self._ended.set_exception(error)
 
     def _name(self, node: int) -> str:
-        return self._spec.members[node].name
+        return self._spec.plan.members[node].node

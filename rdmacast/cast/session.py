@@ -4,29 +4,30 @@ Inputs are events and their times; each returns the actions to take now. A node 
 order of its plan. A pull may be sent before its planned source holds the block, and waits there: the block
 then arrives without another request. Blocks that the planned source cannot serve (lost, slow, damaged) are
 pulled from any other holder, the rarest block first. It never waits for a step of the others.
+
+Nodes that are slow are found by the straggler detector, whose verdict leads to `replan`. The session itself
+drops only pulls of nodes that are silent: dead, hung, or without what they are to pass on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import reduce
+from math import inf
 from operator import or_
 from types import MappingProxyType
 
 from rdmacast.bitfield import Bitfield, blocks_in, to_bits
-from rdmacast.cast.fair_share import FairShareClock
 from rdmacast.cast.have_requests import HaveRequests
 from rdmacast.cast.pending_pulls import PendingPull, PendingPulls
 from rdmacast.cast.session_actions import Action, DropPull, PublishBitfield, StartPull
 from rdmacast.cast.session_peers import Peers
 from rdmacast.cast.session_plan import SessionPlan
-from rdmacast.cast.session_settings import SessionSettings
+from rdmacast.cast.session_settings import SILENCE_FACTOR, SessionSettings
 
 FIRST_BLOCK_FACTOR = 5.0  # times the patience for the first block, which has the longest path
 STALE_FACTOR = 2.0  # times a pull's timeout without a block at any node: none is pending
-MAX_TIMER_LAG_S = 1.0  # a node that was suspended for longer is out of step anyway
-# Times a slow pull's duration that one may take, or wait for its slot, where a faster node could serve
-# the block: a single one is slow for many reasons, and slow nodes are the detector's task.
-LATE_FACTOR = 4.0
+SLOT_FACTOR = 4.0  # times the silence, in slots: a source sends nothing before its slot
+MIN_TIMER_LAG_S, MAX_TIMER_LAG_S = 0.05, 1.0  # a node that was suspended for longer is out of step anyway
 
 
 class SessionState(Enum):
@@ -66,13 +67,9 @@ class Session:
         self._epoch = epoch
         self._plan = 0
         self._peers = Peers(
-            peers,
-            max_tries=self._settings.max_tries,
-            max_failures=self._settings.max_failures,
-            min_slow_s=self._settings.min_slow_s,
+            peers, max_tries=self._settings.max_tries, max_failures=self._settings.max_failures
         )
         self._pulls_pending = PendingPulls()
-        self._port_share = FairShareClock()
         self._have_requests = HaveRequests(
             timeout_s=self._settings.ask_timeout_s, max_attempts=self._settings.max_asks
         )
@@ -81,6 +78,7 @@ class Session:
         self._idle_since_s: float | None = None  # no pull is under way, though blocks are missing
         self._reported: dict[int, int] = {}  # by peer: the blocks, as bits, that it ever reported
         self._last_gain_s: float | None = None  # when any node last gained a block
+        self._longest_s: float | None = None  # of the pulls that brought a block
         self._pull_count = 0
         self._unreachable = 0
         self._state = SessionState.RUNNING
@@ -133,6 +131,10 @@ class Session:
             moments.append(self._idle_since_s + self._patience_s)
         return min(moments, default=None)
 
+    def presume(self, holders: Iterable[int]) -> None:
+        """Take these peers to hold every block, before the start."""
+        self._peers.presume(holders, self._all)
+
     def start(self, now_s: float) -> list[Action]:
         self._last_gain_s = now_s
         return self._advance(now_s)
@@ -158,7 +160,7 @@ class Session:
         under_way = self._pulls_pending.get(number)
         if under_way is None or under_way.started_s is not None:
             return []
-        under_way.started_s, under_way.start_share_s = now_s, self._port_share.join(now_s)
+        under_way.started_s = now_s
         if under_way.held_s is not None:
             return []
         under_way.held_s, self._idle_since_s = now_s, None
@@ -167,14 +169,15 @@ class Session:
     def on_arrived(self, number: int, now_s: float) -> list[Action]:
         """Handle a block that arrived and was checked; also of a pull that was dropped."""
         under_way = self._pulls_pending.pop(number)
-        took_s = self._ended(under_way, now_s)
         if self._state is SessionState.CANCELLED:
             return []
         self._held |= 1 << under_way.pull.block
         self._last_gain_s = now_s
         self._planned.remove(under_way.pull.block)
-        self._peers.on_success(under_way.pull.source, took_s)
-        self._patience_s = self._peers.patience_s(self._settings.patience_s)
+        self._peers.on_success(under_way.pull.source)
+        if under_way.is_pending and under_way.since_s is not None:
+            self._longest_s = max(self._longest_s or 0.0, now_s - under_way.since_s)
+        self._patience_s = min(self._settings.patience_s, self._silence_s)
         return [PublishBitfield(), *self._advance(now_s)]
 
     def on_damaged(self, number: int, now_s: float) -> list[Action]:
@@ -199,7 +202,7 @@ class Session:
         if number <= self._plan:
             return []
         in_slots, self._plan, self._in_slots = self._in_slots, number, False
-        self._peers.forget_pulls()
+        self._peers.forget_stalls()
         self._planned.load(order, self._held)
         moved = self._pulls_pending.drop_waiting(
             lambda pull: self._planned.source(pull.block) != pull.source,
@@ -247,50 +250,45 @@ class Session:
                 under_way.held_s, changed = now_s, True
         return [PublishBitfield()] if changed else []
 
-    def _ended(self, under_way: PendingPull, now_s: float) -> float:
-        """Return the duration of the pull: its share of our port."""
-        if under_way.started_s is None:
-            return now_s - under_way.held_s if under_way.held_s is not None else 0.0
-        return self._port_share.leave(now_s) - under_way.start_share_s
-
     def _limit_s(self, under_way: PendingPull) -> float:
-        """Return when a pull has taken too long: sooner if a faster node could serve the block."""
-        pull, slow_s = under_way.pull, self._peers.slow_s
-        assert under_way.held_s is not None
-        since_s = under_way.held_s if under_way.started_s is None else under_way.started_s
-        limit_s = since_s + self._settings.pull_timeout_s
-        if slow_s is None or not self._peers.has_fast_source(pull.block, pull.source):
-            return limit_s
-        if under_way.started_s is None:
-            wait = (
-                LATE_FACTOR * LATE_FACTOR if self._in_slots else LATE_FACTOR
-            )  # a source sends nothing before its slot
-            return min(limit_s, under_way.held_s + wait * slow_s)
-        return min(limit_s, self._port_share.when_reached_s(under_way.start_share_s + LATE_FACTOR * slow_s))
+        """Return when a pull has stalled: sooner if another node could serve the block."""
+        assert under_way.since_s is not None
+        pull, timeout_s = under_way.pull, self._settings.pull_timeout_s
+        if self._peers.has_other_source(pull.block, pull.source):
+            factor = SLOT_FACTOR if self._in_slots and not under_way.has_started else 1.0
+            timeout_s = min(timeout_s, factor * self._silence_s)
+        return under_way.since_s + timeout_s
+
+    @property
+    def _silence_s(self) -> float:
+        """The time after which a node that sends no block is left for others."""
+        if self._longest_s is None:
+            return inf
+        return max(self._settings.min_silence_s, SILENCE_FACTOR * self._longest_s)
 
     def _extend_deadlines(self, now_s: float) -> None:
         """Extend the deadlines after a late timer: what arrived meanwhile is unread."""
         pending = [pull for pull in self._pulls_pending.values() if pull.is_pending]
         late_s = now_s - min((self._limit_s(pull) for pull in pending), default=now_s)
-        if not self._settings.min_slow_s < late_s < MAX_TIMER_LAG_S:
+        if not MIN_TIMER_LAG_S < late_s < MAX_TIMER_LAG_S:
             return
         for pull in pending:
             assert pull.held_s is not None
             pull.held_s += 2 * late_s
             if pull.started_s is not None:
                 pull.started_s += 2 * late_s
-                pull.start_share_s += 2 * late_s
 
     def _stalled(self, number: int, under_way: PendingPull, now_s: float) -> list[Action]:
         assert under_way.held_s is not None
         pull, age_s = under_way.pull, now_s - under_way.held_s
         under_way.dropped, self._in_slots = True, False
-        actions: list[Action] = [DropPull(number, f"no block after {age_s:.3g} s", late=True)]
+        reason = f"no block after {age_s:.3g} s"
+        actions: list[Action] = [DropPull(number, reason, late=True)]
         self._peers.mark_stalled(pull.source)
         if age_s >= self._settings.pull_timeout_s and self._peers.on_failure(
             pull.source, pull.block, whole_peer=True
         ):
-            actions += self._drop_peer(pull.source, "its source is lost")
+            actions += self._drop_peer(pull.source, reason)
         return actions
 
     def _on_idle_timeout(self, now_s: float) -> list[Action]:
@@ -323,7 +321,6 @@ class Session:
 
     def _on_bad_end(self, number: int, now_s: float, *, whole_peer: bool) -> list[Action]:
         under_way = self._pulls_pending.pop(number)
-        self._ended(under_way, now_s)
         self._in_slots = False
         if self._state is not SessionState.RUNNING:
             return []

@@ -1,16 +1,9 @@
-"""The state of a cast's other nodes: what they hold, how fast they are, what failed (pure)."""
+"""The state of a cast's other nodes: what they hold, and what failed (pure)."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
 
 from rdmacast.bitfield import Bitfield, blocks_in, to_bits
-from rdmacast.cast.session_settings import SLOW
-
-SAMPLES = 15  # the latest pulls from any node: their median is typical
-MIN_SAMPLES = 5
-PATIENCE_FACTOR = 5  # times as long as a pull takes that counts as slow
 
 
 @dataclass(slots=True)
@@ -32,26 +25,25 @@ class _Peer:
     tries: dict[int, int] = field(default_factory=dict)  # by block: pulls that failed or brought damage
     tried: int = 0  # the blocks of `tries`, as bits
     spent: int = 0  # those of them that had all their tries
-    window_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
-    mean_s: float = 0.0  # of these
 
 
 class Peers:
     """The nodes that blocks may be pulled from; more may join later."""
 
-    def __init__(
-        self, nodes: Iterable[int], *, max_tries: int, max_failures: int, min_slow_s: float = 0.0
-    ) -> None:
+    def __init__(self, nodes: Iterable[int], *, max_tries: int, max_failures: int) -> None:
         self._peers = {node: _Peer() for node in nodes}
         self._max_tries = max_tries
         self._max_failures = max_failures
-        self._min_slow_s = min_slow_s
-        self._pulls_s: deque[float] = deque(maxlen=SAMPLES)
-        self._slow_s: float | None = None
         self._holders: dict[int, None] = {}  # by their first report of a block
 
     def __repr__(self) -> str:
         return f"Peers({len(list(self.alive))} of {len(self._peers)} alive)"
+
+    def presume(self, nodes: Iterable[int], blocks: int) -> None:
+        """Take the nodes to hold the blocks, as bits, as if they had reported it."""
+        for node in nodes:
+            self._peers[node] = _Peer(epoch=0, held=blocks, unreported=False)
+            self._holders[node] = None
 
     @property
     def alive(self) -> Iterator[int]:
@@ -90,22 +82,13 @@ class Peers:
         for peer in self._peers.values():
             peer.unreported = True
 
-    def on_success(self, node: int, seconds: float) -> None:
+    def on_success(self, node: int) -> None:
         peer = self._peers[node]
         peer.failures, peer.stalled = 0, False
-        peer.window_s.append(seconds)
-        peer.mean_s = fmean(peer.window_s)
-        self._pulls_s.append(seconds)
-        if len(self._pulls_s) >= MIN_SAMPLES:
-            self._slow_s = max(SLOW * median(self._pulls_s), self._min_slow_s)
 
-    def forget_pulls(self) -> None:
-        """Forget the durations of pulls: there were too few at once, or they waited for a slow node."""
-        self._pulls_s.clear()
-        self._slow_s = None
+    def forget_stalls(self) -> None:
+        """Forget which nodes stalled: they may have waited for a slow node."""
         for peer in self._peers.values():
-            peer.window_s.clear()
-            peer.mean_s = 0.0
             peer.stalled = False
 
     def on_failure(self, node: int, block: int, *, whole_peer: bool) -> bool:
@@ -122,8 +105,8 @@ class Peers:
         return peer.alive and peer.failures >= self._max_failures
 
     def may_wait_at(self, node: int) -> bool:
-        """Return whether a pull may wait at the node for a block: the node takes part and is not slow."""
-        return node in self._peers and self._peers[node].epoch >= 0 and not self.is_slow(node)
+        """Return whether a pull may wait at the node for a block: it takes part and has not stalled."""
+        return node in self._peers and self._peers[node].epoch >= 0 and not self._peers[node].stalled
 
     def can_serve(self, node: int, block: int) -> bool:
         """Return whether the node holds the block and has attempts left for it."""
@@ -144,15 +127,15 @@ class Peers:
     def best_sources(self, blocks: int, pulls: Sequence[int]) -> dict[int, int]:
         """Return the best sources for any of the blocks, and the blocks of each, with these pulls pending.
 
-        Fast nodes precede slow ones, then those without failed pulls of a block, then those with fewest
-        pending pulls. The node that holds least comes first: a source serves others, too.
+        Those that have not stalled come first, then those without failed pulls of a block, then those with
+        fewest pending pulls. The node that holds least comes first: a source serves others, too.
         """
         found: dict[int, int] = {}
         best: tuple[bool, int, int] | None = None
         for node in self._holders:
             if servable := self.servable(node) & blocks:
                 tries, offered = self._least_tried(self._peers[node], servable)
-                rank = (self.is_slow(node), tries, pulls.count(node))
+                rank = (self._peers[node].stalled, tries, pulls.count(node))
                 if best is None or rank <= best:
                     found = {node: offered} if rank != best else found | {node: offered}
                     best = rank
@@ -187,30 +170,10 @@ class Peers:
                 bits |= (peer.held | (peer.pending if pending else 0)) & ~peer.spent
         return bits
 
-    def has_fast_source(self, block: int, besides: int) -> bool:
-        bit = 1 << block
-        for node in self._holders:
-            if node != besides:
-                peer = self._peers[node]
-                if peer.held & bit and peer.alive and not peer.spent & bit and not self._is_slow(peer):
-                    return True
-        return False
-
-    @property
-    def slow_s(self) -> float | None:
-        """The duration from which a pull's source is slow; None while too little is known."""
-        return self._slow_s
-
-    def patience_s(self, max_s: float) -> float:
-        """Return how long to wait, without any pull, for planned sources: one of them may hang."""
-        return max_s if self._slow_s is None else min(max_s, PATIENCE_FACTOR * self._slow_s)
-
-    def is_slow(self, node: int) -> bool:
-        """Return whether the latest pulls from the node had under half of the median rate, or stalled."""
-        return self._is_slow(self._peers[node])
-
-    def _is_slow(self, peer: _Peer) -> bool:
-        return peer.stalled or (self._slow_s is not None and peer.mean_s > self._slow_s)
+    def has_other_source(self, block: int, besides: int) -> bool:
+        """Return whether another node, which has not stalled, can serve the block."""
+        others = (node for node in self._holders if node != besides and not self._peers[node].stalled)
+        return any(self.can_serve(node, block) for node in others)
 
     def mark_stalled(self, node: int) -> None:
         self._peers[node].stalled = True
@@ -224,4 +187,4 @@ class Peers:
         peer = self._peers.get(node)
         if peer is None or not peer.alive or peer.stuck:
             return 0
-        return blocks & ~peer.tried & ~(peer.held if self._is_slow(peer) else 0)
+        return blocks & ~peer.tried & ~(peer.held if peer.stalled else 0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-SLOW = 2.0  # times the typical duration of a pull: under half of the median rate
+SILENCE_FACTOR = 8.0  # times the longest pull: so long a node may send no block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +11,7 @@ class SessionSettings:
 
     `pull_timeout_s` bounds one pull, `ask_timeout_s` the reply to a HAVE request, and `patience_s` the time
     that a node without any pull waits for blocks of its planned sources (less at first where pulls are
-    fast). No pull below `min_slow_s` is slow: among fast ones the scheduler's jitter shows.
+    fast). No node is left for its silence before `min_silence_s`.
 
     A peer is lost after `max_failures` failed pulls in a row or `max_asks` requests without a reply, and a
     block is not pulled from it again after `max_tries` failed pulls.
@@ -21,7 +21,7 @@ class SessionSettings:
     pull_timeout_s: float = 30.0
     ask_timeout_s: float = 2.0
     patience_s: float = 2.0
-    min_slow_s: float = 0.05
+    min_silence_s: float = 0.25
     max_tries: int = 3
     max_failures: int = 5
     max_asks: int = 4
@@ -35,6 +35,6 @@ class SessionSettings:
     def for_links(self, block_s: float) -> "SessionSettings":
         """Return the settings for links that take `block_s` for a block.
 
-        A block that came faster, out of a buffer, makes no other pull slow.
+        Blocks that came faster, out of a buffer, make no node silent.
         """
-        return replace(self, min_slow_s=max(self.min_slow_s, SLOW * block_s))
+        return replace(self, min_silence_s=max(self.min_silence_s, SILENCE_FACTOR * block_s))

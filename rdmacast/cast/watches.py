@@ -66,11 +66,15 @@ class Watches:
 
     async def _watch(self, peer: int) -> None:
         """Watch a peer until it is lost."""
-        address, spec = self._spec.members[peer].address, self._spec
+        plan = self._spec.plan
         for _ in range(_MAX_WATCHES):
             try:
                 opening = self._watcher.watch(
-                    address, spec.region, spec.block_bytes, partial(self._on_bitfield, peer), self._on_verdict
+                    plan.members[peer].peer,
+                    plan.image,
+                    plan.block_bytes,
+                    partial(self._on_bitfield, peer),
+                    self._on_verdict,
                 )
                 async with opening as watch:
                     self._open[peer] = watch

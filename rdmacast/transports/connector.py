@@ -64,15 +64,9 @@ class PeerLinks:
         self._stack = stack
         self._locks = [asyncio.Lock() for _ in sources]
         self._links: dict[int, Link] = {}
-        self._opened: list[Link] = []
         self._refused: dict[int, CastError] = {}
         self._without: dict[int, dict[str, str]] = {}
         self.choices: dict[str, TransportChoice] = {}
-
-    @property
-    def received_bytes(self) -> int:
-        """The bytes received over all links so far, unfinished blocks included."""
-        return sum(link.received_bytes for link in self._opened)
 
     async def get(self, source: int) -> Link:
         """Return the link to a source. Raises CastError; concurrent callers share one failed connect."""
@@ -101,7 +95,6 @@ class PeerLinks:
             except NoTransport as error:
                 logger.warning("%s: no %s: %s", peer.url, choice.transport, error)
                 without[choice.transport] = str(error)
-        self._opened.append(link)
         self.choices[peer.url] = choice
         return link
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 UNIT_BYTES = 256 * 1024
 ALIGNMENT = 256
 MANIFEST_FORMAT = 1
+MAX_BLOCK_BYTES = 4 << 20  # while there are few
+MIN_BLOCKS, MAX_BLOCKS = 16, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +78,16 @@ def layer_borders(manifest: Manifest, block_bytes: int) -> tuple[int, ...]:
 def default_blocks(nbytes: int) -> int:
     """Return the default block count of a cast: clamp(size / 1 MiB, 16, 512), at most the number of units."""
     units = max(1, -(-nbytes // UNIT_BYTES))
-    return min(units, max(16, min(512, nbytes // (1 << 20))))
+    return min(units, max(MIN_BLOCKS, min(MAX_BLOCKS, nbytes // (1 << 20))))
+
+
+def min_blocks(nbytes: int) -> int:
+    """Return the least number of blocks of a cast or pull: a block is read, verified and forwarded whole."""
+    units = -(-nbytes // UNIT_BYTES)
+    return max(1, min(units, MAX_BLOCKS, max(MIN_BLOCKS, -(-nbytes // MAX_BLOCK_BYTES))))
+
+
+def block_bytes(nbytes: int, blocks: int) -> int:
+    """Return the block size for about `blocks` blocks, in whole units, since units have the checksums."""
+    units = max(1, round(nbytes / (blocks * UNIT_BYTES)), -(-nbytes // (MAX_BLOCKS * UNIT_BYTES)))
+    return units * UNIT_BYTES

@@ -29,6 +29,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rdmacast.cast.record import CastPlan
 from registry.messages.base import Message
 from registry.messages.live import (
     MAX_HELD_BYTES,
@@ -54,29 +55,6 @@ class ImageHolder(msgspec.Struct, frozen=True, kw_only=True):
     tier: str  # "gpu" or "host"
 
 
-class CastPeer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A member of a cast; `address` is that of its region server."""
-
-    node: str
-    host: str
-    address: str
-
-
-class CastRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The cast that delivers an image; the fields are those of CastRecord."""
-
-    cast_id: str
-    epoch: Annotated[int, msgspec.Meta(ge=0)]
-    planner: str
-    block_bytes: Annotated[int, msgspec.Meta(gt=0)]
-    members: Annotated[tuple[CastPeer, ...], msgspec.Meta(min_length=2, max_length=MAX_CAST_MEMBERS)]
-    sources: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_CAST_MEMBERS)]
-    planned: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAST_MEMBERS)]
-    edge: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_CAST_MEMBERS)] = ()
-    in_slots: bool = False
-    link_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     """An image to fetch: its digest, the digest of its manifest, and its holders.
 
@@ -89,7 +67,7 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     holders: tuple[ImageHolder, ...] = ()
     manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
-    cast: CastRef | None = None
+    cast: CastPlan | None = None
 
 
 class StartInstance(Message, frozen=True, kw_only=True):

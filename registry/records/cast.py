@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from registry.errors import InvalidRecord
-from registry.records.node import Tier
+from rdmacast.cast.record import CastPlan
 
 
 class CastState(StrEnum):
@@ -26,67 +25,16 @@ TRANSITIONS: Mapping[CastState, frozenset[CastState]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CastMemberRecord:
-    """A node of a cast, with the `address` of its region server.
+class CastRecord(CastPlan):
+    """A cast, published by the controller before the first start that uses it.
 
-    `tier` is where a source holds the image. `epoch` is the epoch of the cast at which the node joined or
-    rejoined, at `joined_at` (Unix seconds; 0.0: at the start of the cast).
+    `reason` is one line by the planner. `started_at` is in Unix seconds.
     """
 
-    node: str
-    host: str
-    address: str
-    tier: Tier = Tier.NONE
-    epoch: int = 0
-    joined_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastRecord:
-    """The plan of a cast, published by the controller before the first start that uses it.
-
-    `sources` are indexes of `members`: those that hold the image or read it from the store. Members from
-    `planned` on joined later and have no part in the plan; each join increments `epoch`. `reason` is one line
-    by the planner. Members at the `edge` have slow links: the plan covers the others, from which these pull.
-    With `in_slots` blocks are sent in the order of the plan's steps, one at a time. `link_bytes_s` is the
-    measured rate of the slowest link of the plan, 0 if unknown. Times are Unix seconds.
-    """
-
-    cast_id: str
-    image: str
     function: str
     version: int
-    nbytes: int
-    block_bytes: int
-    planner: str
     reason: str
-    members: tuple[CastMemberRecord, ...]
-    sources: tuple[int, ...]
-    planned: int
     started_at: float
-    epoch: int = 0
-    edge: tuple[int, ...] = ()
-    in_slots: bool = False
-    link_bytes_s: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.sources) <= self.planned <= len(self.members):
-            raise InvalidRecord(
-                f"cast {self.cast_id} has {len(self.members)} members, {self.planned} planned"
-            )
-        if not all(0 <= source < self.planned for source in self.sources):
-            raise InvalidRecord(f"cast {self.cast_id} has a source that is not a planned member")
-        if self.nbytes < 1 or self.block_bytes < 1:
-            raise InvalidRecord(
-                f"cast {self.cast_id} has {self.nbytes} bytes in blocks of {self.block_bytes}"
-            )
-        if len({member.node for member in self.members}) != len(self.members):
-            raise InvalidRecord(f"cast {self.cast_id} has a node twice")
-
-    @property
-    def targets(self) -> tuple[CastMemberRecord, ...]:
-        """The members that receive the image."""
-        return tuple(one for index, one in enumerate(self.members) if index not in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

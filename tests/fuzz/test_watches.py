@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 
 from rdmacast.bitfield import MAX_BLOCKS, Bitfield
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.errors import CastError
 from rdmacast.protocol import wire
@@ -23,7 +24,7 @@ from tests.fixtures.liar import liar
 from tests.fixtures.patience import PATIENCE_S
 
 LINK = LinkSettings(handshake_timeout_s=PATIENCE_S, ping_interval_s=PATIENCE_S / 4, ping_timeout_s=PATIENCE_S)
-HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S, min_slow_s=PATIENCE_S)
+HERE = SessionSettings(ask_timeout_s=PATIENCE_S, pull_timeout_s=PATIENCE_S, min_silence_s=PATIENCE_S)
 
 
 @asynccontextmanager
@@ -61,21 +62,23 @@ def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() -> Non
         for raw in HOSTILE_WATCH_REPLIES:
             async with RegionServer(SECRET, host="a", settings=LINK) as good, lying(raw) as bad:
                 good.publish("image", GrowingRegion(content, complete=True))
-                spec = CastSpec(
-                    cast="c",
-                    region="image",
+                plan = CastPlan(
+                    cast_id="c",
+                    image="image",
+                    planner="binomial",
                     nbytes=len(content),
                     block_bytes=256,
                     members=(
-                        CastMember(name="liar", address=bad),
-                        CastMember(name="good", address=good.address),
-                        CastMember(name="me", address=PeerAddress(url="tcp://127.0.0.1:1", host="me")),
+                        CastMember(node="liar", host=bad.host, address=bad.url),
+                        CastMember(node="good", host="a", address=good.address.url),
+                        CastMember(node="me", host="me", address="tcp://127.0.0.1:1"),
                     ),
                     sources=(0, 1),
+                    planned=3,
                 )
                 into = bytearray(len(content))
                 report = await Cast(
-                    spec,
+                    CastSpec(plan=plan),
                     "me",
                     memoryview(into),
                     links=CastLinks(

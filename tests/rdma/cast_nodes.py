@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
@@ -92,15 +93,19 @@ def start(name: str, *, holds: bool, bad: set[int] | None = None) -> Node:
 
 
 def spec_of(nodes: list[Node], planner: str) -> CastSpec:
-    return CastSpec(
-        cast="c1",
-        region="image",
+    plan = CastPlan(
+        cast_id="c1",
+        image="image",
         nbytes=NBYTES,
         block_bytes=BLOCK_BYTES,
-        members=tuple(CastMember(name=node.name, address=node.address) for node in nodes),
+        members=tuple(
+            CastMember(node=node.name, host=node.address.host, address=node.address.url) for node in nodes
+        ),
         sources=(0,),
+        planned=len(nodes),
         planner=planner,
     )
+    return CastSpec(plan=plan)
 
 
 def _run(name: str, pipe: Connection, holds: bool, bad: set[int]) -> None:

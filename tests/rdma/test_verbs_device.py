@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rdmacast.cast.pull import PullPlan, pull
 from rdmacast.errors import LinkClosed
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
@@ -21,6 +20,7 @@ from rdmacast.transports.verbs.node import VerbsNode, open_node
 from rdmacast.transports.verbs.reads import ReadQueue
 from rdmacast.transports.verbs.transport import VerbsTransport
 from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.pulls import comparing, pull
 from tests.fixtures.verbs import why_no_rdma
 from tests.rdma.cast_nodes import CONTENT, NBYTES, SECRET, DamagingRegion, start
 
@@ -150,14 +150,9 @@ def test_a_damaged_block_is_found_and_pulled_again() -> None:
         region.complete()
         async with serving(region) as (server, _, here):
             buffer = bytearray(NBYTES)
-            report = await pull(
-                PullPlan(region="image", nbytes=NBYTES, block_bytes=500_000, sources=(server.address,)),
-                memoryview(buffer),
-                connector=Connector("b", [VerbsTransport(SECRET, here)], require="verbs"),
-                check=lambda at, view: [] if view == CONTENT[at : at + len(view)] else [at // 500_000],
-                on_block=lambda offset, nbytes: None,
-            )
-            assert buffer == CONTENT and report.retries == 1
+            connector = Connector("b", [VerbsTransport(SECRET, here)], require="verbs")
+            report = await pull([server.address], buffer, connector, comparing(CONTENT))
+            assert buffer == CONTENT and report.faults.damaged == 1
             assert set(report.bytes_by_transport) == {"verbs"}
 
     run(main)

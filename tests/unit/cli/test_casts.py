@@ -16,15 +16,16 @@ from click.testing import CliRunner, Result
 from cli.commands.casts import MAX_REASONS, bar, rate, seconds, why
 from cli.errors import CliError
 from cli.group import cli
+from rdmacast.cast.record import CastMember
 from registry.clock import SystemClock
-from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState
+from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.change import NodeUp
 from tests.fixtures.gateway_http import Gateway, gateway
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.registry_records import cast, cast_progress, node
 
 ROOT = Path(__file__).resolve().parents[3]
-LATE = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
+LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 def now() -> float:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from gateway.cluster.cast_cache import CastCache
 from gateway.cluster.state_cache import ClusterStateCache
-from registry.records.cast import CastMemberRecord
+from rdmacast.cast.record import CastMember
 from registry.records.change import CastChanged, Snapshot
 from tests.fixtures.registry_records import NOW, cast
 
-LATE = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
+LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 def test_the_latest_epoch_of_each_cast_counts() -> None:

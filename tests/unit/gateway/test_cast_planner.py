@@ -11,27 +11,24 @@ from hypothesis import strategies as st
 
 from gateway.cluster.link_estimates import estimate_links
 from gateway.cluster.link_rates import LinkRateCache
-from gateway.cluster.start_assets import cast_ref
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.actions import PrefetchAction, StartAction
 from gateway.planning.cast_planner import (
-    MAX_BLOCKS,
-    MIN_BLOCKS,
     CastPlanner,
     ImageDelivery,
-    block_bytes,
     choose,
     new_cast,
 )
 from gateway.planning.cast_publisher import CastPublisher
 from gateway.planning.placement import choose_sources
 from gateway.planning.plan import Plan
+from rdmacast.cast.record import CastPlan
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.protocol.pull_report import MAX_SLOW
 from registry.errors import RemoteError, StateUnavailable
-from registry.images.manifest import UNIT_BYTES
+from registry.images.manifest import MAX_BLOCKS, MIN_BLOCKS, UNIT_BYTES, block_bytes
 from registry.memory.state import MemoryState
-from registry.messages.node import MAX_CAST_MEMBERS, CastRef, ImageHolder
+from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord, CastState
 from registry.records.change import CastChanged, CastPartEnded, NodeUp
 from registry.records.node import NodeRecord, Tier
@@ -237,7 +234,7 @@ def test_starts_and_warms_of_a_step_are_given_their_cast() -> None:
         and isinstance(warm, PrefetchAction)
     )
     assert start.cast is warm.cast is not None and handler.cast is None
-    assert cast_ref(start.cast).members[0].address == "tcp://a:2"
+    assert start.cast.members[0].address == "tcp://a:2"
 
 
 def test_nodes_of_different_rates_are_ordered_chains_with_the_fastest_first() -> None:
@@ -257,7 +254,7 @@ def test_one_slow_node_among_many_is_left_at_the_edge() -> None:
         world.node(id_, link_rate_bytes_s=10**8 if id_ == "slow" else 10**9)
     cast = cast_of(world.deliver(*targets))
     assert (cast.edge, cast.members[4].node) == ((4,), "slow") and cast.planner != "multi-chain"
-    assert cast_ref(cast).edge == (4,) and "1 of 5 nodes are slow" in cast.reason
+    assert cast.edge == (4,) and "1 of 5 nodes are slow" in cast.reason
 
 
 @given(st.integers(1, 1 << 38), st.integers(2, 40), st.integers(1, 39))
@@ -381,8 +378,8 @@ def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
     delivery = world.casts.deliver(world.state_cache, VERSION, asked, world.loading, 100.0)
     cast = cast_of(delivery)
     assert len(cast.members) == MAX_CAST_MEMBERS and len(delivery.members) == MAX_CAST_MEMBERS - 1
-    ref = msgspec.msgpack.decode(msgspec.msgpack.encode(cast_ref(cast)), type=CastRef)
-    assert len(ref.members) == MAX_CAST_MEMBERS
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(cast), type=CastPlan)
+    assert sent.members == cast.members
 
 
 def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
@@ -412,7 +409,6 @@ def test_nodes_are_told_what_links_carry_unless_all_of_it_is_assumed() -> None:
 
     def told(nodes: list[NodeRecord], links: LinkRateCache) -> int:
         cast = new_cast(version, nodes[:1], nodes[1:], "c", 100.0, estimate_links(nodes, links))
-        assert cast_ref(cast).link_bytes_s == cast.link_bytes_s
         return cast.link_bytes_s
 
     assert told([unknown, replace(unknown, id="c")], LinkRateCache()) == 0

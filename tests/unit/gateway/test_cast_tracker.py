@@ -12,15 +12,16 @@ from gateway.cluster.state_cache import ClusterStateCache
 from gateway.cluster.sync import ClusterStateSync
 from gateway.http.metrics import Metrics
 from gateway.planning.cast_planner import join
+from rdmacast.cast.record import CastMember
 from registry.clock import SystemClock
 from registry.errors import NotFound
 from registry.memory.state import MemoryState
-from registry.records.cast import CastMemberRecord, CastState
+from registry.records.cast import CastState
 from registry.records.change import CastChanged, CastPartEnded, Change, NodeGone, NodeUp, Snapshot
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.registry_records import cast, cast_progress, node
 
-LATE = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
+LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 class Cluster:

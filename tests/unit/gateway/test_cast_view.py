@@ -7,9 +7,10 @@ import pytest
 
 from gateway.api.cast_view import show, silent_s
 from gateway.schemas.casts import CastList, CastView
+from rdmacast.cast.record import CastMember
 from registry.errors import StateUnavailable
 from registry.memory.state import MemoryState
-from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from registry.records.cast import CastProgress, CastRecord, CastState, CastStatus
 from registry.records.change import NodeUp
 from registry.records.node import Tier
 from tests.fixtures.gateway_http import gateway
@@ -86,7 +87,7 @@ def test_a_target_of_which_nothing_is_heard_is_lost_in_the_end() -> None:
 
 
 def test_those_that_joined_later_are_told_apart() -> None:
-    late = CastMemberRecord(node="n9", host="h9", address="tcp://127.0.0.1:9")
+    late = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
     members = cast().members
     record = cast(members=(replace(members[0], tier=Tier.HOST), *members[1:], late), epoch=1)
     shown = seen(record=record)

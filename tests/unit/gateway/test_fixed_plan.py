@@ -6,10 +6,10 @@ import pytest
 
 from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
 from gateway.core.settings import parse
+from rdmacast.cast.record import CastMember
 from registry.errors import InvalidRecord
 from registry.images.manifest import UNIT_BYTES
-from registry.records.cast import CastMemberRecord, CastRecord
-from registry.records.node import Tier
+from registry.records.cast import CastRecord
 
 CAST = CastRecord(
     cast_id="c",
@@ -20,9 +20,7 @@ CAST = CastRecord(
     block_bytes=4 * UNIT_BYTES,
     planner="binomial",
     reason="it was best",
-    members=tuple(
-        CastMemberRecord(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier=Tier.HOST) for at in "012"
-    ),
+    members=tuple(CastMember(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier="host") for at in "012"),
     sources=(0,),
     planned=3,
     started_at=0.0,

@@ -12,10 +12,11 @@ from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.cluster.sync import ClusterStateSync
 from gateway.planning.cast_planner import CastPlanner
+from rdmacast.cast.record import CastMember
 from rdmacast.link_rate import LinkRate
 from registry.clock import SystemClock
 from registry.memory.state import MemoryState
-from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState, CastStatus
+from registry.records.cast import CastProgress, CastRecord, CastState, CastStatus
 from registry.records.change import CastChanged, CastPartEnded, NodeUp
 from registry.records.node import NodeRecord, Tier
 from tests.fixtures.control import MIB, make_holding, make_node, make_version
@@ -28,7 +29,7 @@ VERSION = make_version("f", image="image", nbytes=NBYTES)
 
 def record(cast_id: str, *names: str, **changes: object) -> CastRecord:
     """From the first of these nodes to the others."""
-    members = tuple(CastMemberRecord(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
+    members = tuple(CastMember(node=name, host=name, address="tcp://127.0.0.1:1") for name in names)
     return cast(cast_id, nbytes=NBYTES, block_bytes=MIB, members=members, planned=len(members), **changes)
 
 

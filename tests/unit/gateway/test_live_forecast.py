@@ -12,8 +12,9 @@ from gateway.live.forecast import ModelLoad, StartCosts, first_layer, model_load
 from gateway.live.model_layers import even_layers
 from gateway.live.policy import LiveForecast
 from gateway.planning.actions import StartAction
+from rdmacast.cast.record import CastMember
 from registry.messages.node import ImageHolder
-from registry.records.cast import CastMemberRecord, CastProgress, CastRecord, CastState
+from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.instance import StartKind
 from registry.records.node import NodeRecord, Tier
 from tests.fixtures.control import MIB, make_holding, make_instance, make_node, make_version
@@ -33,7 +34,7 @@ def cast(*targets: str, sources: int) -> CastRecord:
         block_bytes=MIB,
         planner="binomial",
         reason="",
-        members=tuple(CastMemberRecord(node=name, host=f"host-{name}", address=name) for name in names),
+        members=tuple(CastMember(node=name, host=f"host-{name}", address=name) for name in names),
         sources=tuple(range(sources)),
         planned=len(names),
         started_at=0.0,

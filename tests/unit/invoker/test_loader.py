@@ -12,14 +12,16 @@ import pytest
 from invoker.base.counters import Counters
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.tier import HostTier
-from invoker.loading.fetch import from_peers
+from invoker.loading.cast_fetch import CastContext, from_peers
 from invoker.loading.loader import ImageLoader
 from invoker.loading.partial_image import PartialImage
-from rdmacast.errors import NoHolder
-from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport
+from rdmacast.cast.record import CastMember
+from rdmacast.errors import BlocksLost
+from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
+from registry.clock import SystemClock
 from registry.errors import RemoteError
 from registry.messages.node import Acknowledged, DropImage, InstanceProgress, InstanceStarted, WarmImage
 from tests.fixtures.invoker import FakeCluster, make_image, start_request, two_nodes
@@ -161,16 +163,26 @@ async def test_a_peer_from_which_nothing_comes_is_given_up(tmp_path: Path) -> No
     image = make_image("a", 4 << 20)
     network, growing = MemoryNetwork(), GrowingRegion(image.data)
     growing.mark(0, len(image.data) // 2)
-    stuck = network.add(PeerAddress(url="tcp://stuck:1", host="a"), {image.digest: growing})
+    stuck_at = network.add(PeerAddress(url="tcp://stuck:1", host="a"), {image.digest: growing})
     complete = GrowingRegion(image.data, complete=True)
-    sound = network.add(PeerAddress(url="tcp://sound:1", host="b"), {image.digest: complete})
-    connector = Connector("z", [MemoryTransport(network, name="tcp")])
+    sound_at = network.add(PeerAddress(url="tcp://sound:1", host="b"), {image.digest: complete})
+    context = CastContext(
+        node="z",
+        connector=Connector("z", [MemoryTransport(network, name="tcp")]),
+        watcher=MemoryWatcher(network),
+        counters=Counters(),
+        clock=SystemClock(),
+        publish=lambda progress: None,
+    )
+    stuck, sound = (
+        CastMember(node=peer.host, host=peer.host, address=peer.url) for peer in (stuck_at, sound_at)
+    )
     tier = HostTier(tmp_path / "h0", 16 << 20)
     writer = tier.begin(image.digest, len(image.data))
     assert isinstance(writer, ImageWriter)
     target = PartialImage(writer, image.manifest, lambda arrived: None)
-    with pytest.raises(NoHolder, match="arrived for"):
-        await from_peers(connector, [stuck], target, Counters(), stall_s=0.2)
-    report = await from_peers(connector, [stuck, sound], target, Counters(), stall_s=1.0)
-    assert target.is_complete and sound.url in report.bytes_by_source
+    with pytest.raises(BlocksLost, match="no block after"):
+        await from_peers([stuck], target, context, stall_s=0.2)
+    report = await from_peers([stuck, sound], target, context, stall_s=1.0)
+    assert target.is_complete and "b" in report.bytes_by_peer
     tier.close()

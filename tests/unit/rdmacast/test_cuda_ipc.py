@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmacast.cast.pull import PullPlan, PullResult, pull
+from rdmacast.cast.report import CastReport
 from rdmacast.errors import DeviceError, NotShared, ProtocolError
 from rdmacast.fakes.cuda_ipc import MemoryIpcDriver, MemoryMachine
 from rdmacast.server.region import GrowingRegion
@@ -22,6 +22,7 @@ from rdmacast.transports.cuda_ipc.transport import CudaIpcTransport
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.patience import until
+from tests.fixtures.pulls import comparing, pull
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET, GpuRegion
 
 BEFORE = 4096  # of the allocation, in front of the region
@@ -104,19 +105,13 @@ async def test_a_region_without_a_file_is_read_from_the_gpu_and_the_choice_says_
     async with make_host() as host:
         report = await pulled(host, [ShmTransport(SECRET), host.transport(), TcpTransport(SECRET)])
         assert dict(report.bytes_by_transport) == {"cuda_ipc": NBYTES}
-        choice = report.choices[host.server.address.url]
+        choice = report.choices["s0"]
         assert choice.reason == "same host 'a'; no shared memory: it cannot serve this region"
 
 
-async def pulled(host: Host, transports: list[Transport]) -> PullResult:
+async def pulled(host: Host, transports: list[Transport]) -> CastReport:
     buffer = bytearray(NBYTES)
-    report = await pull(
-        PullPlan(region="image", nbytes=NBYTES, block_bytes=500_000, sources=(host.server.address,)),
-        memoryview(buffer),
-        connector=Connector("a", transports),
-        check=lambda offset, view: [] if view == CONTENT[offset : offset + len(view)] else [0],
-        on_block=lambda offset, nbytes: None,
-    )
+    report = await pull([host.server.address], buffer, Connector("a", transports), comparing(CONTENT))
     assert buffer == CONTENT
     return report
 

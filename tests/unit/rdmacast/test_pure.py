@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacast.bitfield import MAX_BLOCKS, Bitfield
-from rdmacast.cast.progress import BlockFetch, PullProgress
-from rdmacast.errors import ChecksumError, NoHolder, NoTransport, ProtocolError
+from rdmacast.errors import NoTransport, ProtocolError
 from rdmacast.intervals import IntervalSet
 from rdmacast.pacer import Pacer
 from rdmacast.plan_slot import PlanSlot
@@ -223,52 +222,3 @@ def test_the_choice_and_its_reason(
     else:
         choice = choose(local, address, available, require)
         assert choice.transport == expected and choice.reason
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 400), st.integers(1, 64), st.integers(0, 4), st.integers(1, 4), st.randoms())
-def test_a_pull_ends_complete_or_says_why(
-    nbytes: int, block_bytes: int, sources: int, tries: int, chance: random.Random
-) -> None:
-    progress = PullProgress(nbytes, block_bytes, sources, tries)
-    flying: list[BlockFetch] = []
-    arrived: list[BlockFetch] = []
-    try:
-        while not progress.is_complete:
-            while len(flying) < 3 and (fetch := progress.assign()):
-                assert not progress.is_lost(fetch.source)
-                flying.append(fetch)
-            fetch = flying.pop(chance.randrange(len(flying)))
-            match chance.randrange(8):
-                case 0:
-                    progress.damaged(fetch, [fetch.block])
-                case 1:
-                    progress.lost(fetch, "died")
-                case _:
-                    progress.arrived(fetch)
-                    arrived.append(fetch)
-            progress.check_integrity()
-    except ChecksumError as error:
-        assert error.units
-    except NoHolder as error:
-        assert all(progress.is_lost(source) for source in range(sources))
-        gone = {byte for start, end in error.missing for byte in range(start, end)}
-        assert gone == set(range(nbytes)) - {b for f in arrived for b in range(f.offset, f.offset + f.nbytes)}
-    else:
-        assert sum(fetch.nbytes for fetch in arrived) == nbytes
-        assert len({fetch.block for fetch in arrived}) == len(arrived)
-
-
-def test_a_damaged_block_is_asked_of_another_source_first() -> None:
-    progress = PullProgress(10, 10, sources=2, max_tries=3)
-    asked = []
-    for _ in range(3):
-        fetch = progress.assign()
-        assert fetch is not None
-        asked.append(fetch.source)
-        if len(asked) < 3:
-            progress.damaged(fetch, [0])
-    assert asked == [0, 1, 0]
-    with pytest.raises(ChecksumError, match="damaged 3 times") as caught:
-        progress.damaged(fetch, [0])
-    assert caught.value.units == (0,)

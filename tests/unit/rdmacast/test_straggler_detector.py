@@ -5,8 +5,9 @@ import time
 import pytest
 
 from rdmacast.cast.pull_log import PullLog
+from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.replanner import Replanner
-from rdmacast.cast.spec import CastMember, CastSpec
+from rdmacast.cast.spec import CastSpec
 from rdmacast.protocol.pull_report import (
     MAX_ENDED,
     MAX_OPEN,
@@ -16,25 +17,24 @@ from rdmacast.protocol.pull_report import (
     TimedPull,
 )
 from rdmacast.stragglers.detector import StragglerDetector, StragglerDetectors, report_interval_s
-from rdmacast.transport import PeerAddress
 
 FIRST = StragglerVerdict(plan=0, slow=())
 
 
 def spec(nodes: int = 6, sources: int = 1, **changes: object) -> CastSpec:
     values = {
-        "cast": "c",
-        "region": "image",
+        "cast_id": "c",
+        "image": "image",
         "nbytes": 64,
         "block_bytes": 1,
         "members": tuple(
-            CastMember(name=f"n{node}", address=PeerAddress(url=f"tcp://n{node}:1", host=""))
-            for node in range(nodes)
+            CastMember(node=f"n{node}", host="", address=f"tcp://n{node}:1") for node in range(nodes)
         ),
         "sources": tuple(range(sources)),
+        "planned": nodes,
         "planner": "chain",
     }
-    return CastSpec(**{**values, **changes})  # type: ignore[arg-type]
+    return CastSpec(plan=CastPlan(**{**values, **changes}))  # type: ignore[arg-type]
 
 
 class Fleet:

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 import uvloop
 
-from rdmacast.cast.pull import PullPlan, pull
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.errors import LinkClosed
 from rdmacast.protocol.connection import MAX_HANDSHAKES, ConnectionListener, dial, listen
@@ -23,6 +22,7 @@ from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.pulls import pull
 from tests.fixtures.tls import issue, tls_of_nodes
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET
 
@@ -206,11 +206,6 @@ async def test_pulls_watches_and_shared_memory_work_within_tls(tmp_path: Path) -
 
 async def pulled(transport: Transport, server: RegionServer) -> bytearray:
     buffer = bytearray(NBYTES)
-    await pull(
-        PullPlan(region="image", nbytes=NBYTES, block_bytes=500_000, sources=(server.address,)),
-        memoryview(buffer),
-        connector=Connector("a", [transport], require=transport.name),
-        check=lambda offset, view: [],
-        on_block=lambda offset, nbytes: None,
-    )
+    connector = Connector("a", [transport], require=transport.name)
+    await pull([server.address], buffer, connector, lambda offset, view: [])
     return buffer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from rdmacast.cast.pull import PullPlan, PullResult, pull
+from rdmacast.cast.report import CastReport
 from rdmacast.errors import DeviceError, LinkClosed, NoTransport, NotShared, ProtocolError
 from rdmacast.fakes.verbs import MemoryDevice, MemoryFabric
 from rdmacast.protocol.client_link import open_link
@@ -30,6 +30,7 @@ from rdmacast.transports.verbs.node import VerbsNode
 from rdmacast.transports.verbs.reads import ReadQueue
 from rdmacast.transports.verbs.transport import VerbsTransport
 from tests.fixtures.patience import until
+from tests.fixtures.pulls import comparing, pull
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET, GpuRegion
 from tests.fixtures.verbs import why_no_rdma
 
@@ -48,15 +49,8 @@ class Pair:
         async with VerbsTransport(SECRET, self.here).connect(self.server.address) as link:
             yield link
 
-    async def pull(self, buffer: bytearray, connector: Connector) -> PullResult:
-        plan = PullPlan(region="image", nbytes=NBYTES, block_bytes=500_000, sources=(self.server.address,))
-        return await pull(
-            plan,
-            memoryview(buffer),
-            connector=connector,
-            check=lambda offset, view: [] if view == CONTENT[offset : offset + len(view)] else [0],
-            on_block=lambda offset, nbytes: None,
-        )
+    async def pull(self, buffer: bytearray, connector: Connector) -> CastReport:
+        return await pull([self.server.address], buffer, connector, comparing(CONTENT))
 
 
 @asynccontextmanager
@@ -142,7 +136,7 @@ async def test_a_peer_without_rdma_is_read_over_tcp_and_the_choice_says_why() ->
         buffer = bytearray(NBYTES)
         report = await pair.pull(buffer, Connector("a", transports))
         assert buffer == CONTENT and dict(report.bytes_by_transport) == {"tcp": NBYTES}
-        choice = report.choices[pair.server.address.url]
+        choice = report.choices["s0"]
         assert choice.transport == "tcp"
         assert "no verbs: no RDMA: this node does not export memory by verbs" in choice.reason
         with pytest.raises(NoTransport, match=r"verbs is required.*does not export memory by verbs"):

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.loading.cast_fetch import cast_of
+from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.spec import CastSpec
 from registry.images.manifest import MANIFEST_FORMAT, LayerSpan, Manifest, layer_borders
-from registry.messages.node import CastPeer, CastRef
 
 
 def manifest(*spans: tuple[str, int, str, int]) -> Manifest:
@@ -54,16 +54,18 @@ def test_parts_without_bytes_have_no_border_and_each_tower_begins_with_its_embed
 
 def test_a_nodes_part_in_a_cast_begins_with_a_whole_layer() -> None:
     found = manifest(("embed", 0, "", 35), *(("layer", i, "", 20) for i in range(4)), ("head", 4, "", 35))
-    ref = CastRef(
+    plan = CastPlan(
         cast_id="c1",
-        epoch=0,
+        image=found.sha256,
+        nbytes=found.nbytes,
         planner="chain",
         block_bytes=10,
-        members=tuple(CastPeer(node=f"n{i}", host="h", address=f"tcp://n{i}:1") for i in range(6)),
+        members=tuple(CastMember(node=f"n{i}", host="h", address=f"tcp://n{i}:1") for i in range(6)),
         sources=(0, 1),
         planned=6,
     )
-    orders = [cast_of(ref, found).order(node) for node in range(2, 6)]
+    spec = CastSpec(plan=plan, borders=layer_borders(found, 10))
+    orders = [spec.order(node) for node in range(2, 6)]
     assert sorted({order[0][1] for order in orders if order}) == [0, 7]
 
 
