@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
@@ -46,6 +47,19 @@ _HANDOVER_TIMEOUT_S = 5.0  # for prompts in progress when the instance is ready:
 READY_TIMEOUT_S = 60.0
 
 log = logging.getLogger("invoker.stages")
+
+
+class _SourceState(Enum):
+    """What the source does; it takes the oldest prompt while it is FREE.
+
+    LOADING ends when the instance is ready, each other state in FREE.
+    """
+
+    LOADING = auto()  # it has no engine yet
+    FREE = auto()
+    REQUESTED = auto()  # it waits for a prompt of the target
+    RUNNING = auto()  # it runs the layers that the target has not run
+    OCCUPIED = auto()  # its engine runs a whole prompt, until the first token
 
 
 class LayerStages(Protocol):
@@ -127,10 +141,10 @@ class PairDriver(WireThread[PairMessage]):
         self._refusal: Exception | None = None  # the loop's: why new requests are refused
         self._names = 0
         self._waiting: dict[str, _WaitingPrompt] = {}  # the thread's from here on, oldest first
-        self._is_ready = own is None
-        self._requested = False  # a prompt has been requested from the target
-        self._occupied: set[str] = set()  # prompts run by the engine
-        self._job: _Job | None = None
+        self._state = _SourceState.FREE if own is None else _SourceState.LOADING
+        self._occupant = ""  # the prompt that the engine runs, if OCCUPIED
+        self._job: _Job | None = None  # if RUNNING
+        self._found: list[tuple[_WaitingPrompt, PairPrompt]] = []  # to be handed over
         self.prefilled_prompts = 0  # handed to the engine with K and V
         self.start()
 
@@ -165,14 +179,14 @@ class PairDriver(WireThread[PairMessage]):
                     async for output in outputs:
                         if occupies and (output.token_id is not None or output.error):
                             occupies = False
-                            self._submit(partial(self._occupied.discard, name))
+                            self._submit(partial(self._vacate, name))
                         yield output
         except NoSuchInstance as error:  # its layers may have run here: it continues, not restarts
             raise PipelineLost(str(error)) from error
         finally:
             self._running -= 1
             if occupies:
-                self._submit(partial(self._occupied.discard, name))
+                self._submit(partial(self._vacate, name))
 
     def move(self, request_ids: Iterable[str] = ()) -> None:
         """Move these requests if their prompts wait; if none are named, move all waiting, refuse new ones."""
@@ -238,7 +252,7 @@ class PairDriver(WireThread[PairMessage]):
             self._prompts.discard(prompt)
             self._submit(partial(self._drop, name))
             if found is None or not found.occupies:  # the thread may have marked it as occupied meanwhile
-                self._submit(partial(self._occupied.discard, name))
+                self._submit(partial(self._vacate, name))
 
     def _engine(
         self, sequence: NewSequence, call: EngineCall, found: PairPrompt
@@ -251,9 +265,6 @@ class PairDriver(WireThread[PairMessage]):
 
     # On the thread.
 
-    def _post(self, prompt: _WaitingPrompt, found: PairPrompt) -> None:
-        self._call_loop(_resolve, prompt, found)
-
     def _on_idle(self) -> bool:
         self._on_wake()
         self._take_next()
@@ -261,13 +272,14 @@ class PairDriver(WireThread[PairMessage]):
         if self._job is not None:
             self._run_chunk(self._job)
             return True
+        self._hand_over()
         return self._own is not None and self._own.run_chunk()
 
     def _on_frame(self, frame: LinkFrame[PairMessage]) -> None:
         message = frame.message
-        if not isinstance(message, PromptHandover) or not self._requested:
+        if not isinstance(message, PromptHandover) or self._state is not _SourceState.REQUESTED:
             raise LinkLost(f"unexpected message from the target: {type(message).__name__}")
-        self._requested = False
+        self._state = _SourceState.FREE
         prompt = self._waiting.get(message.name)
         if prompt is None:
             return  # dropped meanwhile
@@ -282,11 +294,22 @@ class PairDriver(WireThread[PairMessage]):
         waiting = [*self._waiting.values(), *([self._job.prompt] if self._job is not None else [])]
         self._waiting.clear()
         self._job = None
-        for prompt in waiting if self._is_ready else ():  # else `fail` resolves them
-            self._post(prompt, PairPrompt())
+        if self._state is not _SourceState.LOADING:  # else `fail` resolves them
+            self._found += [(prompt, PairPrompt()) for prompt in waiting]
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand prompts to the engine together, so that their first tokens are of one step."""
+        found, self._found = self._found, []
+        for prompt, one in found:
+            self._call_loop(_resolve, prompt, one)
 
     def _set_ready(self) -> None:
-        self._is_ready = True
+        self._state = _SourceState.FREE
+
+    def _vacate(self, name: str) -> None:
+        if self._state is _SourceState.OCCUPIED and self._occupant == name:
+            self._state = _SourceState.FREE
 
     def _add(self, prompt: _WaitingPrompt) -> None:
         if not prompt.result.done():
@@ -309,12 +332,12 @@ class PairDriver(WireThread[PairMessage]):
 
         A node that is its own target leaves none to it: all that have not begun run in the engine together.
         """
-        while self._waiting and self._is_ready and not (self._job or self._requested or self._occupied):
+        while self._waiting and self._state is _SourceState.FREE:
             first = next(iter(self._waiting.values()))
             if not first.offered:
                 self._run_in_engine(self._waiting.pop(first.name))
             elif self._own is None:
-                self._requested = True
+                self._state = _SourceState.REQUESTED
                 self._wire.send(encode(PromptRequest()))
             elif (taken := self._own.take()) is not None:
                 layers = taken.layers if self._own.is_complete else 0
@@ -328,7 +351,7 @@ class PairDriver(WireThread[PairMessage]):
         job = _Job(prompt, layers, hidden, kv)
         if layers:
             self._chain.enter(name, prompt.sequence.request_id)
-            self._job = job
+            self._job, self._state = job, _SourceState.RUNNING
         else:
             self._finish_job(job)
             self._run_in_engine(prompt)
@@ -336,8 +359,8 @@ class PairDriver(WireThread[PairMessage]):
     def _run_in_engine(self, prompt: _WaitingPrompt) -> None:
         occupies = self._own is None
         if occupies:
-            self._occupied.add(prompt.name)
-        self._post(prompt, PairPrompt(occupies=occupies))
+            self._state, self._occupant = _SourceState.OCCUPIED, prompt.name
+        self._found.append((prompt, PairPrompt(occupies=occupies)))
 
     def _offer(self) -> None:
         """Offer prompts to the target, in order, while it has free pages."""
@@ -379,7 +402,7 @@ class PairDriver(WireThread[PairMessage]):
         if kv:
             self._finish_job(job)
             self.prefilled_prompts += 1
-            self._post(prompt, PairPrompt(kv=kv))
+            self._found.append((prompt, PairPrompt(kv=kv)))
 
     def _slices(self, job: _Job) -> tuple[KvSlice, ...]:
         """Return K and V of all layers: the target's, and those of the chain here."""
@@ -390,7 +413,7 @@ class PairDriver(WireThread[PairMessage]):
         return (_slice_of(job, own), *own)
 
     def _finish_job(self, job: _Job) -> None:
-        self._job = None
+        self._job, self._state = None, _SourceState.FREE
         self._free_pages += job.prompt.pages
         self._chain.drop(job.prompt.name)
 
