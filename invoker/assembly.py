@@ -51,7 +51,6 @@ from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
-from rdmacast.link_rate import interface_rate
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
@@ -183,7 +182,7 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         instances=instances,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
-        kv_connector=KvConnector(listener, settings.kv_moves, assumed=interface_rate(settings.advertise)),
+        kv_connector=KvConnector(listener, settings.kv_moves),
         meter=accounting.meter,
         calls=accounting.calls,
         rings=rings,

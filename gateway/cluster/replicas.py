@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from registry.records.instance import StartKind
-from registry.records.live import LiveMode, LivePipeline, LiveStage
+from registry.records.live import LivePipeline, LiveStage
 
 _SHARED = 0.5  # share of a node's time where it serves alone and runs a stage
 
@@ -55,16 +55,8 @@ class PipelineReplica:
 
     @property
     def runs_in_turns(self) -> bool:
-        """Whether each token passes all stages.
-
-        Not so for a ZigZag pair and for layer-wise prefill on one node, where one instance replies alone.
-        """
-        return not self.is_lone and self.pipeline.way is not LiveMode.ZIGZAG
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether it is layer-wise prefill on one node: its calls stay there when the instance is ready."""
-        return len(self.pipeline.stages) == 1
+        """Whether each token passes all stages, which it does not in a pair."""
+        return not self.pipeline.is_pair
 
 
 def pipeline_replica(pipeline: LivePipeline) -> PipelineReplica:
@@ -82,7 +74,7 @@ def slots_key_of(replica: Replica) -> str:
 
     Calls of a single loading node count for its instance, which continues them when it is ready.
     """
-    if isinstance(replica, PipelineReplica) and replica.is_lone:
+    if isinstance(replica, PipelineReplica) and replica.pipeline.is_alone:
         return replica.head.instance_id
     return replica.instance_id
 

@@ -251,7 +251,10 @@ class ClusterStateCache:
         helped = {source.instance_id for source in sources if source is not None}
         ready = [one for one in self.ready(key) if one.instance_id not in helped]
         whole = {one.instance_id for one in ready}
-        return [*ready, *(one for one in pipelines if not (one.is_lone and one.head.instance_id in whole))]
+        return [
+            *ready,
+            *(one for one in pipelines if not (one.pipeline.is_alone and one.head.instance_id in whole)),
+        ]
 
     def starting(self, key: VersionKey) -> list[InstanceRecord]:
         """Return the instances that are starting on usable nodes."""

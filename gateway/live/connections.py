@@ -10,7 +10,7 @@ from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.live.publisher import LiveStatePublisher
 from registry.errors import ChannelClosed, ChannelError, RemoteError
 from registry.messages.live import HandOffCalls, OpenPipeline, PipelineOpened, StageSpec
-from registry.records.live import LiveMode, LivePipeline
+from registry.records.live import LivePipeline
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class OpenPipelines:
             pipeline=pipeline.pipeline_id,
             epoch=pipeline.epoch,
             stages=tuple(stages),
-            zigzag=pipeline.way is LiveMode.ZIGZAG,
+            layerwise=pipeline.is_pair,
         )
 
     def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:

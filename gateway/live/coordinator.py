@@ -21,13 +21,12 @@ from gateway.live.group import (
     PromoteMember,
     StartPipeline,
 )
-from gateway.live.layerwise_group import LayerwiseGroup
 from gateway.live.load_tracker import ClusterFacts, LoadTracker
 from gateway.live.model_layers import ModelLayers, NotLayered, is_layered, layers_of
+from gateway.live.pairs import PairAction, PairGroup, UpdatePair
 from gateway.live.policy import LiveDecision
 from gateway.live.publisher import LiveStatePublisher
 from gateway.live.recovered import recovered_actions, unclaimed_starts
-from gateway.live.zigzag_pairs import PairAction, UpdatePair, ZigZagPairs
 from gateway.planning.actions import StartAction
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ImageError, NotFound
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _MAX_MODELS = 64  # models whose layers are cached: a large manifest takes long to decode
 _MAX_STARTS = 4096  # ids of starts that were made or joined
-Group = LiveGroup | LayerwiseGroup | ZigZagPairs
+Group = LiveGroup | PairGroup
 
 
 class LiveCoordinator:
@@ -93,10 +92,8 @@ class LiveCoordinator:
             self._take_over(epoch)
         self._follow_recovered()
         self._demand = demand
-        for key, group in list(self._groups.items()):
-            self._set_sources(key)
-            if isinstance(group, LayerwiseGroup):
-                self._carry_out(key, group.refresh())
+        for key in list(self._groups):
+            self._update_pairs(key)
         started = self._track_starts(plan)
         self._join_starts(plan)
         facts = ClusterFacts(self._state_cache)
@@ -218,13 +215,11 @@ class LiveCoordinator:
         start, layers = load.start, load.layers
         assert layers is not None, start
         group = self._groups.get(key)
-        if group is None and way is LiveMode.ZIGZAG:
-            group = self._groups[key] = ZigZagPairs(len(layers), start.max_concurrency, _pipeline_id)
-            self._set_sources(key)
-        elif group is None and load.single_order:
-            group = self._groups[key] = LayerwiseGroup(
-                len(layers), start.max_concurrency, _pipeline_id, lambda: self._has_room(key)
+        if group is None and (way is LiveMode.ZIGZAG or load.single_order):
+            group = self._groups[key] = PairGroup(
+                len(layers), start.max_concurrency, _pipeline_id, alone=way is not LiveMode.ZIGZAG
             )
+            self._update_pairs(key)
         elif group is None:
             model = PipelineModel(head_first=load.head_first, max_concurrency=start.max_concurrency)
             group = self._groups[key] = LiveGroup(layers, model, _pipeline_id)
@@ -233,18 +228,16 @@ class LiveCoordinator:
             self._carry_out(key, group.on_layers(start.node, start.instance_id, load.held))
         return group
 
-    def _has_room(self, key: VersionKey) -> bool:
-        """Return whether a ready instance has a free slot."""
-        return bool(self._state_cache.ready(key)) and not self._demand.get(key, VersionDemand()).held
-
-    def _set_sources(self, key: VersionKey) -> None:
+    def _update_pairs(self, key: VersionKey) -> None:
         """Report the ready instances to the pairs of a version, without those of recovered pairs."""
         group = self._groups[key]
-        if isinstance(group, ZigZagPairs):
+        if isinstance(group, PairGroup):
             sources = (pipeline.source for _, pipeline in self._recovered.values())
             helped = {source.instance_id for source in sources if source is not None}
             ready = [one for one in self._state_cache.ready(key) if one.instance_id not in helped]
-            self._carry_out(key, group.set_sources({one.instance_id: one.node for one in ready}))
+            has_room = bool(ready) and not self._demand.get(key, VersionDemand()).held
+            nodes = {one.instance_id: one.node for one in ready}
+            self._carry_out(key, group.set_ready(nodes, has_room=has_room))
 
     async def _layers(self, version: FunctionVersion) -> tuple[ModelLayers, bool]:
         """Return the layers, one bit each, and whether the head is on the first one. Raises NotLayered."""

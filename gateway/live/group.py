@@ -83,8 +83,7 @@ class LiveGroup:
         self._new_id = new_id
         self._pipelines = pipelines or PipelineAssembler(layers)
         self._instances: dict[str, str] = {}  # by node
-        self._ids: dict[int, str] = {}  # pipeline ids by number
-        self._records: dict[int, LivePipeline] = {}
+        self._records: dict[int, LivePipeline] = {}  # by number
 
     def __repr__(self) -> str:
         return f"<LiveGroup {self._instances} {self._pipelines!r}>"
@@ -160,21 +159,21 @@ class LiveGroup:
             case Create(pipeline=pipeline, reason=reason) | Reconfigure(pipeline=pipeline, reason=reason):
                 return (StartPipeline(pipeline=self._record(pipeline), reason=reason),)
             case Promote(node=node, pipeline=number, sharers=sharers, reason=reason):
-                if number is None or number not in self._ids:
+                if number is None or number not in self._records:
                     return ()
                 switch = LiveSwitch(instance_id=self._instances[node], sharers=sharers)
-                return (PromoteMember(pipeline_id=self._ids[number], switch=switch, reason=reason),)
+                pipeline_id = self._records[number].pipeline_id
+                return (PromoteMember(pipeline_id=pipeline_id, switch=switch, reason=reason),)
             case Teardown(pipeline=pipeline, reason=reason):
-                self._records.pop(pipeline.number, None)
-                return (ClosePipeline(pipeline_id=self._ids.pop(pipeline.number), reason=reason),)
+                pipeline_id = self._records.pop(pipeline.number).pipeline_id
+                return (ClosePipeline(pipeline_id=pipeline_id, reason=reason),)
 
     def _record(self, pipeline: PlannedPipeline) -> LivePipeline:
         """Return the record of a pipeline that is to be opened."""
         self._pipelines.apply([PipelineOpening(pipeline=pipeline.number)])
-        pipeline_id = self._ids.setdefault(pipeline.number, "") or self._new_id()
-        self._ids[pipeline.number] = pipeline_id
+        before = self._records.get(pipeline.number)
         record = LivePipeline(
-            pipeline_id=pipeline_id,
+            pipeline_id=self._new_id() if before is None else before.pipeline_id,
             epoch=pipeline.epoch,
             stages=tuple(
                 LiveStage(

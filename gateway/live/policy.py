@@ -34,11 +34,6 @@ class LiveForecast:
         """Return the wait if the function serves live in that mode."""
         return min(self.plain_s, self.pipeline_s if mode is LiveMode.PIPELINE else self.zigzag_s)
 
-    @property
-    def sooner(self) -> LiveMode:
-        """The mode with the shorter wait."""
-        return LiveMode.ZIGZAG if self.zigzag_s < self.pipeline_s else LiveMode.PIPELINE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDecision:

@@ -19,7 +19,7 @@ _SERVE = frozenset({InstanceState.LOADING, InstanceState.READY})
 
 def recovered_actions(pipeline: LivePipeline, state_cache: ClusterStateCache) -> tuple[LiveGroupAction, ...]:
     """Return the actions that follow from the state of the members."""
-    if pipeline.way is LiveMode.ZIGZAG:
+    if pipeline.is_pair:
         return _pair_actions(pipeline, state_cache)
     switched = {one.instance_id for one in pipeline.switched}
     new: list[LiveGroupAction] = []
@@ -40,7 +40,7 @@ def recovered_actions(pipeline: LivePipeline, state_cache: ClusterStateCache) ->
 
 def _pair_actions(pair: LivePipeline, state_cache: ClusterStateCache) -> tuple[LiveGroupAction, ...]:
     wanted = (InstanceState.LOADING, InstanceState.READY)
-    for stage, state in zip(pair.stages, wanted, strict=True):
+    for stage, state in zip(pair.stages, wanted, strict=False):
         instance = state_cache.instance(stage.instance_id)
         if instance is None or instance.state is not state:
             reason = f"{stage.node} {'is lost' if instance is None else f'is {instance.state}'}"

@@ -1,5 +1,5 @@
 """KV transfer or recomputation for sequences that move to this node.
 
-- `choice`: the cost model that decides between transfer and recomputation
+- `choice`: the policy of transfers, the deadline of recomputing, and missed deadlines
 - `transfer`: the KV connector, which fetches K and V from stages
 """

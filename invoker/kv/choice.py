@@ -1,72 +1,19 @@
-"""The cost model that decides whether a moved sequence's K and V are transferred or recomputed (pure)."""
+"""When K and V of a moved sequence are fetched, and for how long (pure)."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
-from typing import Generic, TypeVar
 
-from rdmacast.link_rate import LinkRate
-
-_MEASURED_BYTES = 256 << 10  # a smaller transfer measures latency
-_ESTIMATE_TTL_S = 60.0
-
-T = TypeVar("T")
+_MISS_TTL_S = 60.0
 
 
 class KvPolicy(StrEnum):
     """When K and V of moved sequences are fetched."""
 
-    AUTO = "auto"  # if cheaper, with the duration of recomputing them as the timeout
+    AUTO = "auto"  # with the duration of recomputing them as the deadline
     ALWAYS = "always"
     NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCosts:
-    """Costs of transferring or recomputing K and V.
-
-    `token_layer_bytes` is the size of one token in one layer; `link_bytes_per_s` the rate left beside weights
-    on the link; `min_s` a lower bound of a transfer's duration.
-    """
-
-    token_layer_bytes: int
-    link_bytes_per_s: float
-    prefill_tokens_per_s: float
-    latency_s: float = 0.0
-    min_s: float = 0.0
-
-
-class KvMethod(StrEnum):
-    RECOMPUTE = "recompute"
-    TRANSFER = "transfer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvDecision:
-    method: KvMethod
-    recompute_s: float
-    transfer_s: float
-    reason: str
-
-
-def decide_kv(tokens: int, layers: int, costs: KvCosts) -> KvDecision:
-    """Decide how a sequence of `tokens` tokens gets its K and V on this node.
-
-    `layers` is the number of layers to transfer. Recomputing takes a whole prefill however few they are:
-    each layer needs the output of the one before.
-    """
-    nbytes = tokens * layers * costs.token_layer_bytes
-    recompute_s = tokens / costs.prefill_tokens_per_s
-    transfer_s = costs.latency_s + nbytes / costs.link_bytes_per_s if costs.link_bytes_per_s > 0 else inf
-    transfer_s = max(transfer_s, costs.min_s)
-    method = KvMethod.TRANSFER if transfer_s < recompute_s else KvMethod.RECOMPUTE
-    reason = (
-        f"{method}: recomputing {tokens} tokens takes {_seconds(recompute_s)}, "
-        f"transferring {nbytes / 1e6:.1f} MB of {layers} layers {_seconds(transfer_s)}"
-    )
-    return KvDecision(method=method, recompute_s=recompute_s, transfer_s=transfer_s, reason=reason)
 
 
 class PrefillRate:
@@ -91,61 +38,43 @@ class PrefillRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Estimate(Generic[T]):
-    value: T
+class _Miss:
+    """The last deadline that was missed; `repeated` within a minute."""
+
+    seconds: float
+    repeated: bool
     until_s: float
 
 
-class KvLinkRates:
-    """Measured rates of KV transfers, by the set of hosts that sent in parallel; `assumed` until then.
+class MissedDeadlines:
+    """Deadlines that transfers missed, by the set of hosts that sent in parallel.
 
-    They are not those of casts: K and V use the stages' connections, beside the weights and without a cap.
-    Estimates expire after a minute: a link that seems slow is not used, so its recovery would go unnoticed.
-    Only the second timeout within a minute counts: at the first, the export may not have been finished.
+    Only the second miss within a minute counts: at the first, the export may not have been finished. It
+    counts for a minute, since the recovery of hosts that are not asked would go unnoticed.
     """
 
-    def __init__(self, assumed: LinkRate | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._assumed = assumed or LinkRate()
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._rates: dict[frozenset[str], _Estimate[LinkRate]] = {}
-        self._timeouts_s: dict[frozenset[str], _Estimate[float]] = {}  # 0 if there was one only
+        self._misses: dict[frozenset[str], _Miss] = {}
 
     def __repr__(self) -> str:
-        return f"<KvLinks {self._rates}>"
+        return f"<MissedDeadlines {self._misses}>"
 
-    def record_transfer(self, hosts: frozenset[str], nbytes: int, seconds: float) -> None:
-        """Record `nbytes` received from all hosts together."""
-        self._timeouts_s.pop(hosts, None)
-        if nbytes >= _MEASURED_BYTES and seconds > 0:
-            before = self._known(self._rates, hosts) or self._assumed
-            self._remember(self._rates, hosts, before.observe(nbytes / seconds))
-
-    def record_timeout(self, hosts: frozenset[str], seconds: float) -> None:
-        """Record that the transfer was not complete after `seconds`."""
-        is_first = self._known(self._timeouts_s, hosts) is None
-        self._remember(self._timeouts_s, hosts, 0.0 if is_first else seconds)
-
-    def bytes_per_s(self, hosts: frozenset[str]) -> float:
-        return (self._known(self._rates, hosts) or self._assumed).bytes_per_s
-
-    def min_s(self, hosts: frozenset[str]) -> float:
-        """Return the lower bound of a transfer's duration."""
-        return self._known(self._timeouts_s, hosts) or 0.0
-
-    def _remember(
-        self, estimates: dict[frozenset[str], _Estimate[T]], hosts: frozenset[str], value: T
-    ) -> None:
+    def record(self, hosts: frozenset[str], seconds: float) -> None:
+        """Record that a transfer was not complete after `seconds`."""
         now_s = self._now_s()
-        for old in [one for one, estimate in estimates.items() if estimate.until_s <= now_s]:
-            del estimates[old]
-        estimates[hosts] = _Estimate(value=value, until_s=now_s + _ESTIMATE_TTL_S)
+        self._misses = {one: miss for one, miss in self._misses.items() if miss.until_s > now_s}
+        self._misses[hosts] = _Miss(
+            seconds=seconds, repeated=hosts in self._misses, until_s=now_s + _MISS_TTL_S
+        )
 
-    def _known(self, estimates: dict[frozenset[str], _Estimate[T]], hosts: frozenset[str]) -> T | None:
-        estimate = estimates.get(hosts)
-        return None if estimate is None or estimate.until_s <= self._now_s() else estimate.value
+    def forget(self, hosts: frozenset[str]) -> None:
+        """Record that a transfer was in time."""
+        self._misses.pop(hosts, None)
 
-
-def _seconds(seconds: float) -> str:
-    if seconds == inf:
-        return "forever"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+    def covers(self, hosts: frozenset[str], deadline_s: float) -> bool:
+        """Return whether a transfer with that deadline is expected to miss it."""
+        miss = self._misses.get(hosts)
+        return (
+            miss is not None and miss.repeated and miss.until_s > self._now_s() and deadline_s <= miss.seconds
+        )

@@ -4,10 +4,8 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from invoker.engine.kv.cache import KvShape
@@ -25,17 +23,6 @@ MAX_HANDSHAKES = 64  # unauthenticated connections; beyond, the oldest is closed
 SEND_KV_TIMEOUT_S = 60.0  # one KV slice; the receiver has a shorter timeout
 
 log = logging.getLogger("invoker.stages")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedKv:
-    """K and V of one stage, and the duration of their transfer (0 if local).
-
-    The wait for the export is excluded.
-    """
-
-    kv: KvSlice
-    link_s: float
 
 
 class StageListener:
@@ -125,7 +112,7 @@ class StageListener:
 
     async def fetch_kv(
         self, stage: KvStage, key: StageKey, shape: KvShape, max_tokens: int, timeout_s: float
-    ) -> FetchedKv:
+    ) -> KvSlice:
         """Fetch the K and V that a stage exported of a sequence of at most `max_tokens` tokens.
 
         A cancelled caller leaves its thread behind, for at most `timeout_s`. Raises LinkLost.
@@ -134,17 +121,15 @@ class StageListener:
             own = await self.exports.pop(key, timeout_s)
             if own is None:
                 raise LinkLost(f"{key} exported no K and V of sequence {key.sequence}")
-            return FetchedKv(kv=own, link_s=0.0)
-        fetched: list[FetchedKv] = []
+            return own
+        fetched: list[KvSlice] = []
 
         def fetch() -> None:
             local, tls = stage.host == self.host, self._tls.client
             with closing(
                 dial(stage.link, key, self._secret, same_host=local, tls=tls, reply_s=timeout_s)
             ) as link:
-                began_s = time.monotonic()
-                kv = receive_kv(link, shape, (stage.first, stage.last), max_tokens, timeout_s)
-                fetched.append(FetchedKv(kv=kv, link_s=time.monotonic() - began_s))
+                fetched.append(receive_kv(link, shape, (stage.first, stage.last), max_tokens, timeout_s))
 
         try:
             await run_in_daemon_thread(fetch)

@@ -14,7 +14,8 @@ from invoker.links.link import StageKey
 from invoker.links.listener import StageListener
 from invoker.pipeline.engines import StageContext, opened_stage
 from invoker.pipeline.worker import StageWorker
-from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
+from invoker.prefill.engines import layer_stage_factory
+from invoker.prefill.source import add_layers
 from invoker.prefill.target import TargetWorker
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.shielded import shielded_stack
@@ -85,7 +86,7 @@ class HostedStage:
         async with shielded_stack() as stack:
             before = stack.enter_context(listener.expect_link(self.key))
             stack.callback(self._close_behind)
-            if request.zigzag:
+            if request.layerwise:
                 await self._run_as_target(stack, before)
                 return
             stage = await stack.enter_async_context(
@@ -119,7 +120,8 @@ class HostedStage:
         )
         stack.push_async_callback(worker.aclose)
         worker.add_layer(first)
-        adding = asyncio.create_task(_add_layers(worker, factory))
+        # The last layer runs on the source.
+        adding = asyncio.create_task(add_layers(worker.add_layer, factory, 1, factory.layers - 1))
         stack.push_async_callback(cancel_and_wait, adding)
         closed = asyncio.create_task(worker.wait_closed())
         stack.push_async_callback(cancel_and_wait, closed)
@@ -139,11 +141,6 @@ class HostedStage:
         if not task.cancelled():
             task.exception()  # retrieved: reported by `ended`
         self.opened.cancel()
-
-
-async def _add_layers(worker: TargetWorker, factory: LayerStageFactory) -> None:
-    for layer in range(1, factory.layers - 1):  # the last one runs on the source
-        worker.add_layer(await factory.make(layer))
 
 
 class HostedStages:

@@ -21,10 +21,9 @@ from invoker.pipeline.driver import PipelineDriver
 from invoker.pipeline.engines import StageContext, opened_stage
 from invoker.pipeline.metered import MeteredStage
 from invoker.pipeline.remote_stage import RemoteStage
-from invoker.prefill.engines import layer_stage_factory
-from invoker.prefill.layers import LayerChain
-from invoker.prefill.layerwise import LayerwisePrefillDriver
-from invoker.prefill.source import PairDriver
+from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
+from invoker.prefill.layers import LayerChain, LoadedLayers
+from invoker.prefill.source import PairDriver, add_layers, follow_load
 from rdmacast.aio.groups import cancel_and_wait, run_all
 from rdmacast.aio.shielded import shielded_stack
 from registry.channel.server import caller
@@ -42,7 +41,7 @@ RETIRE_TIMEOUT_S = 2.0  # for all stages to export K and V of moved requests
 LINGER_S = 10.0  # for another gateway to adopt a pipeline of a lost one
 _BLAME_TIMEOUT_S = 0.25  # for the failed node to be identified after its neighbours' failures
 
-Driver = PipelineDriver | PairDriver | LayerwisePrefillDriver
+Driver = PipelineDriver | PairDriver
 
 log = logging.getLogger("invoker.stages")
 
@@ -144,26 +143,7 @@ class HostedPipeline:
     async def _open(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
     ) -> tuple[Driver, PipelineOpened]:
-        if self.request.zigzag:
-            return await self._open_pair(stack, before)
-        return await (
-            self._open_stages(stack, before) if self._remote_stages else self._open_layerwise(stack)
-        )
-
-    async def _open_layerwise(self, stack: AsyncExitStack) -> tuple[LayerwisePrefillDriver, PipelineOpened]:
-        """Open layer-wise prefill on the instance here, which serves the requests once it is ready."""
-        await self.instance.wait_for_layers(0, 1)
-        factory = await stack.enter_async_context(
-            layer_stage_factory(self.instance, self._context, queues=True)
-        )
-        if (self._own.first, self._own.last) != (0, factory.layers):
-            raise InvalidWork(
-                f"layers [{self._own.first}, {self._own.last}) of {factory.layers} are not the whole model"
-            )
-        first = await factory.make(0)
-        driver = LayerwisePrefillDriver(self.instance, factory, first, name=f"pipeline {self.name}")
-        context = 0 if self.instance.spec is None else self.instance.spec.context_length
-        return driver, PipelineOpened(context_length=context, cached_tokens=first.pages * PAGE_TOKENS)
+        return await (self._open_pair if self.request.layerwise else self._open_stages)(stack, before)
 
     async def _open_stages(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
@@ -190,33 +170,47 @@ class HostedPipeline:
     async def _open_pair(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
     ) -> tuple[PairDriver, PipelineOpened]:
-        """Open a pair with the instance here as its source."""
-        if len(self.request.stages) != 2 or self._place == 0:
+        """Open a pair with the instance here as its source; a node that loads alone is its own target."""
+        stages, is_alone = self.request.stages, not self._remote_stages
+        if len(stages) > 2 or self._place != len(stages) - 1:
             raise InvalidWork("a pair is a loading node followed by a ready one")
         factory = await stack.enter_async_context(
-            layer_stage_factory(self.instance, self._context, queues=False)
+            layer_stage_factory(self.instance, self._context, queues=is_alone)
         )
-        chain = LayerChain()
-
-        async def open_own() -> None:
-            for layer in range(factory.layers):
-                chain.append(await factory.make(layer))
-
-        (target,) = self._remote_stages
-        await run_all(open_own(), target.open())
-        assert target.opened is not None
-        pages, behind = target.opened.pages, await self._connect_ring(stack)
-        driver = PairDriver(
-            self.instance,
-            chain,
-            factory.calls(),
-            await before,
-            behind,
-            target_pages=pages,
-            name=f"pair {self.name}",
-        )
+        if (stages[0].first, stages[-1].last) != (0, factory.layers):
+            text = f"[{stages[0].first}, {stages[-1].last}) of {factory.layers}"
+            raise InvalidWork(f"layers {text} are not the whole model")
+        if is_alone:
+            driver, pages = await self._open_alone(stack, factory)
+        else:
+            driver, pages = await self._open_source(stack, factory, before)
         context = 0 if self.instance.spec is None else self.instance.spec.context_length
         return driver, PipelineOpened(context_length=context, cached_tokens=pages * PAGE_TOKENS)
+
+    async def _open_alone(self, stack: AsyncExitStack, factory: LayerStageFactory) -> tuple[PairDriver, int]:
+        """Return the driver of a pair of this node with itself, and the KV pages of its layers."""
+        own, first = LoadedLayers(factory.layers, factory.calls()), await factory.make(0)
+        own.append(first)
+        before, behind = socket.socketpair()  # unused: no other node
+        driver = PairDriver(
+            self.instance, own.chain, before, behind, pages=first.pages, name=f"pair {self.name}", own=own
+        )
+        following = asyncio.create_task(follow_load(driver, self.instance, factory))
+        stack.push_async_callback(cancel_and_wait, following)
+        return driver, first.pages
+
+    async def _open_source(
+        self, stack: AsyncExitStack, factory: LayerStageFactory, before: "asyncio.Future[socket.socket]"
+    ) -> tuple[PairDriver, int]:
+        """Return the driver of a pair with another node, and the KV pages of that node's layers."""
+        chain = LayerChain(factory.calls())
+
+        (target,) = self._remote_stages
+        await run_all(add_layers(chain.append, factory, 0, factory.layers), target.open())
+        assert target.opened is not None
+        pages, behind = target.opened.pages, await self._connect_ring(stack)
+        name = f"pair {self.name}"
+        return PairDriver(self.instance, chain, await before, behind, pages=pages, name=name), pages
 
     def _scheduler(self, stage: MeteredStage) -> PipelineScheduler:
         spec, device_image = self.instance.spec, self.instance.device_image

@@ -32,7 +32,7 @@ class RemoteStage:
             instance=stage.instance,
             first=stage.first,
             last=stage.last,
-            zigzag=opening.zigzag,
+            layerwise=opening.layerwise,
         )
         self._secret = secret
         self._channel: Channel | None = None

@@ -93,6 +93,7 @@ async def layer_stage_factory(
 
     Users of its stages must end before the block does. Raises OutOfDeviceMemory, NoSuchInstance, EngineError.
     """
+    await instance.wait_for_layers(0, 1)
     resources, spec, device_image = context.resources, instance.spec, instance.device_image
     if spec is None or device_image is None:
         raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")

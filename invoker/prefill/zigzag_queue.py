@@ -31,6 +31,7 @@ class _QueuedBatch:
     batch: PromptBatch
     done: int = 0  # layers run by the target
     running: bool = False  # on the target
+    refused: bool = False  # the target failed
 
 
 class ZigZagQueue:
@@ -60,6 +61,10 @@ class ZigZagQueue:
         """Remove a batch that was cancelled or failed, if it is queued."""
         self._entries.pop(name, None)
 
+    def refuse(self, name: str) -> None:
+        """Record that a layer of the batch failed: the source runs all of its layers."""
+        self._entries[name] = _QueuedBatch(self._entries[name].batch, refused=True)
+
     def set_loaded_layers(self, layers: int) -> None:
         """Record that the target has loaded layers `[0, layers)`."""
         self._loaded = max(self._loaded, min(layers, self._layers))
@@ -67,7 +72,7 @@ class ZigZagQueue:
     def next_for_target(self) -> LayerWork | None:
         """Return the next layer for the target, which calls `complete` afterwards; None if there is none."""
         for entry in self._entries.values():
-            if entry.done < self._loaded and not entry.running:
+            if entry.done < self._loaded and not (entry.running or entry.refused):
                 entry.running = True
                 return LayerWork(batch=entry.batch, first=entry.done, last=entry.done + 1)
         return None

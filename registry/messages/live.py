@@ -39,17 +39,15 @@ class OpenPipeline(Message, frozen=True, kw_only=True):
     When the caller closes the call, the pipeline ends, and its unfinished calls with it (MOVED). A
     reconfigured pipeline has the same name and a higher epoch; both may be open.
 
-    A pipeline of one stage is layer-wise prefill: a single loading node runs prompts layer by layer as these
-    arrive, so that little is left to compute when it is ready.
-
-    With `zigzag` it is a pair: the first of two stages is on a loading node, which runs its arrived layers
-    for prompts that wait at the second one, a ready instance, which replies to the calls.
+    With `layerwise` it is a pair for layer-wise prefill: the first stage is on a loading node, which runs its
+    arrived layers for prompts that wait at the second one, a ready instance, which replies to the calls. A
+    node that loads alone is a pair of one stage: it runs prompts until it is ready, and then replies.
     """
 
     pipeline: _Name
     epoch: _Count
     stages: Annotated[tuple[StageSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
-    zigzag: bool = False
+    layerwise: bool = False
 
 
 class HandOffCalls(Message, frozen=True, kw_only=True):
@@ -66,7 +64,7 @@ class HandOffCalls(Message, frozen=True, kw_only=True):
 class OpenStage(Message, frozen=True, kw_only=True):
     """A request of a pipeline's head to run the layers `[first, last)` in `instance` as stage `place`.
 
-    The stage runs once the bytes of its layers have arrived, while the call is open. With `zigzag` it runs
+    The stage runs once the bytes of its layers have arrived, while the call is open. With `layerwise` it runs
     the layers that have arrived, from the first one on, while the others are loading.
     """
 
@@ -76,7 +74,7 @@ class OpenStage(Message, frozen=True, kw_only=True):
     instance: _Name
     first: _Count
     last: _Count
-    zigzag: bool = False
+    layerwise: bool = False
 
 
 class LinkStage(Message, frozen=True, kw_only=True):

@@ -40,8 +40,11 @@ class LivePipeline:
     """A pipeline that takes calls.
 
     `head` is the index of the stage that calls are sent to, `rate` the throughput in whole nodes, and `slots`
-    the number of concurrent calls. With `way` ZIGZAG it is a pair: the node of the first stage is loading,
-    and helps the ready instance of the second stage, the source, which takes calls through the pair only.
+    the number of concurrent calls.
+
+    With `way` ZIGZAG it is a pair for layer-wise prefill: the node of the first stage is loading, and helps
+    the ready instance of the second stage, the source, which takes calls through the pair only. A pipeline of
+    one stage is a node that loads alone, a pair with itself.
     """
 
     pipeline_id: str
@@ -57,6 +60,16 @@ class LivePipeline:
     def source(self) -> LiveStage | None:
         """The ready instance of a ZigZag pair, None for other pipelines."""
         return self.stages[-1] if self.way is LiveMode.ZIGZAG else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a pair of one loading node with itself."""
+        return len(self.stages) == 1
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is a pair for layer-wise prefill, in which one instance replies alone."""
+        return self.is_alone or self.way is LiveMode.ZIGZAG
 
     @property
     def name(self) -> str:

@@ -47,11 +47,6 @@ def in_host_memory(one: KvSlice) -> KvSlice:
     return replace(one, data=one.data.cpu())
 
 
-def token_bytes(shape: KvShape) -> int:
-    """Return the bytes of a token's K and V in one layer."""
-    return 2 * shape.heads * shape.head_dim * shape.dtype.itemsize
-
-
 def export_kv(
     pool: KvPool, base: int, layers: tuple[int, int] | None, pages: Sequence[int], tokens: int
 ) -> KvSlice:

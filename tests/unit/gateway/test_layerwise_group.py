@@ -3,17 +3,20 @@
 from itertools import count
 
 from gateway.live.group import ClosePipeline, StartPipeline
-from gateway.live.layerwise_group import LayerwiseGroup
+from gateway.live.pairs import PairAction, PairGroup
 from registry.records.live import LivePipeline, LiveStage
 
 
 class Scene:
-    """A group of a model with eight layers; `room`: a ready instance has a free slot."""
+    """A group of a model with eight layers."""
 
     def __init__(self) -> None:
         numbers = count()
-        self.room = False
-        self.group = LayerwiseGroup(8, 6, lambda: f"p{next(numbers)}", lambda: self.room)
+        self.group = PairGroup(8, 6, lambda: f"p{next(numbers)}", alone=True)
+
+    def room(self, has_room: bool) -> tuple[PairAction, ...]:
+        """Report whether the only ready instance has a free slot."""
+        return self.group.set_ready({"i-ready": "ready"}, has_room=has_room)
 
     def holds(self, node: str, layers: int) -> tuple[object, ...]:
         return self.group.on_layers(node, f"i-{node}", (1 << layers) - 1)
@@ -35,7 +38,7 @@ def test_each_node_takes_calls_from_half_of_its_layers_on_until_it_is_ready() ->
     assert scene.holds("a", 5) == ()
     (opened,) = scene.holds("b", 6)
     assert isinstance(opened, StartPipeline) and opened.pipeline == lone("p1", "b")
-    assert repr(scene.group) == "<LayerwiseGroup of 2 nodes, ['a', 'b'] admit calls>"
+    assert repr(scene.group).endswith(", 2 load, 0 are ready>")
     assert scene.group.on_ready("a", "i-a") == (ClosePipeline(pipeline_id="p0", reason="a holds all layers"),)
     assert not scene.group.is_over
     assert scene.group.remove("b", "i-b", "stopped") == (
@@ -53,15 +56,14 @@ def test_only_layers_from_the_first_one_on_count() -> None:
 
 def test_where_others_have_room_calls_come_late() -> None:
     scene = Scene()
-    scene.room = True
+    scene.room(True)
     for node in ("a", "b"):
         scene.group.add(node, f"i-{node}", 0)
         assert scene.holds(node, 6) == ()
-    assert len(scene.holds("a", 7)) == 1 and scene.group.refresh() == ()
-    scene.room = False
-    (opened,) = scene.group.refresh()
+    assert len(scene.holds("a", 7)) == 1 and scene.room(True) == ()
+    (opened,) = scene.room(False)
     assert isinstance(opened, StartPipeline) and opened.pipeline == lone("p1", "b")
-    assert scene.group.refresh() == ()
+    assert scene.room(False) == ()
 
 
 def test_one_that_was_lost_takes_none_before_it_is_ready() -> None:

@@ -105,7 +105,7 @@ async def test_a_source_of_a_recovered_pair_is_in_no_other_pair() -> None:
     (start,) = plan.actions
     start = await gateway.live.prepare_start(start)
     gateway.live.on_progress(start, InstanceProgress(stage="fetch", fraction=0.1, held=b"\x01"))
-    assert "<ZigZagPairs [], 1 load, 0 are ready>" in repr(gateway.live)
+    assert "<PairGroup [], 1 load, 0 are ready>" in repr(gateway.live)
     state_cache.apply(InstanceChanged(record=replace(loading, state=InstanceState.READY)), 0.0)
     gateway.live.plan(Plan(), {}, 2)  # the pair ends
     gateway.live.plan(Plan(), {}, 2)

@@ -33,7 +33,7 @@ async def test_a_ready_instance_takes_its_calls_by_the_pair_until_the_target_is_
         (pair,) = await live.until_pipelines(1)
         assert pair.way is LiveMode.ZIGZAG and [stage.node for stage in pair.stages] == ["n1", "n0"]
         (opening,) = live.cluster.nodes["n0"].pipelines.opened
-        assert opening.zigzag
+        assert opening.layerwise
         answer = await ask(live.control, make_call(live.version))
         assert answer.assigned.start_kind == "live" and answer.assigned.node == "n0"
         live.hold(n1=0b111)

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.live.group import ClosePipeline, StartPipeline
-from gateway.live.zigzag_pairs import PairAction, UpdatePair, ZigZagPairs, pair_rate
+from gateway.live.pairs import PairAction, PairGroup, UpdatePair, pair_rate
 from registry.records.live import LiveMode, LivePipeline
 
 LAYERS = 8
 ALL = (1 << LAYERS) - 1
 
 
-def made() -> ZigZagPairs:
+def made() -> PairGroup:
     numbers = count()
-    return ZigZagPairs(LAYERS, 4, lambda: f"p{next(numbers)}")
+    return PairGroup(LAYERS, 4, lambda: f"p{next(numbers)}")
 
 
 def opened(actions: Iterable[PairAction]) -> LivePipeline:
@@ -29,7 +29,7 @@ def opened(actions: Iterable[PairAction]) -> LivePipeline:
 def test_a_target_helps_from_its_first_layer_on_until_it_is_ready() -> None:
     pairs = made()
     assert pairs.is_over
-    assert pairs.set_sources({"s": "n0"}) == ()
+    assert pairs.set_ready({"s": "n0"}) == ()
     assert pairs.add("n1", "t", 0) == ()
     assert pairs.on_layers("n1", "t", 0b110) == ()  # without the first layer the others are of no use
     pair = opened(pairs.on_layers("n1", "t", 0b1))
@@ -48,7 +48,7 @@ def test_a_target_helps_from_its_first_layer_on_until_it_is_ready() -> None:
 
 def test_a_growing_rate_is_published() -> None:
     pairs = made()
-    pairs.set_sources({"s": "n0"})
+    pairs.set_ready({"s": "n0"})
     pairs.add("n1", "t", 0)
     pair = opened(pairs.on_layers("n1", "t", 0b11))
     assert pair.rate == 1.25
@@ -67,7 +67,7 @@ def test_rates(layers: int, rate: float) -> None:
 
 def test_each_is_in_one_pair_and_the_rest_wait() -> None:
     pairs = made()
-    pairs.set_sources({"s": "n0"})
+    pairs.set_ready({"s": "n0"})
     for node in ("n1", "n2"):
         pairs.add(node, node, 0)
     first = opened(pairs.on_layers("n1", "n1", 0b1))
@@ -75,7 +75,7 @@ def test_each_is_in_one_pair_and_the_rest_wait() -> None:
     close, after = pairs.on_ready("n1", "n1")
     assert isinstance(close, ClosePipeline) and isinstance(after, StartPipeline)
     assert after.pipeline.stages[0].node == "n2" and after.pipeline.name != first.name
-    assert pairs.set_sources({"s": "n0", "n1": "n1"}) == ()
+    assert pairs.set_ready({"s": "n0", "n1": "n1"}) == ()
     pairs.add("n3", "n3", 0)
     second = opened(pairs.on_layers("n3", "n3", 0b1))
     assert second.stages[1].instance_id == "n1"  # which helped before
@@ -83,10 +83,10 @@ def test_each_is_in_one_pair_and_the_rest_wait() -> None:
 
 def test_a_lost_source_is_replaced() -> None:
     pairs = made()
-    pairs.set_sources({"s": "n0"})
+    pairs.set_ready({"s": "n0"})
     pairs.add("n2", "t", 0)
     pair = opened(pairs.on_layers("n2", "t", 0b1))
-    close, after = pairs.set_sources({"r": "n1"})
+    close, after = pairs.set_ready({"r": "n1"})
     assert close == ClosePipeline(pipeline_id=pair.pipeline_id, reason="n0 serves no more")
     assert isinstance(after, StartPipeline) and after.pipeline.stages[1].instance_id == "r"
 
@@ -95,13 +95,13 @@ def test_no_node_helps_itself() -> None:
     pairs = made()
     pairs.add("n1", "t", 0)
     assert pairs.on_layers("n1", "t", ALL) == ()
-    assert pairs.set_sources({"t": "n1"}) == ()  # its record is ready, its start has not ended yet
+    assert pairs.set_ready({"t": "n1"}) == ()  # its record is ready, its start has not ended yet
     assert pairs.on_ready("n1", "t") == () and pairs.is_over
 
 
 def test_a_member_that_failed_a_pair_is_in_none_again() -> None:
     pairs = made()
-    pairs.set_sources({"s": "n0", "r": "n1"})
+    pairs.set_ready({"s": "n0", "r": "n1"})
     pairs.add("n2", "t", 0)
     pairs.add("n3", "u", 0)
     pair = opened(pairs.on_layers("n2", "t", 0b1))
@@ -117,7 +117,7 @@ def test_a_member_that_failed_a_pair_is_in_none_again() -> None:
 
 def test_a_restart_ends_the_pair() -> None:
     pairs = made()
-    pairs.set_sources({"s": "n0"})
+    pairs.set_ready({"s": "n0"})
     pairs.add("n1", "t", 0)
     pair = opened(pairs.on_layers("n1", "t", 0b1))
     (close,) = pairs.add("n1", "t2", 0)
@@ -169,6 +169,6 @@ def test_no_node_is_in_two_pairs_and_all_that_open_close(
                 del open_now[pair.pipeline_id]
                 carry_out(pairs.on_lost(pair.pipeline_id, 0, pair.stages[number % 2].node, "lost"))
             case "sources":
-                carry_out(pairs.set_sources({f"s{one}": f"m{one}" for one in range(4) if bits >> one & 1}))
-    carry_out(pairs.set_sources({}))
+                carry_out(pairs.set_ready({f"s{one}": f"m{one}" for one in range(4) if bits >> one & 1}))
+    carry_out(pairs.set_ready({}))
     assert not open_now

@@ -13,7 +13,6 @@ from invoker.kv.choice import KvPolicy, PrefillRate
 from invoker.kv.transfer import KvConnector
 from invoker.links.framing import LinkLost
 from invoker.links.link import StageKey
-from invoker.links.listener import FetchedKv
 from registry.messages.live import KvLocation, KvStage
 from tests.fixtures.patience import PATIENCE_S
 
@@ -33,7 +32,7 @@ class Stages:
 
     async def fetch_kv(
         self, stage: KvStage, key: StageKey, shape: KvShape, most_tokens: int, within_s: float
-    ) -> FetchedKv:
+    ) -> KvSlice:
         name = key.sequence
         if name not in self.given:
             self.asked.append(name)
@@ -41,7 +40,7 @@ class Stages:
         async with self._news:
             self._news.notify_all()
         await asyncio.shield(self.given[name])
-        return FetchedKv(kv=empty_slice(shape, stage.first, stage.last, most_tokens), link_s=0.0)
+        return empty_slice(shape, stage.first, stage.last, most_tokens)
 
     async def until(self, *asked: str) -> None:
         async with self._news:

@@ -1,6 +1,7 @@
 """The driver of a node that loads alone, where what it works with fails it."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -13,7 +14,8 @@ from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
 from invoker.metering.accounts import MeterAccount
 from invoker.pipeline.metered import StepCalls
-from invoker.prefill.layerwise import READY_TIMEOUT_S, LayerwisePrefillDriver
+from invoker.prefill.layers import LoadedLayers
+from invoker.prefill.source import READY_TIMEOUT_S, PairDriver, follow_load
 from registry.messages.live import MOVED
 from registry.messages.node import Sampling
 from registry.records.instance import InstanceState
@@ -34,9 +36,6 @@ class Layers:
         self.layers = LAYERS
         self.landed = asyncio.Event()
         self.fault: Exception | None = None
-
-    def calls(self) -> StepCalls:
-        return StepCalls(NullMeter(), lambda _: UNBILLED)
 
     async def make(self, layer: int) -> FakeStage:
         await self.landed.wait()
@@ -73,9 +72,13 @@ class Scene:
         life = life.with_phase("fetch", 0.0).with_state(InstanceState.LOADING, 0.0)
         account = MeterAccount(1, "i", "f", 1, "loading", starting=True, from_us=0, from_at=0.0)
         self.instance = Instance(start_request("i", None), life, account, lambda _: None)
-        self.driver = LayerwisePrefillDriver(
-            self.instance, self.layers, first, name="p", ready_timeout_s=patience_s
+        own = LoadedLayers(LAYERS, StepCalls(NullMeter(), lambda _: UNBILLED))
+        own.append(first)
+        before, behind = socket.socketpair()
+        self.driver = PairDriver(
+            self.instance, own.chain, before, behind, pages=first.pages, name="p", own=own
         )
+        self.load = asyncio.create_task(follow_load(self.driver, self.instance, self.layers, patience_s))
 
     async def ask(self) -> list[TokenOutput]:
         request = NewSequence(
@@ -90,6 +93,7 @@ class Scene:
 
 async def ended(scene: Scene) -> None:
     await scene.driver.aclose()
+    await scene.load
     assert scene.driver.streams == 0
     with pytest.raises(NoSuchPipeline):
         await scene.ask()

@@ -1,16 +1,19 @@
-"""ZigZag pairs of one function version: loading instances that help ready ones (pure; BlitzScale).
+"""Layer-wise prefill on the loading instances of one function version (pure; BlitzScale's ZigZag pairs).
 
-A pair is a target, which loads, and a source, which is ready and takes the calls of both; each is in at most
-one pair. It starts with the target's first layer and ends when the target is ready. Pairs are published as
-pipelines.
+A pair is a target, which loads, and a source, which takes the calls of both; each is in at most one pair. The
+source is a ready instance, or the target itself: then it admits calls while it loads, and replies once it is
+ready. A pair ends when its target is ready. Pairs are published as pipelines.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.live.group import ClosePipeline, StartPipeline
 from registry.records.live import LiveMode, LivePipeline, LiveStage
 
+# The fraction of layers with which a node that is alone admits calls: prefill takes less than the rest of the
+# load. Where ready instances have free slots it is later, since these may end a call sooner.
+_ADMIT, _ADMIT_LATE = 0.5, 0.875
 _RATE_STEP = 0.25  # growth of a rate that is published
 _MAX_RATE = 2.0  # the rate of two ready nodes
 
@@ -45,20 +48,28 @@ def pair_rate(layers: int, total: int) -> float:
     return _MAX_RATE if source * _MAX_RATE <= 1 else int(1 / source / _RATE_STEP) * _RATE_STEP
 
 
-class ZigZagPairs:
-    """The pairs of a model with `layers` layers: each method returns actions in order."""
+class PairGroup:
+    """The pairs of a model with `layers` layers: each method returns actions in order.
 
-    def __init__(self, layers: int, max_concurrency: int, new_id: Callable[[], str]) -> None:
+    With `alone` each node is a pair with itself, for loads in one block order, of which no pipeline could
+    serve before the first is ready.
+    """
+
+    def __init__(
+        self, layers: int, max_concurrency: int, new_id: Callable[[], str], *, alone: bool = False
+    ) -> None:
         self._layers = layers
-        self._slots = 2 * max_concurrency  # the target works on waiting calls
+        self._max_concurrency = max_concurrency
         self._new_id = new_id
+        self._alone = alone
+        self._has_room = False  # a ready instance has a free slot
         self._targets: dict[str, _PairTarget] = {}  # by node
         self._sources: dict[str, str] = {}  # nodes by instance
         self._refused: set[str] = set()  # instances that failed as sources
 
     def __repr__(self) -> str:
         pairs = [target.pair for target in self._targets.values() if target.pair is not None]
-        return f"<ZigZagPairs {pairs!r}, {len(self._targets)} load, {len(self._sources)} are ready>"
+        return f"<PairGroup {pairs!r}, {len(self._targets)} load, {len(self._sources)} are ready>"
 
     @property
     def is_over(self) -> bool:
@@ -71,15 +82,12 @@ class ZigZagPairs:
         return (*actions, *self._pair())
 
     def on_layers(self, node: str, instance_id: str, layers: int) -> tuple[PairAction, ...]:
-        """Record the bitfield of layers that can run there.
-
-        Only a run from the first one counts, without the last layer, which the source runs.
-        """
+        """Record the bitfield of layers that can run there; only a run from the first one counts."""
         target = self._known(node, instance_id)
         if target is None:
             return ()
         run = (~layers & (layers + 1)).bit_length() - 1  # ones from the lowest bit on
-        target.layers = max(target.layers, min(run, self._layers - 1))
+        target.layers = max(target.layers, run)
         return (*self._updated(target), *self._pair())
 
     def on_ready(self, node: str, instance_id: str) -> tuple[PairAction, ...]:
@@ -95,20 +103,21 @@ class ZigZagPairs:
             pair = target.pair
             if pair is not None and (pair.pipeline_id, pair.epoch) == (pipeline_id, epoch):
                 target.pair = None
-                if node == target.node:
+                if pair.source is None or node == target.node:
                     target.failed = True
                 else:
-                    self._refused.add(_source_of(pair))
+                    self._refused.add(pair.source.instance_id)
         return tuple(self._pair())
 
-    def set_sources(self, ready: Mapping[str, str]) -> tuple[PairAction, ...]:
-        """Update the ready instances, given with their nodes."""
-        self._sources = dict(ready)
+    def set_ready(self, ready: Mapping[str, str], *, has_room: bool = False) -> tuple[PairAction, ...]:
+        """Update the ready instances, given with their nodes, and whether one has a free slot."""
+        self._sources, self._has_room = dict(ready), has_room
         self._refused &= ready.keys()
         actions: list[PairAction] = []
         for target in self._targets.values():
-            if target.pair is not None and _source_of(target.pair) not in ready:
-                actions.append(_close(target.pair, f"{target.pair.stages[-1].node} serves no more"))
+            source = target.pair.source if target.pair is not None else None
+            if target.pair is not None and source is not None and source.instance_id not in ready:
+                actions.append(_close(target.pair, f"{source.node} serves no more"))
                 target.pair = None
         return (*actions, *self._pair())
 
@@ -129,47 +138,55 @@ class ZigZagPairs:
             yield _close(target.pair, reason)
 
     def _pair(self) -> Iterator[PairAction]:
-        """Pair free targets with free sources, most layers first."""
-        able = [one for one in self._targets.values() if self._can_help(one)]
+        """Pair free targets, most layers first, with free sources or with themselves."""
+        able = sorted(filter(self._can_help, self._targets.values()), key=lambda one: -one.layers)
+        held = [f"{one.node} holds {one.layers} of {self._layers} layers" for one in able]
+        if self._alone:
+            for target, reason in zip(able, held, strict=True):
+                target.pair = self._new_pair(target)
+                yield StartPipeline(pipeline=target.pair, reason=f"{reason} for layer-wise prefill")
+            return
         paired = [one.pair for one in self._targets.values() if one.pair is not None]
         busy = {stage.instance_id for pair in paired for stage in pair.stages}
         free = [one for one in self._sources if one not in busy and one not in self._refused]
-        targets = sorted(able, key=lambda one: -one.layers)
-        for target, source in zip(targets, free, strict=False):
+        for target, source, reason in zip(able, free, held, strict=False):
             target.pair = self._new_pair(target, source)
-            helped = self._sources[source]
-            reason = f"{target.node} holds {target.layers} of {self._layers} layers to help {helped}"
-            yield StartPipeline(pipeline=target.pair, reason=reason)
+            yield StartPipeline(pipeline=target.pair, reason=f"{reason} to help {self._sources[source]}")
 
     def _can_help(self, target: _PairTarget) -> bool:
-        is_ready = target.instance_id in self._sources  # its ready event is about to arrive
-        return target.pair is None and target.layers > 0 and not target.failed and not is_ready
+        if target.pair is not None or target.failed:
+            return False
+        if self._alone:
+            return target.layers >= self._layers * (_ADMIT_LATE if self._has_room else _ADMIT)
+        return target.layers > 0 and target.instance_id not in self._sources  # its ready event is to arrive
 
     def _updated(self, target: _PairTarget) -> Iterator[PairAction]:
         """Publish a higher rate of the pair."""
-        before = target.pair
-        if before is not None and pair_rate(target.layers, self._layers) > before.rate:
-            target.pair = self._new_pair(target, _source_of(before), before.pipeline_id)
-            yield UpdatePair(pipeline=target.pair)
+        pair = target.pair
+        if pair is not None and pair.source is not None:
+            rate = pair_rate(target.layers, self._layers)
+            if rate > pair.rate:
+                target.pair = replace(pair, rate=rate)
+                yield UpdatePair(pipeline=target.pair)
 
-    def _new_pair(self, target: _PairTarget, source: str, pipeline_id: str = "") -> LivePipeline:
-        last = self._layers - 1
-        return LivePipeline(
-            pipeline_id=pipeline_id or self._new_id(),
-            epoch=0,
-            stages=(
-                LiveStage(node=target.node, instance_id=target.instance_id, first=0, last=last),
-                LiveStage(node=self._sources[source], instance_id=source, first=last, last=self._layers),
-            ),
-            head=1,
-            rate=pair_rate(target.layers, self._layers),
-            slots=self._slots,
-            way=LiveMode.ZIGZAG,
+    def _new_pair(self, target: _PairTarget, source: str = "") -> LivePipeline:
+        """Return a pair with a source, or of a node with itself."""
+        last = self._layers - 1 if source else self._layers
+        stages: tuple[LiveStage, ...] = (
+            LiveStage(node=target.node, instance_id=target.instance_id, first=0, last=last),
         )
-
-
-def _source_of(pair: LivePipeline) -> str:
-    return pair.stages[-1].instance_id
+        if source:
+            node = self._sources[source]
+            stages = (*stages, LiveStage(node=node, instance_id=source, first=last, last=self._layers))
+        return LivePipeline(
+            pipeline_id=self._new_id(),
+            epoch=0,
+            stages=stages,
+            head=len(stages) - 1,
+            rate=pair_rate(target.layers, self._layers) if source else 1.0,
+            slots=len(stages) * self._max_concurrency,  # the target works on waiting calls
+            way=LiveMode.ZIGZAG if source else LiveMode.PIPELINE,
+        )
 
 
 def _close(pair: LivePipeline, reason: str) -> ClosePipeline:
