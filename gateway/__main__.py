@@ -13,12 +13,14 @@ from setproctitle import setproctitle
 
 from gateway.api.app import make_app
 from gateway.api.blob_collector import BlobCollector
+from gateway.billing.request_record import Biller
 from gateway.cluster.dialer import channel_dialer
 from gateway.control.assembly import Control, ControlSettings, make_control
 from gateway.core.settings import GatewaySettings, parse
 from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
+from gateway.tenants.state_health import HealthCheck
 from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
@@ -87,7 +89,7 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            settled=control.settlement.add,
+            biller=Biller(state, HealthCheck(state), clock, control.settlement.add),
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)

@@ -146,7 +146,7 @@ class Biller:
 
     def __init__(self, ledger: Ledger, health: HealthCheck, clock: Clock, on_settled: OnSettled) -> None:
         self._ledger = ledger
-        self._health = health
+        self.health = health
         self._clock = clock
         self._on_settled = on_settled
         self.pauses_s: Sequence[float] = _PAUSES_S  # between tries
@@ -180,7 +180,7 @@ class Biller:
             uses=uses,
             status=status,
             ended_at=max(self._clock.wall_s(), context.received_at),
-            health=self._health,
+            health=self.health,
         )
         if record is None:
             return
@@ -224,12 +224,12 @@ class Biller:
         try:
             new = write.result()
         except StateUnavailable as error:
-            self._health.report(alive=False, reason=str(error))
+            self.health.report(alive=False, reason=str(error))
             return _WriteResult.FAILED
         except Exception as error:  # whatever it is, the record is kept
             entry.on_refused(error)
             return _WriteResult.REFUSED
-        self._health.report(alive=True)
+        self.health.report(alive=True)
         return _WriteResult.WRITTEN if new else _WriteResult.TAKEN
 
     def _set_deadline(self, until_s: float, write: asyncio.Future[bool]) -> None:
@@ -257,12 +257,12 @@ class Biller:
                 if first is not _WriteResult.REFUSED and await self._tries(entry, first):
                     return
         except TimeoutError:
-            self._health.report(alive=False, reason=f"no answer in {_WRITE_TIMEOUT_S:g} s")
+            self.health.report(alive=False, reason=f"no answer in {_WRITE_TIMEOUT_S:g} s")
         except Exception as error:  # whatever it is, the record is kept
             entry.on_refused(error)
         if entry.is_refused:
             why = "the ledger rejects its record"
-        why = why or f"Redis is unavailable ({self._health.reason})"
+        why = why or f"Redis is unavailable ({self.health.reason})"
         _log.error("request %s: not billed yet: %s", entry.record.request_id, why)
         entry.void()
         self.outbox.add(entry)
@@ -282,9 +282,9 @@ class Biller:
         try:
             await entry.write(self._ledger)
         except StateUnavailable as error:
-            self._health.report(alive=False, reason=str(error))
+            self.health.report(alive=False, reason=str(error))
             return False
-        self._health.report(alive=True)
+        self.health.report(alive=True)
         self._on_settled(entry.uses)
         return True
 

@@ -4,6 +4,7 @@
 - `cast_cache`: the latest casts
 - `cast_tracker`: when casts end
 - `condition`: an asynchronous condition with callbacks
+- `context`: the shared state and what follows it, as one dependency
 - `dialer`: the real channel to a node
 - `entries`: entries of the state cache
 - `link_estimates`: the link rates that a transfer plan is based on

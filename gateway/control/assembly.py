@@ -11,6 +11,7 @@ from typing import Protocol
 from gateway.billing.ack_batcher import AckBatcher
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.context import ClusterContext
 from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.node_channels import NodeChannels
 from gateway.cluster.node_client import Dial
@@ -18,7 +19,7 @@ from gateway.cluster.start_assets import StartAssets
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.cluster.sync import ClusterStateSync
 from gateway.control.cluster_operations import ClusterControl
-from gateway.control.context import ClusterContext, LocalLoad, Planners
+from gateway.control.context import LocalLoad, Planners
 from gateway.control.controller import Controller
 from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
@@ -182,9 +183,8 @@ def _assemble(
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
-    slots = settings.dispatch
     dispatcher = CallDispatcher(
-        state_cache, changes, channels, progress, admission, loads, work, clock, rng=rng, settings=slots
+        cluster, channels, progress, admission, loads, work, rng=rng, settings=settings.dispatch
     )
     assets = StartAssets(blobs)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))

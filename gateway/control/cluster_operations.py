@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
-from gateway.control.context import ClusterContext
 from gateway.control.node_calls import NodeCalls
 from gateway.core.contract import DispatchError, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery

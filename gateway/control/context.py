@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from gateway.cluster.condition import ChangeCondition
-from gateway.cluster.state_cache import ClusterStateCache
-from gateway.cluster.sync import ClusterStateSync
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import ReplicaSlots
@@ -12,19 +9,6 @@ from gateway.live.coordinator import LiveCoordinator
 from gateway.planning.cast_planner import CastPlanner
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.replicator import Replicator
-from registry.clock import Clock
-from registry.state import ClusterState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterContext:
-    """The shared state and its cache: `changes` is notified after each change that `sync` applies."""
-
-    state: ClusterState
-    state_cache: ClusterStateCache
-    sync: ClusterStateSync
-    changes: ChangeCondition
-    clock: Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 from math import inf
 
 from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
-from gateway.control.context import ClusterContext, LocalLoad, Planners
+from gateway.control.context import LocalLoad, Planners
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
 from gateway.planning.actions import (

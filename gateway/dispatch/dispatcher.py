@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.cluster.condition import ChangeCondition
+from gateway.cluster.context import ClusterContext
 from gateway.cluster.node_client import ChannelPool, NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
-from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError, FunctionCall, WaitStage
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
@@ -17,7 +18,6 @@ from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import ReplicaSlots, concurrency_of
 from gateway.planning.placement import unschedulable_reason
-from registry.clock import Clock
 from registry.records.change import InstanceChanged
 from registry.records.instance import InstanceRecord, InstanceState
 
@@ -58,14 +58,12 @@ class CallDispatcher:
 
     def __init__(
         self,
-        state_cache: ClusterStateCache,
-        changes: ChangeCondition,
+        cluster: ClusterContext,
         links: ChannelPool,
         progress: StartProgress,
         admission: Admission,
         demand: DemandPublisher,
         load: ChangeCondition,
-        clock: Clock,
         *,
         rng: random.Random | None = None,
         settings: DispatchSettings | None = None,
@@ -73,20 +71,20 @@ class CallDispatcher:
         self.slots = ReplicaSlots()
         self.counts = DispatchCounts()
         self.pipeline_calls = PipelineCalls()
-        self._state_cache = state_cache
-        self._changes = changes
+        self._state_cache = cluster.state_cache
+        self._changes = cluster.changes
         self.links = links
         self._progress = progress
         self._admission = admission
         self._demand = demand
         self._load = load
-        self.clock = clock
+        self.clock = cluster.clock
         self._rng = rng or random.Random()
         self._settings = settings or DispatchSettings()
         self._timers: dict[VersionKey, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        changes.subscribe(self.pump)
+        cluster.changes.subscribe(self.pump)
         demand.on_failure(self.pump)
 
     def __repr__(self) -> str:

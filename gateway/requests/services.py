@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
-from gateway.core.contract import Blobs, ClusterOperations, OnSettled
+from gateway.core.contract import Blobs, ClusterOperations
 from gateway.core.open_call import Dispatcher
 from gateway.core.settings import GatewaySettings
 from gateway.http.drain import InFlightLimiter
@@ -15,7 +15,7 @@ from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
 from gateway.tenants.state_health import HealthCheck
 from registry.clock import Clock
-from registry.state import Ledger, State
+from registry.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,11 @@ def make_services(
     dispatcher: Dispatcher,
     cluster: ClusterOperations,
     clock: Clock,
-    settled: OnSettled,
+    biller: Biller,
     metrics: Metrics | None = None,
-    ledger: Ledger | None = None,
 ) -> Services:
-    """Build the HTTP side's parts. Requests are billed to `ledger`, by default the state's own."""
-    health, leases = HealthCheck(state), ConcurrencyLeases(state, clock)
-    biller = Biller(ledger or state, health, clock, settled)
+    """Build the HTTP side's parts."""
+    health, leases = biller.health, ConcurrencyLeases(state, clock)
     metrics = metrics or Metrics(cluster.view)
     metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(

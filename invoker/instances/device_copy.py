@@ -54,7 +54,7 @@ def _gaps(spans: Sequence[tuple[int, int, int | None]], nbytes: int) -> Iterator
         yield end, nbytes
 
 
-class LoadedLayers:
+class CopiedLayers:
     """The bitmap of complete layers (`bits`), updated as pieces are copied."""
 
     def __init__(self, pieces: Sequence[ImagePiece], layers: int) -> None:
@@ -65,7 +65,7 @@ class LoadedLayers:
         self.bits = sum(1 << layer for layer, left in enumerate(self._left) if not left)
 
     def __repr__(self) -> str:
-        return f"<LoadedLayers {self.bits.bit_count()} of {len(self._left)}>"
+        return f"<CopiedLayers {self.bits.bit_count()} of {len(self._left)}>"
 
     def add(self, piece: ImagePiece) -> bool:
         """Record a copied piece; return whether it completes a layer."""

@@ -15,7 +15,7 @@ from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
 from invoker.instances.calls import InstanceSteps
 from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
-from invoker.instances.device_copy import ImagePiece, LoadedLayers, copy_arriving, cut_spans, pieces_of
+from invoker.instances.device_copy import CopiedLayers, ImagePiece, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
 from invoker.loading.loader import ImageArrival, ImageLoader, ProgressThrottle
 from invoker.memory.arena import Arena, CopyReport, pinned
@@ -221,7 +221,7 @@ async def _copy(
         pieces = pieces_of(manifest, arena.copy_bytes, instance.request.first_layer)
     else:
         pieces = cut_spans([(0, total, None)], arena.copy_bytes)
-    layers = LoadedLayers(pieces, manifest.num_layers)
+    layers = CopiedLayers(pieces, manifest.num_layers)
 
     def on_copied(piece: ImagePiece) -> None:
         nonlocal copied_bytes

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -198,7 +199,7 @@ def test_tokens_are_charged_with_the_record_and_once(run_for_long):
         assert 60 * UNITS <= refused.tokens_used <= 260 * UNITS
         assert 0 < retry_in_s(asked, refused, NOW) <= 200.001
         assert not await other.add_request(used)
-        assert not await one.add_request(replace(used, prompt_tokens=10**6))
+        assert not await one.add_request(msgspec.structs.replace(used, prompt_tokens=10**6))
         again = await other.admit(asked, "b", ttl_s=60, now=NOW)
         assert again.tokens_used <= refused.tokens_used
         await later(200.001)

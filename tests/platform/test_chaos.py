@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.chaos.check import (
@@ -76,13 +77,13 @@ def test_nothing_is_lost_in_a_short_storm(tmp_path: Path) -> None:
 def test_the_books_are_compared_request_by_request() -> None:
     assert ledger_mismatches([ASKED], [RECORD]) == []
     assert "not in the ledger" in ledger_mismatches([ASKED], [])[0]
-    again = replace(RECORD, request_id="req-2", client_request_id="load-1")
+    again = msgspec.structs.replace(RECORD, request_id="req-2", client_request_id="load-1")
     assert ledger_mismatches([ASKED, ASKED], [RECORD, again]) == []
     assert len(ledger_mismatches([ASKED, ASKED], [RECORD])) == 1
     assert "2 times" in ledger_mismatches([ASKED], [RECORD, again])[0]
     assert "no client sent it" in ledger_mismatches([], [RECORD])[0]
     for change in ({"completion_tokens": 6}, {"tenant": "bolt"}, {"billed_gpu_ms": 1}):
-        assert len(ledger_mismatches([ASKED], [replace(RECORD, **change)])) == 1, change
+        assert len(ledger_mismatches([ASKED], [msgspec.structs.replace(RECORD, **change)])) == 1, change
     cut = replace(ASKED, fate=RequestFate.CUT)
     assert ledger_mismatches([cut], []) == ledger_mismatches([cut], [RECORD]) == []
 
