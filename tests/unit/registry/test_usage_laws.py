@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -138,7 +139,7 @@ def test_a_row_that_is_doubled_dropped_or_altered_is_found(operations, data):
     match kind:
         case "record" if used:
             at = data.draw(st.sampled_from(used))
-            again = replace(records[at], request_id="another")
+            again = msgspec.structs.replace(records[at], request_id="another")
             before, records = records, [*records, again]
             assert verdict() is BalanceVerdict.WRONG
             records = [one for one in before if one is not before[at]]
@@ -160,8 +161,8 @@ def test_a_row_that_is_doubled_dropped_or_altered_is_found(operations, data):
             at = data.draw(st.sampled_from(used))
             part = records[at].gpu[0]
             by_us = data.draw(st.sampled_from([1, 1000]))
-            slices = (replace(part, gpu_us=part.gpu_us + by_us), *records[at].gpu[1:])
-            records[at] = replace(records[at], gpu=slices)
+            slices = (msgspec.structs.replace(part, gpu_us=part.gpu_us + by_us), *records[at].gpu[1:])
+            records[at] = msgspec.structs.replace(records[at], gpu=slices)
             hidden = (part.call_id, part.instance_id) in covered
             assert verdict() is BalanceVerdict.WRONG or hidden
         case "busy":
@@ -196,8 +197,8 @@ def test_time_that_records_swap_or_name_otherwise_is_found(operations, settled, 
     def altered(place: tuple[int, int], **changes: object) -> None:
         number, at = place
         parts = list(records[number].gpu)
-        parts[at] = replace(parts[at], **changes)
-        records[number] = replace(records[number], gpu=tuple(parts))
+        parts[at] = msgspec.structs.replace(parts[at], **changes)
+        records[number] = msgspec.structs.replace(records[number], gpu=tuple(parts))
 
     used_us = records[one[0]].gpu[one[1]].gpu_us
     call_id = records[one[0]].gpu[one[1]].call_id

@@ -4,8 +4,8 @@ import asyncio
 import csv
 import io
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +43,11 @@ records = st.lists(
         st.integers(0, 10**6),
     ),
     max_size=30,
-).map(lambda found: [replace(record, request_id=f"r{index}") for index, record in enumerate(found)])
+).map(
+    lambda found: [
+        msgspec.structs.replace(record, request_id=f"r{index}") for index, record in enumerate(found)
+    ]
+)
 groupings = st.lists(st.sampled_from(usage_groups.PROPERTIES), unique=True, min_size=1)
 
 
