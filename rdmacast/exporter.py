@@ -12,7 +12,7 @@ from rdmacast.transport import RegionSource
 class ExportedRange:
     """A range of a published region that is present and stays in memory while it is exported.
 
-    `serial` tells the publication from others that had or will have the same name.
+    `serial` distinguishes the publication from others of the same name, before or after.
     """
 
     region: str

@@ -193,7 +193,7 @@ class Forked:
         if zygote.returncode is not None:
             return
         assert zygote.stdin is not None
-        zygote.stdin.close()  # tells it to stop its children and end
+        zygote.stdin.close()  # it stops its children and ends
         if not self._forked:
             zygote.terminate()  # the same, also during its imports
         try:

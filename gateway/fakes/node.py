@@ -245,7 +245,7 @@ class FakeNode:
             await self.loaded[image.image].wait()
             return
         names = {holder.node for holder in image.holders}
-        # A peer that has not begun to load does not know the image.
+        # A peer that has not started to load has no such image.
         peers = [n for n in self._net.nodes.values() if n.alive and n.id in names and image.image in n.loaded]
         loaded = self.loaded[image.image] = asyncio.Event()
         await send(InstanceProgress(stage="fetch", fraction=0.5))

@@ -247,8 +247,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refused = True
         cycle = self.cycle  # the last request's; an earlier one's may be under way
-        begun = cycle is not None and (cycle.response_started or cycle.head is not None)
-        if not self.pipeline and (not begun or cycle.response_complete):
+        started = cycle is not None and (cycle.response_started or cycle.head is not None)
+        if not self.pipeline and (not started or cycle.response_complete):
             body = error.envelope()
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"

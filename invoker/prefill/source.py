@@ -330,7 +330,7 @@ class PairDriver(WireThread[PairMessage]):
     def _take_next(self) -> None:
         """Start the oldest prompt if the source is free: take it from the target if it was offered.
 
-        A node that is its own target leaves none to it: all that have not begun run in the engine together.
+        A node that is its own target leaves none to it: all that have not started run in the engine together.
         """
         while self._waiting and self._state is _SourceState.FREE:
             first = next(iter(self._waiting.values()))

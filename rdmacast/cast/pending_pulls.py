@@ -26,7 +26,7 @@ class PendingPull:
 
     @property
     def has_started(self) -> bool:
-        """Whether bytes of the block have begun to arrive."""
+        """Whether the first bytes of the block have arrived."""
         return self.started_s is not None
 
     @property

@@ -22,7 +22,7 @@ class LeaseHolder(Protocol):
 
 
 class PublishedRegion:
-    """A region under its name; `serial` tells it from others that had or will have the same name."""
+    """A region under its name; `serial` distinguishes it from others of the same name, before or after."""
 
     def __init__(self, name: str, serial: int, source: RegionSource) -> None:
         self.name = name

@@ -78,7 +78,7 @@ class LedgerWriter:
         return f"<LedgerWriter {len(self._queue)} waiting>"
 
     def add(self, record: RequestRecord) -> asyncio.Future[bool]:
-        """Add a record; the future tells whether it was new, or raises StateUnavailable.
+        """Add a record; the future returns whether it was new, or raises StateUnavailable.
 
         Cancelling the future drops a queued record, but does not stop a write in progress.
         """

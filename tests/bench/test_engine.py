@@ -1,4 +1,4 @@
-"""Random models in memory, and what the engine benchmark tells of them."""
+"""Random models in memory, and what the engine benchmark records of them."""
 
 import pytest
 import torch

@@ -104,7 +104,7 @@ def test_half_of_the_peak_is_held_once_the_rate_falls_below_it_no_more() -> None
     assert dips.made(3 * STEP_S) == pytest.approx(220 * STEP_S)
 
 
-def test_first_tokens_are_told_by_where_they_came_from() -> None:
+def test_first_tokens_are_named_by_where_they_came_from() -> None:
     waits = [steady(0.4, 10, 1, "warm"), steady(0.9, 10, 1, "cold"), steady(0.6, 10, 1, "live")]
     assert first_token_of(waits, "live", "cold") == pytest.approx(0.7)
     assert first_token_of(waits, "cold") == pytest.approx(1.0)

@@ -48,7 +48,7 @@ def test_an_instance_serves_as_the_profile_says() -> None:
     )
 
 
-def test_all_tokens_come_once_whoever_serves() -> None:
+def test_all_tokens_come_once_whatever_serves() -> None:
     four, two = pipeline("a.0", "n0", "n1", "n2", "n3"), pipeline("b.0", "n4", "n5")
     seen = [serving(0.0), serving(0.1, four), serving(0.2, four, two), serving(0.3, two), serving(0.4, four)]
     arrivals = predicted(PROFILE, BURST, seen, 60.0)

@@ -26,7 +26,7 @@ def record(*pipelines: LivePipeline, serial: int = 1) -> LiveRecord:
         controller_epoch=1,
         serial=serial,
         way=LiveMode.PIPELINE,
-        reason="told",
+        reason="given",
         at=0.0,
         pipelines=pipelines,
     )
@@ -47,12 +47,12 @@ def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) ->
             await state.put_node(node("n0", epoch), 60.0)
             await state.put_instance(instance("i0", state=InstanceState.READY), epoch)
             with ServingMonitor(redis_url) as watch:
-                told = (
+                reported = (
                     pipeline("p"),
                     pipeline("pair", LiveMode.ZIGZAG),
                     pipeline("lone", stages=[("n3", 0, 6)]),
                 )
-                await state.put_live(record(*told), 60.0)
+                await state.put_live(record(*reported), 60.0)
                 await until(lambda: len(watch.seen) == 2)
                 await state.put_instance(instance("i0", state=InstanceState.STOPPED), epoch)
                 await until(lambda: len(watch.seen) == 3)

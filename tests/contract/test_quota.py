@@ -102,7 +102,7 @@ def places_of(*names: str) -> list[ConcurrencyLease]:
     return [ConcurrencyLease(key_id="k0", id=name) for name in names]
 
 
-def test_a_rate_is_exact_whoever_asks(run_for_long):
+def test_a_rate_is_exact_over_all_gateways(run_for_long):
     async def scenario(one: State, other: State, later: Later) -> None:
         asked, tries = key(requests_per_minute=120), 300
         began = time.monotonic()
@@ -361,7 +361,7 @@ def test_the_retry_is_when_it_would_be_admitted_and_no_sooner(rate: str, limit: 
         outcome=judged(0), requests_used=used, tokens_used=used, concurrent=0, spent_nanos=0
     )
     wait_ms = round(retry_in_s(asked, stands, NOW) * 1000)
-    if wait_ms < 2**50:  # as far as a float of seconds tells milliseconds
+    if wait_ms < 2**50:  # as far as a float of seconds resolves milliseconds
         assert judged(wait_ms) is RateLimitOutcome.ADMITTED
         assert judged(wait_ms - 1) is not RateLimitOutcome.ADMITTED
 

@@ -50,16 +50,16 @@ def test_nodes_join_a_cast_by_its_next_epoch(on_state):
 
 def test_of_each_node_the_latest_word_counts(on_state):
     async def scenario(state: State) -> None:
-        begun = cast_progress(held=0, updated_at=NOW)
+        started = cast_progress(held=0, updated_at=NOW)
         half, whole = cast_progress(), cast_progress(held=4, state=CastState.COMPLETE, updated_at=NOW + 1)
-        await state.put_cast_progress(begun)  # even before the cast itself is known
+        await state.put_cast_progress(started)  # even before the cast itself is known
         assert await state.casts() == []
         await state.put_cast(cast())
-        for told in (whole, half, cast_progress("n2")):
-            await state.put_cast_progress(told)
+        for reported in (whole, half, cast_progress("n2")):
+            await state.put_cast_progress(reported)
         (status,) = await state.casts()
         assert status.progress == (whole, cast_progress("n2"))
-        await state.put_cast_progress(replace(begun, updated_at=NOW + 2))  # it came back
+        await state.put_cast_progress(replace(started, updated_at=NOW + 2))  # it came back
         (status,) = await state.casts()
         assert status.progress[0].state is CastState.RUNNING
 
@@ -89,17 +89,17 @@ def test_whatever_is_told_of_a_later_part_follows_what_was_told_of_an_earlier_on
 def test_casts_are_found_by_function_and_their_parts_in_brief(on_state):
     async def scenario(state: State) -> None:
         ours, other = cast(), cast("c1", function="other", started_at=NOW + 1)
-        told = cast_progress(pulled={"n0": 1 << 19}, error="slow", faults={"late": 1})
+        reported = cast_progress(pulled={"n0": 1 << 19}, error="slow", faults={"late": 1})
         for one in (ours, other):
             await state.put_cast(one)
-            await state.put_cast_progress(replace(told, cast_id=one.cast_id))
-        assert await state.casts(function="tiny") == [CastStatus(record=ours, progress=(told,))]
+            await state.put_cast_progress(replace(reported, cast_id=one.cast_id))
+        assert await state.casts(function="tiny") == [CastStatus(record=ours, progress=(reported,))]
         assert await state.casts("c1", function="tiny") == await state.casts(function="nobody") == []
-        brief = replace(told, transports={}, pulled={}, error="")
+        brief = replace(reported, transports={}, pulled={}, error="")
         found = await state.casts(brief=True)
         assert [status.record for status in found] == [other, ours]
         assert found[1].progress == (brief,)
-        assert brief.with_details(told.details) == told
+        assert brief.with_details(reported.details) == reported
 
     on_state(scenario)
 
@@ -140,8 +140,8 @@ def test_the_feed_tells_the_last_word_of_each_node(on_state):
         await state.put_cast(cast())
         whole = cast_progress(held=4, state=CastState.COMPLETE, updated_at=NOW + 1)
         failed = cast_progress("n2", state=CastState.FAILED, updated_at=NOW + 2, error="nobody has it")
-        for told in (cast_progress(), whole, failed):
-            await state.put_cast_progress(told)
+        for reported in (cast_progress(), whole, failed):
+            await state.put_cast_progress(reported)
         await state.put_cast_progress(replace(whole, state=CastState.CANCELLED, updated_at=NOW))  # too late
         await state.put_cast(cast("c1"))
         assert await after(state, cursor, 4) == [

@@ -187,7 +187,7 @@ def test_the_gateway_understands_its_command(tmp_path: Path) -> None:
     assert settings.host == "0.0.0.0"
     (published,) = service["ports"]
     assert published == f"127.0.0.1:8080:{settings.port}", (
-        "published on this machine only, unless told otherwise"
+        "published on this machine only, unless configured otherwise"
     )
     assert f":{settings.port}/readyz" in service["healthcheck"]["test"][-1]
     assert settings.admin_key_file is not None

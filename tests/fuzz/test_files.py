@@ -88,7 +88,7 @@ def test_damaged_safetensors_files(good: Path, tmp_path: Path) -> None:
         if plan.layout == wanted.layout:
             outcomes["harmless"] += 1
         else:
-            # Whole, but not the model that config.json tells of: it never runs.
+            # Whole, but not the model that config.json describes: it never runs.
             with pytest.raises(EngineError):
                 bound(manifest, plan)
             outcomes["does not start"] += 1

@@ -13,7 +13,7 @@ from tests.fixtures.gateway_http import gateway
 
 
 class Lines(io.StringIO):
-    """A stderr that tells when something was written to it."""
+    """A stderr with an event for each write."""
 
     def __init__(self) -> None:
         super().__init__()

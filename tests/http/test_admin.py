@@ -288,7 +288,7 @@ async def test_nodes_name_every_function_of_an_image_and_the_link_rate_in_force(
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
 
 
-def test_desired_instances_are_told_by_function_and_version() -> None:
+def test_desired_instances_are_named_by_function_and_version() -> None:
     facts = ControlFacts(failovers=0, moved=0, desired={"coder:2": 3})
     text = Metrics(lambda: NOTHING, lambda: facts).render().decode()
     assert 'hypercast_desired_instances{function="coder",version="2"} 3.0' in text

@@ -106,7 +106,7 @@ async def test_a_slow_head_is_given_up() -> None:
         assert (status, error["code"]) == (408, "head_timeout")
         reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
         async with asyncio.timeout(PATIENCE_S):
-            assert await reader.read() == b""  # who says nothing is told nothing
+            assert await reader.read() == b""  # a silent client gets no answer
         writer.close()
 
 

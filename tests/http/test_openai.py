@@ -133,13 +133,13 @@ async def test_chat_stream(include_usage: bool) -> None:
 
 
 async def test_the_first_token_of_a_stream_is_told_though_it_is_a_part_of_a_character() -> None:
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     async def script(call: FunctionCall) -> AsyncIterator[Event]:
         yield HOT
         first, *others = byte_tokenizer().encode("éa").ids
         yield Tokens(ids=(first,), finish_reason="", gpu_us=1, logprobs=())
-        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        await asyncio.wait_for(reported.wait(), PATIENCE_S)
         yield Tokens(ids=tuple(others), finish_reason="length", gpu_us=1, logprobs=())
         yield RequestUsage(prompt_tokens=1, completion_tokens=3, gpu_us=1, queue_us=0, exec_us=1)
 
@@ -150,7 +150,7 @@ async def test_the_first_token_of_a_stream_is_told_though_it_is_a_part_of_a_char
         texts = []
         async for chunk in stream:
             texts.append(chunk.choices[0].text)
-            told.set()
+            reported.set()
         assert texts == ["", "éa", ""]
 
 
@@ -234,7 +234,7 @@ async def test_a_stop_string_cancels_the_call_and_is_billed() -> None:
         record = await gw.state.request(raw.headers["x-request-id"])
         assert record.status is RequestStatus.OK
         assert record.completion_tokens == answer.usage.completion_tokens == 11
-        assert record.billed_gpu_ms == 5  # 4500 us were told with the third message
+        assert record.billed_gpu_ms == 5  # the third message reported 4500 us
 
 
 async def test_embeddings() -> None:

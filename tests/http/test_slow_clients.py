@@ -12,7 +12,7 @@ from gateway.fakes.dispatcher import HOT, repeat_prompt
 from registry.messages.node import Tokens
 from registry.records.usage import RequestStatus
 from tests.fixtures.gateway_http import Gateway, byte_tokenizer, gateway
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 BODY = b'{"model":"coder","prompt":"x","stream":true,"max_tokens":9000000}'
 
@@ -34,8 +34,7 @@ async def connect(gw: Gateway, request_id: str, *, receive_bytes: int | None = N
 
 async def cut_off(gw: Gateway) -> None:
     """Wait until the gateway has no connection left; the kernel drops a stuck one silently."""
-    while gw.server.server_state.connections:  # noqa: ASYNC110 (uvicorn tells nobody of it)
-        await asyncio.sleep(0.01)
+    await until(lambda: not gw.server.server_state.connections)
 
 
 @pytest.mark.parametrize("receive_bytes", [4096, None])

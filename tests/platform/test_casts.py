@@ -75,7 +75,7 @@ def casts(five: Platform) -> list[CastStatus]:
     return asyncio.run(read())
 
 
-def told(five: Platform) -> dict[str, CastProgress]:
+def reported(five: Platform) -> dict[str, CastProgress]:
     """By node, of the latest cast."""
     return {one.node: one for one in casts(five)[0].progress}
 
@@ -97,7 +97,7 @@ def begin(five: Platform, instances: int, on: list[str] | None = None) -> None:
 
 
 def complete(five: Platform, nodes: set[str]) -> Callable[[], bool]:
-    return lambda: nodes <= {node for node, one in told(five).items() if one.state is CastState.COMPLETE}
+    return lambda: nodes <= {node for node, one in reported(five).items() if one.state is CastState.COMPLETE}
 
 
 def bytes_are_right(five: Platform, count: int = NODES) -> None:
@@ -122,7 +122,7 @@ def commands_show_it_under_way(five: Platform) -> None:
     detail = five.json("casts", shown["cast_id"][:6])
     table = five.run("casts", shown["cast_id"]).stdout
     assert shown["cast_id"] == casts(five)[0].record.cast_id and (shown["targets"]) == NODES - 1
-    if any(one.state is CastState.RUNNING for one in told(five).values()):
+    if any(one.state is CastState.RUNNING for one in reported(five).values()):
         assert (shown["state"], detail["state"]) == ("running", "running")
         assert "running" in table and "%" in table and "tcp" in table
 
@@ -136,8 +136,8 @@ def test_five_instances_are_one_cast(spread: Platform) -> None:
     spread.run("scale", MODEL, "--instances", str(NODES))
     (cast,) = [status for status in casts(spread) if status.record.cast_id not in before]
     assert (len(cast.record.sources), len(cast.record.targets)) == (1, NODES - 1)
-    spread.until("all have told", complete(spread, {member.node for member in cast.record.targets}))
-    for one in told(spread).values():
+    spread.until("all have reported", complete(spread, {member.node for member in cast.record.targets}))
+    for one in reported(spread).values():
         assert (one.held, one.received) == (one.blocks, {"tcp": size})
     bytes_are_right(spread)
     assert spread.counter("disk_read_bytes") == read
@@ -150,8 +150,10 @@ def test_a_killed_relay_holds_up_nobody(spread: Platform) -> None:
     victim = cast.targets[0].node
     size = spread.get(f"/admin/functions/{MODEL}")["current"]["image_bytes"]
     pid = pids(spread)[victim]
-    spread.until("the victim has blocks", lambda: victim in told(spread) and told(spread)[victim].held)
-    assert any(one.state is CastState.RUNNING for one in told(spread).values())
+    spread.until(
+        "the victim has blocks", lambda: victim in reported(spread) and reported(spread)[victim].held
+    )
+    assert any(one.state is CastState.RUNNING for one in reported(spread).values())
     os.kill(pid, signal.SIGKILL)
     others = {member.node for member in cast.targets} - {victim}
     spread.until("the others are complete", complete(spread, others))
@@ -178,11 +180,11 @@ def test_a_cast_that_nobody_wants_any_more_leaves_nothing(spread: Platform) -> N
         wish = {"instances": 0, "on": [], "wait": False}
         assert http.post(f"/admin/functions/{MODEL}/scale", json=wish).status_code == 200
     spread.until(
-        "all have told an end",
-        lambda: {node for node, one in told(spread).items() if one.is_final} == targets,
+        "all have reported an end",
+        lambda: {node for node, one in reported(spread).items() if one.is_final} == targets,
     )
-    cancelled = {node for node, one in told(spread).items() if one.state is CastState.CANCELLED}
-    assert cancelled and {one.state for one in told(spread).values()} <= {
+    cancelled = {node for node, one in reported(spread).items() if one.state is CastState.CANCELLED}
+    assert cancelled and {one.state for one in reported(spread).values()} <= {
         CastState.CANCELLED,
         CastState.COMPLETE,
     }
@@ -208,7 +210,7 @@ def test_a_late_start_joins(spread: Platform) -> None:
     joined = casts(spread)[0].record
     assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, 4)
     assert {member.node for member in joined.targets} == set(nodes)
-    spread.until("all have told", complete(spread, set(nodes)))
+    spread.until("all have reported", complete(spread, set(nodes)))
     bytes_are_right(spread)
 
 
@@ -241,9 +243,9 @@ def test_a_new_controller_finds_the_cast_that_runs_and_lets_others_join(spread: 
     spread.until("all are ready", lambda: len(spread.instances(MODEL)) == 4)
     last = casts(spread)[0]
     assert nodes[3] in {member.node for member in last.record.targets}
-    spread.until("all have told", complete(spread, {member.node for member in last.record.targets}))
+    spread.until("all have reported", complete(spread, {member.node for member in last.record.targets}))
     joined_at = next(one.joined_at for one in last.record.members if one.node == nodes[3])
-    ends = [one.updated_at for one in told(spread).values() if one.node != nodes[3]]
+    ends = [one.updated_at for one in reported(spread).values() if one.node != nodes[3]]
     # Unless the cast was over by then; nodes and gateways have one clock here.
     if last.record.cast_id != first.cast_id:
         ends = [one.updated_at for one in casts(spread)[1].progress]

@@ -30,7 +30,7 @@ class Stream:
     usage: dict[str, int] = field(default_factory=dict)
     finish: str = ""
     last: str = ""
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, http: httpx2.AsyncClient) -> None:
         headers = {"x-request-id": self.request_id}
@@ -50,7 +50,7 @@ class Stream:
                     self.text += choice["text"]
                     self.finish = choice["finish_reason"] or self.finish
                 if len(self.ids) >= BEGUN:
-                    self.begun.set()
+                    self.started.set()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def twenty(run: str) -> list[Stream]:
 
 
 def served(platform: Platform, run: str, *, kill: bool) -> list[Stream]:
-    """Return the twenty at once; with `kill`, their node dies when each has begun and none is over."""
+    """Return the twenty at once; with `kill`, their node dies when each has started and none is over."""
     streams = twenty(run)
 
     (instance,) = platform.instances(MODEL)
@@ -95,7 +95,7 @@ def served(platform: Platform, run: str, *, kill: bool) -> list[Stream]:
             for stream in streams:
                 group.create_task(stream.run(http))
             for stream in streams:
-                await stream.begun.wait()
+                await stream.started.wait()
             if kill:
                 assert not any(stream.finish for stream in streams)
                 os.kill(instance["pid"], signal.SIGKILL)

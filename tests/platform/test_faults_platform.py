@@ -1,4 +1,4 @@
-"""Two gateways and two nodes, of which one at a time is killed, hangs, or is told to go, under load."""
+"""Two gateways and two nodes, of which one at a time is killed, hangs, or is asked to stop, under load."""
 
 import asyncio
 import json
@@ -119,7 +119,7 @@ class Stream:
     ids: list[int] = field(default_factory=list)
     error: str = ""
     longest_gap_s: float = 0.0
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, url: str, key: str) -> None:
@@ -155,11 +155,11 @@ class Stream:
                     for choice in event["choices"]:
                         self.ids += choice.get("token_ids") or []
                     if len(self.ids) > 5:
-                        self.begun.set()
+                        self.started.set()
         except httpx2.TransportError as error:
             self.error = type(error).__name__
         finally:
-            self.begun.set()
+            self.started.set()
             self.over.set()
 
 
@@ -174,7 +174,7 @@ async def streams(pair: Platform, *at: str, lost: str = "") -> AsyncIterator[lis
         for stream, url in made:
             group.create_task(stream.run(url, pair.key))
         for stream, _ in made:
-            await stream.begun.wait()
+            await stream.started.wait()
         yield [stream for stream, _ in made]
 
 

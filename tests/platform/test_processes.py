@@ -121,7 +121,7 @@ async def test_what_a_killed_node_owed_the_ledger_comes_with_its_successor(machi
                 channel.call(generate("metered", "long/0", 120)) as one,
                 channel.call(generate("metered", "long/1", 120)) as other,
             ):
-                told = [await anext(aiter(call)) for call in (one, other)]
+                reported = [await anext(aiter(call)) for call in (one, other)]
                 os.kill(pid, signal.SIGKILL)
                 killed_at = time.time()
                 assert zygote.event() == {"exited": "p0", "pid": pid, "signal": signal.SIGKILL}
@@ -137,7 +137,7 @@ async def test_what_a_killed_node_owed_the_ledger_comes_with_its_successor(machi
         lost = {one.call_id: one.used_us for one in calls}
         intervals = await metered(state)
     assert set(lost) == {"unsettled/0", "long/0", "long/1"} and lost["unsettled/0"] == unsettled
-    assert all(lost[f"long/{number}"] >= tokens.gpu_us > 0 for number, tokens in enumerate(told))
+    assert all(lost[f"long/{number}"] >= tokens.gpu_us > 0 for number, tokens in enumerate(reported))
     assert sum(one.busy_us for one in intervals) == settled + sum(lost.values())
     assert before == intervals[: len(before)]
     assert all(one.to_at == other.from_at for one, other in pairwise(intervals))

@@ -82,7 +82,7 @@ def test_the_cast_that_brought_it_is_shown_and_counted(platform: Platform, big: 
             [cast for cast in platform.json("casts", "--function", big) if cast["state"] != "running"]
         )
 
-    platform.until("its end is told", over)
+    platform.until("its end is reported", over)
     cast = platform.json("casts", "--function", big)[-1]
     size = platform.get(f"/admin/functions/{big}")["current"]["image_bytes"]
     assert (cast["state"], cast["done"], cast["targets"], cast["nbytes"]) == ("complete", 1, 1, size)
@@ -92,7 +92,7 @@ def test_the_cast_that_brought_it_is_shown_and_counted(platform: Platform, big: 
     assert f"{target['node']} from {source['node']} over" in platform.run("casts", cast["cast_id"]).stdout
     with platform.http() as http:
         counted = f'hypercast_cast_duration_seconds_count{{function="{big}",state="complete"}} 1.0'
-        platform.until("the feed has told its end", lambda: counted in http.get("/metrics").text)
+        platform.until("the feed has its end", lambda: counted in http.get("/metrics").text)
 
 
 def test_two_hundred_requests_wake_it(platform: Platform, big: str) -> None:

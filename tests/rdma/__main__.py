@@ -18,7 +18,7 @@ from tests.rdma.run_vm import LIMIT_S, QEMU, run
 ROOT = Path(__file__).resolve().parents[2]
 VM = ROOT / ".rdma-vm"
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
-# What tells that a package is there.
+# A file that shows that a package is installed.
 PACKAGES = {
     "qemu-system-x86": lambda: shutil.which(QEMU),
     "python3-pyverbs": PYVERBS.is_dir,
@@ -33,7 +33,7 @@ def missing() -> list[str]:
 
 
 def install(names: Sequence[str]) -> None:
-    """As far as this user can; what is then missing is told by `missing`."""
+    """As far as this user can; `missing` returns what is then missing."""
     if os.geteuid() or not shutil.which("apt-get"):
         return
     print(f"installing {' '.join(names)}", flush=True)

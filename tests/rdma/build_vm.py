@@ -12,7 +12,7 @@ from pathlib import Path
 KERNEL = "linux-image-6.12-amd64"  # 6.1 refuses to register a mapping that is only readable
 FALLBACK_KERNEL = "linux-image-amd64"
 SHELL = "busybox-static"
-# Loaded at boot, those that they need first. rdma_rxe asks for crc32 by name, which no list of needs tells.
+# Loaded at boot, those that they need first. rdma_rxe asks for crc32 by name, not as a dependency.
 MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "crc32_generic", "ib_uverbs", "rdma_rxe")
 FOLDERS = re.compile(
     r"/kernel/(arch|crypto|lib|net|fs|drivers/(virtio|infiniband/(core|sw)|net/(?!ethernet|wireless)))"

@@ -39,7 +39,7 @@ def test_a_killed_relay_is_gone_round_and_damaged_blocks_are_healed(nodes: list[
     found = [one for one in ended if isinstance(one, Ended)]
     assert all(one.right and one.by_transport == {"verbs": NBYTES} for one in found)
     assert "n1" in found[0].lost  # the next of the chain may not have had to ask the dead one
-    # The first damaged block hit the relay, the second whoever went to the source for it.
+    # The first damaged block hit the relay, the second the node which read it from the source.
     assert sum(one.damaged for one in found) == 1
     assert sum(one.by_peer.get("n0", 0) for one in found) >= NBYTES - HALF * BLOCK_BYTES
 

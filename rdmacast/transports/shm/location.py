@@ -12,7 +12,7 @@ _HEAD = struct.Struct(">QQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLocation:
-    """The file of a region of `nbytes`; `serial` tells the publication from others of the same name."""
+    """The file of a region of `nbytes`; `serial` differs between publications of one name."""
 
     serial: int
     nbytes: int

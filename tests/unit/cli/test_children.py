@@ -55,7 +55,7 @@ async def test_a_child_that_nobody_starts_again_ends_up_with_an_error(tmp_path: 
             await until_stopped(asyncio.Event(), [child])
 
 
-# In the place of `python -m cli.supervise.zygote`: tells the test's socket what it is asked for, and answers
+# In the place of `python -m cli.supervise.zygote`: reports each request to the test's socket, and answers
 # with the next of the lines that the test has for it.
 STAND_IN = """
 import json, socket, sys
@@ -105,7 +105,7 @@ def test_a_node_that_waits_to_be_started_does_not_hold_up_the_next_zygote(
     assert "the zygote is gone" not in caplog.text  # which `a` would have found at the end of its wait
 
 
-# In the place of the zygote: its nodes sleep. It tells the test's socket of each that it forks.
+# In the place of the zygote: its nodes sleep. It reports each that it forks to the test's socket.
 FORKING = """
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as link:
@@ -124,33 +124,33 @@ with socket.socket(socket.AF_UNIX) as link:
 
 
 @contextlib.asynccontextmanager
-async def told_by_zygotes(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str, int]]]:
+async def zygote_reports(folder: Path) -> AsyncIterator[asyncio.Queue[tuple[str, int]]]:
     """Yield the name and pid of each stand-in and of each process that they start."""
-    told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    reported: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             async for line in reader:
                 name, pid = line.decode().split()
-                told.put_nowait((name, int(pid)))
+                reported.put_nowait((name, int(pid)))
 
     async with await asyncio.start_unix_server(serve, folder / "s"):
-        yield told
+        yield reported
 
 
 def test_nodes_outlive_their_zygote_and_the_next_one_starts_only_those_that_die(tmp_path: Path) -> None:
     async def main() -> list[int]:
         command = (sys.executable, "-c", FORKING, str(tmp_path / "s"))
         nodes = Forked("zygote", command, {"a": [], "b": []}, tmp_path)
-        async with told_by_zygotes(tmp_path) as told, nodes:
+        async with zygote_reports(tmp_path) as reported, nodes:
             async with asyncio.timeout(PATIENCE_S):
-                (_, zygote), a, b = [await told.get() for _ in range(3)]
+                (_, zygote), a, b = [await reported.get() for _ in range(3)]
                 os.kill(zygote, signal.SIGKILL)
-                assert (await told.get())[0] == "zygote"
+                assert (await reported.get())[0] == "zygote"
                 assert nodes.pids >= {a[1], b[1]}
                 os.kill(a[1], signal.SIGKILL)
-                again = await told.get()
-                assert (again[0], told.qsize()) == ("a", 0)
+                again = await reported.get()
+                assert (again[0], reported.qsize()) == ("a", 0)
                 assert b[1] in nodes.pids
         os.kill(again[1], signal.SIGKILL)  # this stand-in does not stop its own
         return [a[1], b[1]]
@@ -174,17 +174,17 @@ def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_pat
 
     async def main() -> int:
         command = (str(script), "-c", FORKING, str(tmp_path / "s"))
-        async with told_by_zygotes(tmp_path) as told, Forked("zygote", command, {"a": []}, tmp_path):
+        async with zygote_reports(tmp_path) as reported, Forked("zygote", command, {"a": []}, tmp_path):
             with Listener.on("hypercast.up") as log:
                 async with asyncio.timeout(PATIENCE_S):
-                    (_, zygote), (_, a) = [await told.get() for _ in range(2)]
+                    (_, zygote), (_, a) = [await reported.get() for _ in range(2)]
                     script.rename(away)  # no zygote can be started
                     os.kill(zygote, signal.SIGKILL)
                     await log.hear("zygote cannot be started")
                     os.kill(a, signal.SIGKILL)
                     await log.hear("zygote has ended; a starts with the next one")
                     away.rename(script)
-                    names, pids = zip(*[await told.get() for _ in range(2)], strict=True)
+                    names, pids = zip(*[await reported.get() for _ in range(2)], strict=True)
                     assert names == ("zygote", "a")
         os.kill(pids[1], signal.SIGKILL)  # this stand-in does not stop its own
         return int(pids[1])
@@ -236,13 +236,13 @@ sys.exit(main("invoker", fork))
         assert zygote.stdin is not None and zygote.stdout is not None
         zygote.stdin.write("".join(f"{json.dumps(order)}\n" for order in orders))
         zygote.stdin.flush()
-        told = [json.loads(zygote.stdout.readline()) for _ in range(5)]
+        reported = [json.loads(zygote.stdout.readline()) for _ in range(5)]
         zygote.stdin.close()
         assert zygote.wait() == 0
-    started = {event["spawned"] for event in told if "spawned" in event}
-    ended = {(event["exited"], event["code"]) for event in told if "exited" in event}
+    started = {event["spawned"] for event in reported if "spawned" in event}
+    ended = {(event["exited"], event["code"]) for event in reported if "exited" in event}
     assert (started, ended) == ({"a", "c"}, {("a", 0), ("c", 0)})
-    failed = [event for event in told if "error" in event]
+    failed = [event for event in reported if "error" in event]
     assert failed == [{"error": "cannot fork: Resource temporarily unavailable", "id": "b"}]
 
 
@@ -268,8 +268,8 @@ sys.exit(main("invoker", fork))
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as zygote,
     ):
-        told, _ = zygote.communicate(json.dumps(order) + "\n")
-        event = json.loads(told)
+        reported, _ = zygote.communicate(json.dumps(order) + "\n")
+        event = json.loads(reported)
         assert (event["spawned"], os.waitpid(event["pid"], 0)) == ("a", (event["pid"], 0))
 
 

@@ -1,4 +1,4 @@
-"""The command line against a real HTTP server that answers what it is told."""
+"""The command line against a real HTTP server with scripted answers."""
 
 import importlib
 import json

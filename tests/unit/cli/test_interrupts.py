@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun: one line and 130, whatever is being imported."""
+"""Ctrl-C before a command has started: one line and 130, whatever is being imported."""
 
 import os
 import signal

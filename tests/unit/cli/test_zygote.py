@@ -13,7 +13,7 @@ from cli.supervise.zygote import main
 def fork():
     pid = os.fork()
     if pid == 0:
-        os.kill(os.getpid(), signal.SIGTERM)  # as the zygote does where it is told to stop now
+        os.kill(os.getpid(), signal.SIGTERM)  # as the zygote does when it has to stop at once
     return pid
 
 sys.exit(main("invoker", fork))

@@ -39,7 +39,7 @@ async def test_every_node_of_a_call_is_in_its_bill() -> None:
         assert used[first][0] >= 7 * OUTPUT_US and not used[first][1]
         assert used[other] == ((20 - used[first][0] // OUTPUT_US) * OUTPUT_US, True)
         assert [use.gpu.call_id for use in run.used] == ["r", "r+1"]
-        # What the lost node did beyond what it told is its own to write.
+        # What the lost node did beyond what it reported is its own to write.
         assert sum(cluster.nodes[first].lost_us.values()) >= used[first][0]
         assert run.usage is not None and run.usage.gpu_us == sum(us for us, _ in used.values())
         cluster.control.settlement.add(run.used)

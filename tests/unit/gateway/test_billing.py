@@ -116,11 +116,11 @@ async def test_a_failover_changes_nothing_of_the_answer(dies_after: int, stop: s
             assert cluster.control.stats().failovers >= 1
         records, _ = await gw.state.requests(UsageFilter())
         assert [r.completion_tokens for r in records[-2:]] == [calm[3].completion_tokens] * 2
-        told = {one.call_id: one.gpu_us for record in records for one in record.gpu}
+        reported = {one.call_id: one.gpu_us for record in records for one in record.gpu}
         for node in cluster.nodes.values():
             if node.alive:
                 await node.settles()
-            assert all(lost_us >= told.get(call, 0) for call, lost_us in node.lost_us.items())
+            assert all(lost_us >= reported.get(call, 0) for call, lost_us in node.lost_us.items())
 
 
 async def test_sampled_text_goes_on_with_the_same_draws_though_no_seed_was_given() -> None:

@@ -1,4 +1,4 @@
-"""Casts as the feed tells of them."""
+"""Casts as the feed reports them."""
 
 from dataclasses import replace
 

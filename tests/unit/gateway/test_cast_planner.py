@@ -161,7 +161,7 @@ def test_a_late_start_joins_the_cast_that_runs() -> None:
     assert (joined.cast_id, joined.epoch, joined.planned) == (first.cast_id, 1, first.planned)
     assert joined.members[:3] == first.members and joined.members[3].node == "late"
     assert [member.joined_at for member in joined.members] == [0.0, 0.0, 0.0, 100.0]
-    # Before the feed has told of it, too.
+    # Before the feed has reported it, too.
     world.node("later")
     assert cast_of(world.deliver("later")).epoch == 2
 
@@ -306,7 +306,7 @@ async def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
         pass
 
 
-async def test_a_cast_whose_first_start_is_given_up_is_told_by_the_next() -> None:
+async def test_a_cast_whose_first_start_is_given_up_is_published_by_the_next() -> None:
     class Slow(MemoryState):
         asked = asyncio.Event()
 
@@ -407,16 +407,16 @@ def test_nodes_are_told_what_links_carry_unless_all_of_it_is_assumed() -> None:
     known, unknown = make_node("a", link_rate_bytes_s=2e8), make_node("b", link_rate_bytes_s=None)
     version = make_version("f", image="image", nbytes=64 * MIB)
 
-    def told(nodes: list[NodeRecord], links: LinkRateCache) -> int:
+    def reported(nodes: list[NodeRecord], links: LinkRateCache) -> int:
         cast = new_cast(version, nodes[:1], nodes[1:], "c", 100.0, estimate_links(nodes, links))
         return cast.link_bytes_s
 
-    assert told([unknown, replace(unknown, id="c")], LinkRateCache()) == 0
-    assert told([unknown, replace(unknown, id="c")], LinkRateCache(3e8)) == 3e8
-    assert told([known, unknown], LinkRateCache()) == 2e8
+    assert reported([unknown, replace(unknown, id="c")], LinkRateCache()) == 0
+    assert reported([unknown, replace(unknown, id="c")], LinkRateCache(3e8)) == 3e8
+    assert reported([known, unknown], LinkRateCache()) == 2e8
     slow = make_node("slow", link_rate_bytes_s=1e7)
     nodes = [replace(known, id=f"n{number}") for number in range(7)]
-    assert told([*nodes, slow], LinkRateCache()) == 2e8  # it is at the edge
+    assert reported([*nodes, slow], LinkRateCache()) == 2e8  # it is at the edge
 
 
 def test_no_more_are_at_the_edge_than_nodes_can_be_told_of() -> None:

@@ -1,4 +1,4 @@
-"""When a cast is over: its last target told so, or is gone."""
+"""When a cast is over: its last target reported so, or is gone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
 
 
 class Cluster:
-    """A state cache with nodes n0, n1 and n2, and the ends of casts that it told."""
+    """A state cache with nodes n0, n1 and n2, and the ends of casts that it reported."""
 
     def __init__(self) -> None:
         self.state_cache = ClusterStateCache()
@@ -44,7 +44,7 @@ class Cluster:
         progress = cast_progress(name, state=state, epoch=epoch)
         self.state_cache.apply(CastPartEnded(progress=progress), now)
 
-    def told(self) -> list[tuple[float, CastState]]:
+    def reported(self) -> list[tuple[float, CastState]]:
         return [(end.seconds, end.state) for end in self.ends]
 
 
@@ -52,11 +52,11 @@ def test_a_cast_ends_once_with_its_last_target() -> None:
     cluster = Cluster()
     cluster.plan(1.0)
     cluster.end("n1", 2.0)
-    cluster.end("n1", 2.5)  # told again
+    cluster.end("n1", 2.5)  # reported again
     assert not cluster.ends and "c0" in repr(cluster.state_cache.cast_tracker)
     cluster.end("n2", 4.0)
     cluster.end("n2", 5.0)
-    assert cluster.told() == [(3.0, CastState.COMPLETE)]
+    assert cluster.reported() == [(3.0, CastState.COMPLETE)]
 
 
 def test_it_waits_for_those_that_joined_but_ends_no_second_time() -> None:
@@ -72,7 +72,7 @@ def test_it_waits_for_those_that_joined_but_ends_no_second_time() -> None:
     later = (*joined, replace(LATE, node="n8", host="h8"))
     cluster.plan(6.0, members=later, epoch=2)
     cluster.end("n8", 7.0)
-    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+    assert cluster.reported() == [(4.0, CastState.COMPLETE)]
 
 
 @pytest.mark.parametrize("how", ["gone", "lapsed", "anew"])
@@ -87,7 +87,7 @@ def test_a_target_that_is_lost_has_failed(how: str) -> None:
         cluster.state_cache.expire(10.0)
     else:
         cluster.up("n2", epoch=2, now=3.0)
-    assert [state for _, state in cluster.told()] == [CastState.FAILED]
+    assert [state for _, state in cluster.reported()] == [CastState.FAILED]
 
 
 @pytest.mark.parametrize("port", [3, 33])
@@ -100,7 +100,7 @@ def test_a_target_that_comes_back_is_waited_for_again(port: int) -> None:
     cluster.end("n1", 4.0)
     assert not cluster.ends
     cluster.end("n2", 5.0, epoch=1)
-    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+    assert cluster.reported() == [(4.0, CastState.COMPLETE)]
 
 
 def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
@@ -113,7 +113,7 @@ def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
     cluster.end("n2", 4.0, CastState.FAILED)
     assert not cluster.ends and cluster.state_cache.cast_tracker.pending_nodes("c0") == {"n2"}
     cluster.end("n2", 5.0, epoch=1)
-    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+    assert cluster.reported() == [(4.0, CastState.COMPLETE)]
 
 
 def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
@@ -129,7 +129,7 @@ def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
     cluster.end("n9", 4.0, epoch=1)
     assert not cluster.ends
     cluster.end("n2", 5.0, epoch=1)
-    assert cluster.told() == [(4.0, CastState.COMPLETE)]
+    assert cluster.reported() == [(4.0, CastState.COMPLETE)]
 
 
 def test_one_that_joins_brings_no_lost_one_back() -> None:
@@ -139,7 +139,7 @@ def test_one_that_joins_brings_no_lost_one_back() -> None:
     cluster.plan(4.0, members=(*cast().members, LATE), epoch=1)
     cluster.end("n1", 4.5)
     cluster.end("n9", 5.0)
-    assert cluster.told() == [(4.0, CastState.FAILED)]
+    assert cluster.reported() == [(4.0, CastState.FAILED)]
 
 
 def test_a_source_that_is_lost_ends_nothing() -> None:
@@ -148,7 +148,7 @@ def test_a_source_that_is_lost_ends_nothing() -> None:
     cluster.state_cache.apply(NodeGone(id="n0", epoch=1), 2.0)
     cluster.end("n1", 3.0)
     cluster.end("n2", 4.0, CastState.CANCELLED)
-    assert cluster.told() == [(3.0, CastState.CANCELLED)]
+    assert cluster.reported() == [(3.0, CastState.CANCELLED)]
 
 
 def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
@@ -177,7 +177,7 @@ def test_what_was_lost_while_the_feed_was_cut_off_is_waited_for_no_longer(back: 
         load_reports=(),
     )
     cluster.state_cache.load(snapshot, 5.0)
-    assert cluster.told() == [(4.0, CastState.FAILED)]
+    assert cluster.reported() == [(4.0, CastState.FAILED)]
 
 
 class Gap(MemoryState):

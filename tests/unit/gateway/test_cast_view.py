@@ -1,4 +1,4 @@
-"""What is shown of a cast: the plan beside what its nodes told."""
+"""What is shown of a cast: the plan beside what its nodes reported."""
 
 from dataclasses import replace
 
@@ -60,22 +60,22 @@ def test_a_target_that_could_not_begin_told_nothing_at_any_time() -> None:
 
 
 def test_a_target_whose_process_is_gone_is_lost() -> None:
-    told = CastStatus(record=cast(), progress=(complete("n1"), cast_progress("n2")))
-    gone = show(told, {name: NODES[name] for name in ("n0", "n1")}, NOW + 3)
+    reported = CastStatus(record=cast(), progress=(complete("n1"), cast_progress("n2")))
+    gone = show(reported, {name: NODES[name] for name in ("n0", "n1")}, NOW + 3)
     assert (gone.state, gone.nodes[2].state, gone.nodes[2].error) == ("failed", "lost", "its node has left")
-    anew = show(told, NODES | {"n2": replace(NODES["n2"], started_at=NOW + 1)}, NOW + 3)
+    anew = show(reported, NODES | {"n2": replace(NODES["n2"], started_at=NOW + 1)}, NOW + 3)
     assert anew.nodes[2].error == "its node restarted"
     only = show(CastStatus(record=cast(), progress=(complete("n1"), complete("n2"))), {}, NOW + 3)
-    assert only.state == "complete"  # what it told before counts
+    assert only.state == "complete"  # what it reported before counts
 
 
 @pytest.mark.parametrize("block_bytes", [1, 52 << 20])
 def test_one_to_which_a_large_block_is_coming_is_not_lost(block_bytes: int) -> None:
     record = cast(nbytes=512 * block_bytes, block_bytes=block_bytes)
     gives_up_after_s = 30.0 + 3 * block_bytes / (256 << 10)
-    for told in ([], [cast_progress("n1", updated_at=NOW), cast_progress("n2", updated_at=NOW)]):
-        assert seen(*told, record=record, now=NOW + gives_up_after_s + 20).state == "running"
-        assert seen(*told, record=record, now=NOW + gives_up_after_s + 60).state == "failed"
+    for reported in ([], [cast_progress("n1", updated_at=NOW), cast_progress("n2", updated_at=NOW)]):
+        assert seen(*reported, record=record, now=NOW + gives_up_after_s + 20).state == "running"
+        assert seen(*reported, record=record, now=NOW + gives_up_after_s + 60).state == "failed"
 
 
 def test_a_target_of_which_nothing_is_heard_is_lost_in_the_end() -> None:
@@ -114,8 +114,8 @@ def test_of_one_that_came_back_its_new_part_is_shown_from_the_begin() -> None:
         NOW + 101,
     )
     assert anew.nodes[1].state == "waiting"
-    begun = cast_progress("n1", epoch=1, updated_at=NOW + 102)
-    assert seen(begun, others, record=record, now=NOW + 103).nodes[1].state == "running"
+    started = cast_progress("n1", epoch=1, updated_at=NOW + 102)
+    assert seen(started, others, record=record, now=NOW + 103).nodes[1].state == "running"
     late = NOW + 100 + silent_s(record.block_bytes) + 1
     assert seen(before, others, record=record, now=late - 2).nodes[1].state == "waiting"
     assert seen(before, others, record=record, now=late).nodes[1].error == "it never started"

@@ -1,4 +1,4 @@
-"""A planner that all casts are told to use."""
+"""A planner set for all casts."""
 
 from dataclasses import replace
 
@@ -29,9 +29,9 @@ CAST = CastRecord(
 
 
 def test_a_cast_is_planned_as_told() -> None:
-    told = FixedPlan(planner="chain", blocks=50).apply(CAST, 1e9)
-    assert (told.planner, told.block_bytes, told.edge) == ("chain", 2 * UNIT_BYTES, ())
-    assert told.reason == "chain, set by --cast-planner" and told.members == CAST.members
+    reported = FixedPlan(planner="chain", blocks=50).apply(CAST, 1e9)
+    assert (reported.planner, reported.block_bytes, reported.edge) == ("chain", 2 * UNIT_BYTES, ())
+    assert reported.reason == "chain, set by --cast-planner" and reported.members == CAST.members
     assert FixedPlan(planner="tree").apply(CAST, 1e9).block_bytes == CAST.block_bytes
     assert (
         FixedPlan(planner="tree", blocks=5000).apply(CAST, 1e9).block_bytes == UNIT_BYTES

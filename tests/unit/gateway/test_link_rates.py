@@ -1,4 +1,4 @@
-"""What finished casts teach of links, and the next plan that goes by it."""
+"""Link rates measured by finished casts, and the next plan that uses them."""
 
 import asyncio
 from dataclasses import replace
@@ -36,7 +36,7 @@ def record(cast_id: str, *names: str, **changes: object) -> CastRecord:
 def part(cast_id: str, node: str, rate: float, *givers: str, **changes: object) -> CastProgress:
     """Return a node's last word, to which all came at `rate` (bytes per second), from each giver as much."""
     transport = str(changes.pop("transport", "tcp"))
-    told = cast_progress(
+    reported = cast_progress(
         node,
         cast_id=cast_id,
         state=CastState.COMPLETE,
@@ -46,7 +46,7 @@ def part(cast_id: str, node: str, rate: float, *givers: str, **changes: object) 
         span_s=NBYTES * (BLOCKS - 1) / BLOCKS / rate,
         pulled={giver: NBYTES // len(givers) for giver in givers},
     )
-    return replace(told, **changes)
+    return replace(reported, **changes)
 
 
 def learn(links: LinkRateCache, cast_id: str, rates: dict[str, float], **changes: object) -> None:
@@ -133,9 +133,9 @@ def test_one_that_is_under_way_does_not_count_yet() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 200)), max_size=60))
-def test_a_rate_is_never_beyond_what_was_seen(told: list[tuple[int, int]]) -> None:
+def test_a_rate_is_never_beyond_what_was_seen(reported: list[tuple[int, int]]) -> None:
     links, seen = LinkRateCache(), dict[str, list[float]]()
-    for number, (node, rate) in enumerate(told):
+    for number, (node, rate) in enumerate(reported):
         learn(links, f"c{number}", {"first": 300e6, f"n{node}": rate * 1e6})
         seen.setdefault(f"n{node}", []).append(rate * 1e6)
     for name, rates in seen.items():
@@ -222,7 +222,7 @@ def test_a_change_of_partners_costs_only_tcp() -> None:
     learn(links, "c0", {"a": 20e9, "b": 20e9}, transport="verbs")
     assert estimate_links(nodes_of("a", "b"), links).facts.restart_s == 0.0
     learn(links, "c1", {"c": 1e9})
-    assert estimate_links(nodes_of("a", "b", "c"), links).facts.restart_s > 0.0  # one goes by TCP
+    assert estimate_links(nodes_of("a", "b", "c"), links).facts.restart_s > 0.0  # one is over TCP
     assert estimate_links(nodes_of("new"), links).facts.restart_s > 0.0
 
 
@@ -249,7 +249,7 @@ class World:
         assert planned is not None
         return planned
 
-    def told(self, planned: CastRecord, rates: dict[str, float], transport: str) -> list[CastPartEnded]:
+    def reported(self, planned: CastRecord, rates: dict[str, float], transport: str) -> list[CastPartEnded]:
         return [
             CastPartEnded(progress=part(planned.cast_id, node, rate, "s", transport=transport))
             for node, rate in rates.items()
@@ -262,7 +262,7 @@ def test_the_next_plan_goes_by_what_the_last_cast_showed_and_says_so() -> None:
     assert first.reason.endswith("(links of 10 Gbit/s assumed)")
     world.state_cache.apply(CastChanged(record=first), 0.0)
     rates = {name: 2e6 if name == "n3" else 1e7 for name in world.targets}
-    for change in world.told(first, rates, "verbs"):
+    for change in world.reported(first, rates, "verbs"):
         world.state_cache.apply(change, 1.0)
     second = world.plan()
     assert second.reason.endswith(
@@ -276,9 +276,9 @@ async def test_a_new_controller_learns_from_what_is_kept_of_casts() -> None:
     state, world = MemoryState(), World()
     planned = replace(world.plan(), cast_id="c0", started_at=1.0)
     await state.put_cast(planned)
-    for change in world.told(planned, dict.fromkeys(world.targets, 25e6), "tcp"):
+    for change in world.reported(planned, dict.fromkeys(world.targets, 25e6), "tcp"):
         await state.put_cast_progress(change.progress)
-    await state.put_cast(record("c1", "s", "other", started_at=2.0))  # nobody told of it yet
+    await state.put_cast(record("c1", "s", "other", started_at=2.0))  # no node has reported yet
     other = World()
     sync = ClusterStateSync(state, other.state_cache, ChangeCondition(), SystemClock())
     task = asyncio.create_task(sync.run())

@@ -20,7 +20,7 @@ async def asked_midway(
     await cluster.until_pipelines(1, gateway)
     head = cluster.cluster.nodes["n1"]
     asked = [Asking(cluster, f"r{number}", tokens, gateway) for number in range(calls)]
-    await asyncio.gather(*(one.begun() for one in asked))
+    await asyncio.gather(*(one.started() for one in asked))
     head.token.close()
     await head.token.arrived()
     return asked, head

@@ -12,7 +12,7 @@ from registry.records.change import FunctionChanged
 from registry.records.function import Function
 from registry.records.live import LiveMode, LivePipeline, LiveStage
 from tests.fixtures.control import make_version
-from tests.fixtures.telling_state import TellingState
+from tests.fixtures.recording_state import RecordingState
 from tests.fixtures.virtual_time import run_in_virtual_time
 
 
@@ -30,7 +30,7 @@ def decision(reason: str) -> LiveDecision:
 
 def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> None:
     async def main() -> None:
-        state, key = TellingState(), VersionKey("deleted", 1)
+        state, key = RecordingState(), VersionKey("deleted", 1)
         publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
         publisher.put_pipeline(key, pipeline("p"))
         publisher.put_pipeline(key, pipeline("q"))
@@ -40,8 +40,8 @@ def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> None:
         publisher.remove_pipeline(key, "p")
         publisher.remove_pipeline(key, "q")
         state.gate.set()
-        await state.until(lambda: len(state.told) == 2)
-        assert [len(record.pipelines) for record in state.told] == [2, 0]
+        await state.until(lambda: len(state.reported) == 2)
+        assert [len(record.pipelines) for record in state.reported] == [2, 0]
         publisher.put_pipeline(VersionKey("other", 1), pipeline("r"))
         await state.renewed("other")
         assert state.times("deleted") == 2
@@ -53,7 +53,7 @@ def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> None:
 
 def test_a_pipeline_is_renewed_however_much_others_change() -> None:
     async def main() -> None:
-        state, quiet, busy = TellingState(), VersionKey("quiet", 1), VersionKey("busy", 1)
+        state, quiet, busy = RecordingState(), VersionKey("quiet", 1), VersionKey("busy", 1)
         publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
         publishing = asyncio.create_task(publisher.run())
         publisher.put_pipeline(quiet, pipeline("p"))
@@ -76,7 +76,7 @@ def test_decisions_on_versions_that_are_current_no_more_are_forgotten() -> None:
         state_cache = ClusterStateCache()
         function = Function(name="f", current=2, versions=(1, 2), created_at=0.0)
         state_cache.apply(FunctionChanged(function=function, version=make_version(version=2)), 0.0)
-        state = TellingState()
+        state = RecordingState()
         publisher = LiveStatePublisher(state, state_cache, ChangeCondition(), FakeClock(), lambda: 1)
         publishing = asyncio.create_task(publisher.run())
         publisher.put_pipeline(VersionKey("f", 1), pipeline("p"))

@@ -18,7 +18,7 @@ from registry.records.function import Function, Scaling
 from registry.records.instance import InstanceState
 from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage
 from tests.fixtures.control import AnyBlobs, make_instance, make_node, make_version
-from tests.fixtures.telling_state import TellingState
+from tests.fixtures.recording_state import RecordingState
 from tests.fixtures.virtual_time import run_in_virtual_time
 
 KEY = VersionKey("f", 1)
@@ -43,7 +43,7 @@ class Gateway:
     """The live serving of one controller; `epoch` is that of its lease."""
 
     def __init__(self) -> None:
-        self.state = TellingState()
+        self.state = RecordingState()
         self.state_cache = ClusterStateCache()
         self.epoch: int | None = 1
         self.board = LiveStatePublisher(
@@ -80,7 +80,7 @@ def test_a_controller_that_leads_again_discards_its_old_records() -> None:
         gateway.live.plan(Plan(), {}, 3)
         gateway.board.put_pipeline(VersionKey("other", 1), PIPELINE)
         await gateway.state.renewed("other")
-        assert {record.function for record in gateway.state.told} == {"other"}
+        assert {record.function for record in gateway.state.reported} == {"other"}
         publishing.cancel()
 
     run_in_virtual_time(main())

@@ -95,7 +95,7 @@ def test_it_is_given_up_once_an_empty_arena_is_too_small() -> None:
     (given_up,) = world.plan("b").actions
     assert isinstance(given_up, FailStartAction) and list(given_up.starts) == ["n0"]
     assert given_up.reason == "the KV cache does not fit"
-    assert world.plan("b").actions == []  # it is told once a while
+    assert world.plan("b").actions == []  # it is logged once a while
     world.now = 100.0
     world.plan()
     assert len(starts(world.plan("b"))) == 1  # and tried anew after a while

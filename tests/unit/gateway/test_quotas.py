@@ -186,8 +186,8 @@ async def test_changing_a_key() -> None:
         assert (await admin.patch(path, json={"max_concurrent": 4})).json()["revoked_at"]
 
 
-class NotingState(MemoryState):
-    """Notes what is written, and fails while it is told to."""
+class LeaseRecorder(MemoryState):
+    """Records what is written, and fails the next `fails` times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class NotingState(MemoryState):
 
 
 async def test_places_are_kept_and_given_back_in_batches_also_after_a_failure() -> None:
-    state, clock = NotingState(), FakeClock()
+    state, clock = LeaseRecorder(), FakeClock()
     leases = ConcurrencyLeases(state, clock)
     held = [ConcurrencyLease(key_id="k", id=str(n)) for n in range(5)]
     for lease in held:

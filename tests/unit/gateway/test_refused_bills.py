@@ -1,4 +1,4 @@
-"""Records that the ledger refuses, for whatever reason: outbox_records, told of, and in nobody's way."""
+"""Records that the ledger refuses: kept in the outbox, reported, and not blocking others."""
 
 import asyncio
 import logging
@@ -121,8 +121,8 @@ def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
             outbox.add(OutboxRecord(request(name), (_use(name),)))
         await outbox.aclose()
         assert [use.gpu.call_id for use in settled] == ["r1", "r2"]
-        (told,) = [line for line in caplog.messages if line.startswith("never billed")]
-        assert "request_id='poison'" in told
+        (reported,) = [line for line in caplog.messages if line.startswith("never billed")]
+        assert "request_id='poison'" in reported
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())

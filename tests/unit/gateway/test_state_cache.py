@@ -88,7 +88,7 @@ def test_final_states_remove_the_record_and_failed_starts_are_counted() -> None:
     assert [i.instance_id for i in state_cache.starting(KEY)] == ["i"]
     failed = replace(loading, state=InstanceState.FAILED, error="why")
     state_cache.apply(InstanceChanged(record=failed), 0)
-    state_cache.backoff.log(KEY, "i", "a", "told twice")
+    state_cache.backoff.log(KEY, "i", "a", "logged twice")
     assert [(f.node, f.error) for f in state_cache.backoff.failures(KEY)] == [("a", "why")]
     assert state_cache.backoff.failures(KEY, state_cache.backoff.serial) == []
     assert state_cache.instance_keys() == []
@@ -151,7 +151,7 @@ def test_after_an_outage_no_lease_ends_before_heartbeats_can_come() -> None:
 def test_a_node_that_lapsed_here_alone_needs_a_snapshot_to_have_its_instances_back() -> None:
     state_cache = with_node("i")
     assert state_cache.expire(100) and not state_cache.needs_snapshot
-    state_cache.apply(up("a", epoch=2), 101)  # another process, whose instances the feed tells of
+    state_cache.apply(up("a", epoch=2), 101)  # another process, whose instances the feed reports
     assert not state_cache.needs_snapshot
     assert state_cache.expire(200)
     state_cache.apply(up("a", epoch=2), 201)

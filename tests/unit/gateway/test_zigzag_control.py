@@ -1,4 +1,4 @@
-"""Pairs through the whole control side: calls go by the pair while its target loads, and to both after."""
+"""Pairs through the whole control side: calls use the pair while its target loads, then both."""
 
 import asyncio
 

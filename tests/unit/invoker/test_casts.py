@@ -98,11 +98,11 @@ async def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
             starts = [node.ask(start_by(f"i{number}", image, ref)) for number, node in enumerate(nodes[1:])]
             for replies in await asyncio.gather(*starts):
                 assert started(replies).start_kind == "cold"  # the engine has checked the bytes
-        told = await last_words(cluster, 3)
-        assert {one.state for one in told.values()} == {CastState.COMPLETE}
-        assert all(one.held == one.blocks == 16 for one in told.values())
-        assert all(one.received == {"tcp": len(image.data)} for one in told.values())
-        assert all("tcp" in how for one in told.values() for how in one.transports.values())
+        reported = await last_words(cluster, 3)
+        assert {one.state for one in reported.values()} == {CastState.COMPLETE}
+        assert all(one.held == one.blocks == 16 for one in reported.values())
+        assert all(one.received == {"tcp": len(image.data)} for one in reported.values())
+        assert all("tcp" in how for one in reported.values() for how in one.transports.values())
         read = [(await node.record()).counters["disk_read_bytes"] for node in nodes]
         assert read == [len(image.data), 0, 0, 0]
         sent = [(await node.record()).counters["cast_sent_bytes"] for node in nodes]
@@ -120,8 +120,13 @@ async def test_what_is_here_already_is_told_too(tmp_path: Path) -> None:
         cast = await make_cast(image, nodes)
         await cluster.state.put_cast(cast)
         await nodes[1].ask(WarmImage(image=by_cast(image, cast)))
-        (told,) = (await last_words(cluster, 1)).values()
-        assert (told.state, told.held, told.blocks, told.received) == (CastState.COMPLETE, 5, 5, {})
+        (reported,) = (await last_words(cluster, 1)).values()
+        assert (reported.state, reported.held, reported.blocks, reported.received) == (
+            CastState.COMPLETE,
+            5,
+            5,
+            {},
+        )
 
 
 async def test_what_comes_another_way_is_told_too(tmp_path: Path) -> None:
@@ -136,8 +141,8 @@ async def test_what_comes_another_way_is_told_too(tmp_path: Path) -> None:
             cast = await make_cast(image, nodes)
             await cluster.state.put_cast(cast)
             await nodes[1].ask(WarmImage(image=by_cast(image, cast)))  # waits for that load
-        (told,) = (await last_words(cluster, 1)).values()
-        assert (told.state, told.held, told.received) == (CastState.COMPLETE, 8, {})
+        (reported,) = (await last_words(cluster, 1)).values()
+        assert (reported.state, reported.held, reported.received) == (CastState.COMPLETE, 8, {})
 
 
 def mapped(cluster: FakeCluster, image: FakeImage) -> list[str]:
@@ -160,9 +165,9 @@ async def test_a_cast_that_fails_costs_only_itself(tmp_path: Path) -> None:
         assert started(await nodes[1].ask(start_by("i1", image, ref))).start_kind == "cold"
         counters = (await nodes[1].record()).counters
         assert (counters["cast_recv_bytes"], counters["disk_read_bytes"]) == (0, len(image.data))
-        (told,) = (await last_words(cluster, 1)).values()
-        assert told.state is CastState.FAILED and "no node is left" in told.error
-        assert told.faults == {"lost": 1}
+        (reported,) = (await last_words(cluster, 1)).values()
+        assert reported.state is CastState.FAILED and "no node is left" in reported.error
+        assert reported.faults == {"lost": 1}
         ref = by_cast(image, await make_cast(image, nodes, members=(DEAD, peer(await nodes[0].record()))))
         ref = msgspec.structs.replace(ref, holders=(await nodes[1].holder(),))
         assert isinstance((await nodes[0].ask(WarmImage(image=ref)))[-1], Acknowledged)
@@ -204,10 +209,10 @@ async def test_who_joins_late_takes_blocks_from_all_who_have_them(tmp_path: Path
             assert isinstance(late[-1], Acknowledged)
             async for reply in replies:
                 assert isinstance(reply, InstanceProgress | Acknowledged)
-        told = await last_words(cluster, 2)
-        assert {one.state for one in told.values()} == {CastState.COMPLETE}
-        assert set(told["n2"].transports) == {"n0", "n1"}
-        assert "replanned" not in told["n2"].faults
+        reported = await last_words(cluster, 2)
+        assert {one.state for one in reported.values()} == {CastState.COMPLETE}
+        assert set(reported["n2"].transports) == {"n0", "n1"}
+        assert "replanned" not in reported["n2"].faults
 
 
 class SetBack(SystemClock):
@@ -233,8 +238,8 @@ async def test_the_last_word_counts_though_the_clock_was_set_back(tmp_path: Path
                 clock.by_s = 3600.0
 
             await node.ask(WarmImage(image=by_cast(image, cast)), set_back)
-            (told,) = (await last_words(cluster, 1)).values()
-            assert told.state is CastState.COMPLETE and clock.by_s
+            (reported,) = (await last_words(cluster, 1)).values()
+            assert reported.state is CastState.COMPLETE and clock.by_s
 
 
 async def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
@@ -250,8 +255,8 @@ async def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
             await anext(replies)
             await anext(replies)
             assert part.exists()
-        (told,) = (await last_words(cluster, 1)).values()
-        assert told.state is CastState.CANCELLED and told.held < told.blocks
+        (reported,) = (await last_words(cluster, 1)).values()
+        assert reported.state is CastState.CANCELLED and reported.held < reported.blocks
         async with asyncio.timeout(PATIENCE_S):
             while part.exists() or mapped(cluster, image):
                 await nodes[1].record()

@@ -105,15 +105,15 @@ def test_an_interval_that_names_many_calls_ends_early() -> None:
     now = [0]
     meter = GpuMeter("n0", 1, lambda: now[0], ORIGIN_S)
     account = meter.open_account("i", "f", 1, InstanceState.READY)
-    told = []
-    meter.on_record(lambda: told.append(meter.next_record()))
+    reported = []
+    meter.on_record(lambda: reported.append(meter.next_record()))
     for number in range(2 * MAX_PARTS + 1):
         call = meter.open_call(account, f"r{number}/0")
         meter.start_step(account)
         now[0] += 10
         meter.end_step(account, [(call, 1)])
         meter.close_calls([call])
-    assert len(told) == 2
+    assert len(reported) == 2
     meter.change_state(account, InstanceState.STOPPED, final=True)
     records: list[InstanceInterval] = []
     while (due := meter.next_record()) is not None:

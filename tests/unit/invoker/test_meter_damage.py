@@ -1,4 +1,4 @@
-"""A journal with something wrong in it: that costs only itself, and is told."""
+"""A journal with something wrong in it: that costs only itself, and is logged."""
 
 import logging
 import zlib
@@ -56,7 +56,7 @@ def history() -> tuple[list[bytes], list[MeteredCall]]:
     return journal.all, calls
 
 
-def told(data: bytes) -> tuple[list[InstanceInterval], list[LostCall], list[str]]:
+def reported(data: bytes) -> tuple[list[InstanceInterval], list[LostCall], list[str]]:
     state = replay(data)
     remains = state.unsent_records()
     assert remains == state.unsent_records()
@@ -66,7 +66,7 @@ def told(data: bytes) -> tuple[list[InstanceInterval], list[LostCall], list[str]
 
 def test_a_whole_journal_has_no_faults_and_adds_up() -> None:
     frames, calls = history()
-    intervals, lost, faults = told(b"".join(frames))
+    intervals, lost, faults = reported(b"".join(frames))
     assert not faults and len(lost) == len(calls)
     assert reconcile([], intervals, lost).verdict is BalanceVerdict.EXACT
 
@@ -78,20 +78,20 @@ def test_a_damaged_frame_costs_only_itself(flip: str) -> None:
         place = sum(map(len, frames[:index]))
         damaged = bytearray(frames[index])
         damaged[{"length": 1, "checksum": 5, "body": len(damaged) - 1}[flip]] ^= 0x41
-        without = told(b"".join([*frames[:index], *frames[index + 1 :]]))
-        intervals, lost, faults = told(b"".join([*frames[:index], bytes(damaged), *frames[index + 1 :]]))
+        without = reported(b"".join([*frames[:index], *frames[index + 1 :]]))
+        intervals, lost, faults = reported(b"".join([*frames[:index], bytes(damaged), *frames[index + 1 :]]))
         assert lost == without[1] and f"bytes [{place}, {place + len(damaged)}) are damaged" in faults[0]
         for one in intervals:
             assert min(one.busy_us, one.loading_us, one.idle_us) >= 0
             assert one.busy_us == sum(part.used_us for part in one.calls)
-        if index < len(frames) - 1:  # whatever it said, the time up to the last frame is told
+        if index < len(frames) - 1:  # whatever it said, the time up to the last frame is reported
             ends = {one.to_at for one in intervals if one.final}
             assert ends <= {replay(b"".join(frames)).at / 1e6 + ORIGIN_S}
 
 
 def test_what_is_known_of_a_journal_without_its_beginning_is_delivered() -> None:
     frames, _ = history()
-    intervals, lost, faults = told(b"".join(frames)[3:])
+    intervals, lost, faults = reported(b"".join(frames)[3:])
     assert faults and {one.node for one in intervals} == {"n0"} and [one.call_id for one in lost] == ["r0/0"]
     assert not any(one.final for one in intervals)
 
@@ -102,8 +102,8 @@ def test_what_is_known_of_a_journal_without_its_beginning_is_delivered() -> None
 def test_a_torn_tail_costs_only_itself(tail: bytes) -> None:
     frames, _ = history()
     whole = b"".join(frames)
-    assert told(whole + tail)[:2] == told(whole)[:2]
-    assert told(whole + tail)[2] == [
+    assert reported(whole + tail)[:2] == reported(whole)[:2]
+    assert reported(whole + tail)[2] == [
         f"bytes [{len(whole)}, {len(whole + tail)}) are damaged or cut off, up to the end"
     ]
 
@@ -126,11 +126,11 @@ def test_a_bad_event_costs_only_itself(
     event: tuple[object, ...], fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     frames, _ = history()
-    whole = told(b"".join(frames))
+    whole = reported(b"".join(frames))
     last = msgspec.msgpack.decode(frames[3][HEADER.size :])
     mixed = _framed([*last[:3], [event, *last[3], event]])
     data = b"".join([*frames[:3], mixed, *frames[4:]])
-    assert told(data)[:2] == whole[:2]
+    assert reported(data)[:2] == whole[:2]
     path = tmp_path / "n0.1.journal"
     path.write_bytes(data)
     with caplog.at_level(logging.ERROR):
@@ -142,9 +142,9 @@ def test_a_bad_event_costs_only_itself(
 
 def test_odd_totals_cost_only_themselves() -> None:
     frames, _ = history()
-    whole, at = told(b"".join(frames)), replay(b"".join(frames)).at
+    whole, at = reported(b"".join(frames)), replay(b"".join(frames)).at
     for body in ([at, [1, 2], [], []], [at, [], [7], []], [at, "no list"], {"no": "frame"}, [at, [], [], 5]):
-        odd = told(b"".join([*frames, _framed(body)]))
+        odd = reported(b"".join([*frames, _framed(body)]))
         assert odd[:2] == whole[:2] and len(odd[2]) == 1
 
 
@@ -155,7 +155,7 @@ def test_no_damage_keeps_a_journal_from_being_read(data: st.DataObject) -> None:
     journal = bytearray(b"".join(frames))
     for place in data.draw(st.lists(st.integers(0, len(journal) - 1), max_size=8)):
         journal[place] = data.draw(st.integers(0, 255))
-    intervals, lost, _ = told(bytes(journal[: data.draw(st.integers(0, len(journal)))]))
+    intervals, lost, _ = reported(bytes(journal[: data.draw(st.integers(0, len(journal)))]))
     for one in intervals:
         assert min(one.busy_us, one.loading_us, one.idle_us) >= 0
         assert one.busy_us == sum(part.used_us for part in one.calls)
@@ -165,4 +165,4 @@ def test_no_damage_keeps_a_journal_from_being_read(data: st.DataObject) -> None:
 def test_a_call_that_is_forgotten_twice_is_settled_once() -> None:
     frames, calls = history()
     again = encode_frame(JournalFrame(replay(b"".join(frames)).at, [], [], [CallForgotten(calls[0].number)]))
-    assert told(b"".join([*frames, again]))[:2] == told(b"".join(frames))[:2]
+    assert reported(b"".join([*frames, again]))[:2] == reported(b"".join(frames))[:2]

@@ -18,7 +18,7 @@ from tests.fixtures.usage_histories import ORIGIN_S, Tape
 
 
 class Node:
-    """A meter with a journal, and the records of the calls that it was told are settled."""
+    """A meter with a journal, and the records of the calls that are settled."""
 
     def __init__(self) -> None:
         self.now_us = 0

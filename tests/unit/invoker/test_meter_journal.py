@@ -1,4 +1,4 @@
-"""The meter's journal: adopted once, begun anew before it grows, and missing while the disk is full."""
+"""The meter's journal: adopted once, restarted before it grows, and missing while the disk is full."""
 
 import os
 from pathlib import Path

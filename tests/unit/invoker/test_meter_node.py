@@ -1,4 +1,4 @@
-"""What a node tells the ledger and the gateways of the accelerator's time."""
+"""What a node reports of the accelerator's time to the ledger and the gateways."""
 
 import asyncio
 import os
@@ -156,13 +156,13 @@ async def test_a_call_that_is_cut_short_is_told_to_the_last_step(tmp_path: Path)
             assert await used(node) == {}
             assert not ending.done() and not asking.done()
             gate.release()
-            (told,) = (await ending).values()
-            assert told >= first.gpu_us  # on a slow machine the next step had not begun
-            assert await asking == {"r/0": told}
+            (reported,) = (await ending).values()
+            assert reported >= first.gpu_us  # on a slow machine the next step had not started
+            assert await asking == {"r/0": reported}
             assert await node.ask(SettleCalls(request_ids=("r/0", "unknown/0"))) == [Acknowledged()]
             assert await used(node, "r/0") == {}
             gate.open()
-        assert busy(await state.intervals()) == told
+        assert busy(await state.intervals()) == reported
         assert await state.lost_calls() == []
 
 
@@ -245,18 +245,18 @@ async def test_calls_of_a_gateway_that_is_gone_are_lost_but_still_answered_for(t
                 settled = usage([reply async for reply in call])
             async with gateway.call(SettleCalls(request_ids=("settled/0",))) as call:
                 assert [reply async for reply in call] == [Acknowledged()]
-            async with gateway.call(generate("i1", "told/0", 3)) as call:
+            async with gateway.call(generate("i1", "reported/0", 3)) as call:
                 gate.release(3)
-                told = usage([reply async for reply in call])
+                reported = usage([reply async for reply in call])
             async with gateway.call(generate("i1", "cut/0", 1000)) as call:
                 gate.release()
                 await anext(aiter(call))
                 await gateway.aclose()
             gate.open()
             lost = await state.lost(2)
-            figures = await used(node, "settled/0", "told/0", "cut/0")
+            figures = await used(node, "settled/0", "reported/0", "cut/0")
             assert figures == {one.call_id: one.used_us for one in lost}
-            assert figures["told/0"] == told.gpu_us and figures["cut/0"] > 0
+            assert figures["reported/0"] == reported.gpu_us and figures["cut/0"] > 0
         assert await state.lost_calls() == lost
         total = busy(await state.intervals())
         assert total == settled.gpu_us + sum(figures.values())
@@ -293,14 +293,14 @@ async def test_a_handler_that_computes_on_after_its_caller_left_is_metered_until
 ) -> None:
     source = """
 import threading
-begun, going = threading.Event(), threading.Event()
+started, going = threading.Event(), threading.Event()
 def handle(request):
     if request == "work":
-        begun.set()
+        started.set()
         return going.wait(60)
     if request == "go":
         going.set()
-    return begun.wait(60)
+    return started.wait(60)
 """
     files = {"function.yaml": b"name: f\nhandler: handler.py:handle\n", "handler.py": source.encode()}
 
@@ -312,14 +312,14 @@ def handle(request):
         async with cluster.node("n0", "h0", "--allow-handlers") as node:
             await node.ask(start_request("i1", None, task="handler", assets=files))
             leaving = asyncio.create_task(node.ask(ask("r1/0", b'"work"')))
-            others = [usage(await node.ask(ask("r2/0", b'"begun"')))]
+            others = [usage(await node.ask(ask("r2/0", b'"started"')))]
             leaving.cancel()
             await asyncio.wait([leaving])
-            told = asyncio.create_task(used(node, "r1/0"))
-            others.append(usage(await node.ask(ask("r3/0", b'"begun"'))))
-            assert not told.done()
+            reported = asyncio.create_task(used(node, "r1/0"))
+            others.append(usage(await node.ask(ask("r3/0", b'"started"'))))
+            assert not reported.done()
             others.append(usage(await node.ask(ask("r4/0", b'"go"'))))
-            figure = (await told)["r1/0"]
+            figure = (await reported)["r1/0"]
             assert figure > sum(one.gpu_us for one in others) / 2
             await node.ask(SettleCalls(request_ids=("r1/0", "r2/0", "r3/0", "r4/0")))
         assert busy(await state.intervals()) == figure + sum(one.gpu_us for one in others)

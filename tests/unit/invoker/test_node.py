@@ -186,8 +186,8 @@ async def test_the_first_bytes_are_told_before_the_last_have_come(tmp_path: Path
             await first.ask(WarmImage(image=image.ref()))
             holders = (await first.holder(),)
         replies = await second.ask(start_request("i1", image, *holders))
-        told = [r.fraction for r in replies if isinstance(r, InstanceProgress) and r.stage == "fetch"]
-        assert any(fraction > 0 for fraction in told), replies
+        reported = [r.fraction for r in replies if isinstance(r, InstanceProgress) and r.stage == "fetch"]
+        assert any(fraction > 0 for fraction in reported), replies
 
 
 class SteppedClock(SystemClock):

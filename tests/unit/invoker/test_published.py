@@ -1,4 +1,4 @@
-"""What a node tells its peers of an image that it serves, wherever it has it."""
+"""What a node publishes of an image that it serves, wherever it has it."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ def begin(tier: HostTier, region: ImageRegion) -> tuple[ImageWriter, GrowingRegi
 
 
 async def test_an_image_that_was_evicted_is_told_of_anew(tier: HostTier) -> None:
-    """Peers add up what they are told under one epoch: they would ask it for blocks that it has no more."""
+    """Peers add up what is published under one epoch: they would ask it for blocks that it has no more."""
     region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None)
     writer, arriving = begin(tier, region)
     writer.view[:] = CONTENT

@@ -1,4 +1,4 @@
-"""What a node tells the shared state, and in which order."""
+"""What a node writes to the shared state, and in which order."""
 
 import asyncio
 from collections import deque
@@ -32,15 +32,15 @@ class Owing:
 
 
 class Noting(MemoryState):
-    """Notes in which order it is told; with the first interval an instance and the node change."""
+    """Records the order of writes; with the first interval an instance and the node change."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.publisher: Publisher | None = None
 
     async def add_interval(self, interval: InstanceInterval) -> bool:
-        self.told.append("due")
+        self.reported.append("due")
         if self.publisher is not None:
             self.publisher.instance_changed(instance("i1"))
             self.publisher.node_changed()
@@ -48,16 +48,16 @@ class Noting(MemoryState):
         return await super().add_interval(interval)
 
     async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
-        self.told.append("node")
+        self.reported.append("node")
         return await super().put_node(record, ttl_s)
 
     async def put_instance(self, record: InstanceRecord, epoch: int) -> None:
-        self.told.append(record.instance_id)
+        self.reported.append(record.instance_id)
         await super().put_instance(record, epoch)
 
 
 class Flaky(MemoryState):
-    """Does not answer while it is `away`; `asked` tells when somebody tried."""
+    """Does not answer while it is `away`; `asked` is set by each try."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ async def test_news_do_not_wait_until_all_dues_are_paid() -> None:
         publisher.close()
         await running
     some = ["due"] * LEDGER_BATCH
-    assert state.told == ["node", *some, "node", "i1", *some, *some, "node"]
+    assert state.reported == ["node", *some, "node", "i1", *some, *some, "node"]
 
 
 async def test_a_heartbeat_waits_for_one_due_at_most() -> None:
@@ -91,7 +91,7 @@ async def test_a_heartbeat_waits_for_one_due_at_most() -> None:
         await owing.none_left.wait()
         publisher.close()
         await running
-    assert state.told[:6] == ["node", "due"] * 3
+    assert state.reported[:6] == ["node", "due"] * 3
 
 
 async def test_what_changed_while_the_state_was_away_is_told_afterwards() -> None:

@@ -48,9 +48,9 @@ def test_tcp_is_taken_where_there_is_no_rdma_and_the_reason_is_told(tmp_path: Pa
         (["--rdma", "off"], "--rdma off"),
         (["--link-rate", "1mbit"], "--link-rate caps TCP only"),
     ):
-        told = settings(*flags)
-        verbs = open_rdma(told, AsyncExitStack())
-        choice = make_connector(told, tmp_path, ends(verbs)).choose(PEER)
+        reported = settings(*flags)
+        verbs = open_rdma(reported, AsyncExitStack())
+        choice = make_connector(reported, tmp_path, ends(verbs)).choose(PEER)
         assert (choice.transport, choice.reason) == ("tcp", f"host 'b' is not 'a'; no verbs: {why}")
 
 

@@ -1,4 +1,4 @@
-"""Casts of real nodes: every planner, any number of nodes and sources, bytes identical, and what is told."""
+"""Casts of real nodes: every planner, any number of nodes and sources, identical bytes, reports."""
 
 import pytest
 

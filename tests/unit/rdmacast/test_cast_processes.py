@@ -22,7 +22,7 @@ def test_after_kill_9_all_others_complete(victim: int, planner: str) -> None:
         nodes[victim].kill()
         for node in nodes[2:]:
             if node is not nodes[victim]:
-                digest, lost = node.hears("done")
+                digest, lost = node.receive("done")
                 assert digest == hashlib.sha256(CONTENT).hexdigest()
                 assert set(lost) <= {nodes[victim].name}
     finally:
@@ -38,7 +38,7 @@ def test_after_kill_9_of_the_only_source_all_name_the_blocks_that_nobody_holds()
             node.begin(spec)
         nodes[1].holds(3)
         nodes[0].kill()
-        reported = [node.hears("lost") for node in nodes[1:]]
+        reported = [node.receive("lost") for node in nodes[1:]]
         somewhere = 0
         for _, held in reported:
             somewhere |= held
@@ -58,7 +58,7 @@ def test_one_that_gives_up_frees_all_but_what_it_has_and_holds_up_nobody() -> No
         nodes[2].holds(5)
         assert 5 <= nodes[2].cancel() < spec.blocks
         for node in (nodes[1], nodes[3]):
-            assert node.hears("done")[0] == hashlib.sha256(CONTENT).hexdigest()
+            assert node.receive("done")[0] == hashlib.sha256(CONTENT).hexdigest()
         for node in (nodes[0], nodes[1], nodes[3]):
             assert node.stop() == 0
         assert nodes[2].more() == (0, 0)
@@ -80,9 +80,9 @@ def test_a_node_that_gives_slowly_is_planned_around() -> None:
         for node in nodes:
             node.begin(spec)
         for node in nodes[1:]:
-            # Of the nodes before it some may be done before they are told.
-            assert "n3" in node.hears("slow") or node.name in ("n1", "n2")
-            assert node.hears("done")[0] == hashlib.sha256(content).hexdigest()
+            # Of the nodes before it some may be done before the verdict arrives.
+            assert "n3" in node.receive("slow") or node.name in ("n1", "n2")
+            assert node.receive("done")[0] == hashlib.sha256(content).hexdigest()
     finally:
         codes = [node.stop() for node in nodes]
     assert codes == [0] * 6

@@ -56,7 +56,7 @@ def test_with_four_sources_a_copy_is_there_after_a_third_of_the_time(blocks: int
 
 @pytest.mark.parametrize("straggler", range(1, 8))
 def test_a_straggler_that_is_known_delays_the_others_by_less_than_a_quarter(straggler: int) -> None:
-    """The automatic planner was told the rates; plans that do not know of it take four times as long."""
+    """The automatic planner has the rates; plans without them take four times as long."""
     nbytes, rate = 128 << 20, 25e6
     slow = {straggler: 0.25}
     facts = LinkFacts(bytes_per_s=rate, latency_s=2e-4)

@@ -25,7 +25,7 @@ NODES, RELAY = 5, 2
 MIB = 1 << 20
 RATE = 4 * MIB
 GIVEN = 1 * MIB  # before the cut: on a busy machine a relay may be found slow after more, and give nothing
-HANGS_S = 300.0  # whoever answers later never does
+HANGS_S = 300.0  # an answer later than this never comes
 
 
 @pytest.fixture

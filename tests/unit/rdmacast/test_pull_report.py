@@ -1,4 +1,4 @@
-"""What nodes tell of their pulls, and verdicts on slow nodes, on the wire."""
+"""What nodes report of their pulls, and verdicts on slow nodes, on the wire."""
 
 import pytest
 from hypothesis import given

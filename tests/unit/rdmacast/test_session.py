@@ -169,7 +169,7 @@ def test_what_was_kept_is_not_pulled_again() -> None:
     assert done.start(0.0) == [] and done.state is SessionState.COMPLETE
 
 
-def test_after_a_loss_the_rarest_block_is_pulled_first_from_whoever_holds_it() -> None:
+def test_after_a_loss_the_rarest_block_is_pulled_first_from_any_holder() -> None:
     session = session_of([(1, 0), (1, 1), (1, 2), (1, 3)], window=1)
     session.on_bitfield(2, reported(0b1111), 0.0)
     session.on_bitfield(3, reported(0b0111), 0.0)
@@ -180,14 +180,14 @@ def test_after_a_loss_the_rarest_block_is_pulled_first_from_whoever_holds_it() -
 
 
 def test_after_a_loss_nodes_turn_to_different_givers_and_begin_with_different_blocks() -> None:
-    for shift, begun in ((0, [(2, 0), (3, 1)]), (2, [(2, 2), (3, 3)])):
+    for shift, started in ((0, [(2, 0), (3, 1)]), (2, [(2, 2), (3, 3)])):
         order, peers = [(1, block) for block in range(4)], range(1, 4)
         settings = SessionSettings(window=2)
         session = Session(blocks=4, peers=peers, order=order, shift=shift, settings=settings)
         session.start(0.0)
         session.on_bitfield(2, reported(0b1111), 0.0)
         session.on_bitfield(3, reported(0b1111), 0.0)
-        assert pulls(session.on_lost(1, 1.0)) == begun
+        assert pulls(session.on_lost(1, 1.0)) == started
 
 
 def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:
@@ -356,7 +356,7 @@ def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> 
     for number in range(1, 6):
         session.on_arrived(number, 0.01 * number)
     session.on_bitfield(2, reported(0b11111111, blocks=8), 0.06)
-    # The planned source may hang: after eight times the longest, or what is least, whoever has more is asked.
+    # The planned source may hang: after eight times the longest, or the minimum, a node with more is asked.
     assert session.deadline_s == pytest.approx(0.05 + 0.25)
     actions = session.on_timer(0.3)
     assert DropPull(6, "its source does not get it") in actions

@@ -40,16 +40,16 @@ def spec(nodes: int = 6, sources: int = 1, **changes: object) -> CastSpec:
 class Fleet:
     """A chain whose nodes pull one block after the other, each at its own pace, by clocks of their own."""
 
-    def __init__(self, each_s: dict[int, float], begun_s: float = 1000.0) -> None:
+    def __init__(self, each_s: dict[int, float], started_s: float = 1000.0) -> None:
         self.each_s = each_s
-        self.begun_s = begun_s
+        self.started_s = started_s
         self.logs = {node: PullLog("c", node) for node in each_s}
         self.number = dict.fromkeys(each_s, 0)
 
     def reports(self, now_s: float, verdict: StragglerVerdict) -> list[PullReport]:
         reported = []
         for node, log in self.logs.items():
-            zero_s = self.begun_s * node  # clocks tell nothing of each other
+            zero_s = self.started_s * node  # clocks are not synchronised
             while (self.number[node] + 1) * self.each_s[node] <= now_s:
                 log.on_started(self.number[node], node - 1, zero_s + self.number[node] * self.each_s[node])
                 self.number[node] += 1

@@ -8,7 +8,7 @@ BLOCK = 4 << 20
 def test_nothing_is_known_of_a_pace_at_first() -> None:
     threshold = WakeThreshold()
     threshold.on_payload(10.0)
-    assert threshold.on_data(60_000, BLOCK - 60_000, 10.001) == 1  # what lay there already tells of no pace
+    assert threshold.on_data(60_000, BLOCK - 60_000, 10.001) == 1  # what lay there already shows no rate
 
 
 def test_who_receives_fast_is_woken_for_much_and_never_for_more_than_comes() -> None:

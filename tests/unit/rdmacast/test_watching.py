@@ -1,4 +1,4 @@
-"""How often a peer tells what it holds: at once when asked, else a few times a second, and all in the end."""
+"""How often a peer reports what it holds: at once when asked, else a few times a second, all in the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ KINDS = ["tcp", "tcp-uvloop"]
 
 
 class Heard:
-    """What was told, and when the first watch was asked for."""
+    """What was reported, and when the first watch was asked for."""
 
     def __init__(self) -> None:
         self.maps: list[Bitfield] = []
@@ -117,7 +117,7 @@ def test_a_question_is_answered_by_the_map_of_now_whatever_the_pace(kind: str) -
                 watch.request_have(number)
                 await heard.answered(number)
                 assert heard.maps[heard.answers.index(number)].held.bit_count() >= number
-            # Each answer was told when it was asked for, and besides them no more than the pace allows.
+            # Each answer was reported when it was asked for, and besides them no more than the pace allows.
             assert sum(answers == 0 for answers in heard.answers) <= heard.most
 
     run(kind, main())
@@ -147,7 +147,7 @@ def test_a_region_that_is_withdrawn_ends_its_watch_though_news_were_due(kind: st
                 server.address, "image", BLOCK_BYTES, heard
             ) as watch:
                 await heard.first()
-                region.mark(0, BLOCK_BYTES)  # to be told in a while
+                region.mark(0, BLOCK_BYTES)  # to be reported in a while
                 await server.withdraw("image")
                 reason: CastError = await watch.wait_ended()
                 assert isinstance(reason, RegionGone)

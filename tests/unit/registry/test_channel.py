@@ -208,7 +208,7 @@ def test_pings_keep_an_idle_channel_and_its_calls(run: Run) -> None:
 
 
 class _Scripted(asyncio.Protocol):
-    """A peer that authenticates and then goes by `script`: sent at once, or as its first answer."""
+    """A peer that authenticates and then follows `script`: sent at once, or as its first answer."""
 
     def __init__(self, script: bytes, *, answers: bool = False) -> None:
         self._script = script

@@ -1,4 +1,4 @@
-"""The embedded Redis: found, configured, told apart from a broken one."""
+"""The embedded Redis: found, configured, distinguished from a broken one."""
 
 import stat
 import tempfile

@@ -1,4 +1,4 @@
-"""The time of day is set: leases, leadership and what nodes tell go by durations."""
+"""The time of day is set: leases, leadership and what nodes report depend on durations."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ async def test_a_leader_stays_leader_when_the_clock_is_set(step_s: float):
     assert leadership.epoch == 1
     assert await state.acquire_lease("controller", "other", 2.5) is None
     clock.advance(2.5)
-    assert leadership.epoch is None  # it goes by the time that has passed
+    assert leadership.epoch is None  # it depends on the time that has passed
     assert await state.acquire_lease("controller", "other", 2.5) == 2
     leading.cancel()
     await asyncio.wait([leading])
@@ -86,15 +86,15 @@ async def test_a_node_tells_its_instances_anew_when_the_state_has_lost_them():
     cursor = (await state.snapshot()).cursor
     running = asyncio.create_task(publisher.run(lambda: node(epoch=1)))
     publisher.instance_changed(instance("i0"))
-    told: list[InstanceRecord] = []
+    reported: list[InstanceRecord] = []
     async with asyncio.timeout(PATIENCE_S):
         async for _, change in state.watch(cursor):
             if isinstance(change, InstanceChanged):
-                told.append(change.record)
-                if len(told) == 2:
+                reported.append(change.record)
+                if len(reported) == 2:
                     break
                 state.clear_instances()
-    assert told == [instance("i0"), instance("i0")]
+    assert reported == [instance("i0"), instance("i0")]
     assert names((await state.snapshot()).instances) == ["i0"]
     publisher.close()
     await running

@@ -40,7 +40,7 @@ def test_nothing_is_wrong_without_a_proof():
     assert (
         reconcile([], [last], []).verdict is BalanceVerdict.OPEN
     )  # the record of its last call is on its way
-    # These can be told of any instance.
+    # These can be reported of any instance.
     after = interval(start=20, end=30, earlier_us=20_000_000)
     for wrong in (
         [replace(whole, busy_us=501, idle_us=whole.idle_us - 1)],
@@ -67,7 +67,7 @@ def test_records_of_calls_that_ended_with_their_instance_cannot_swap_time():
     # Of one that lives on, the next interval may say more of a call, and a record come late.
     living = replace(last, final=False)
     assert reconcile(swapped, [living], [], live={"i0": "n0"}).verdict is BalanceVerdict.OPEN
-    # What no record has of a call may be told as lost; but not of another one.
+    # What no record has of a call may be reported as lost; but not of another one.
     lesser = [done("a", used(400, "a/0")), right[1]]
     assert reconcile(lesser, [last], []).verdict is BalanceVerdict.OPEN
     assert reconcile(lesser, [last], [lost("a/0", 500)]).verdict is BalanceVerdict.EXACT
@@ -103,8 +103,8 @@ def test_a_missing_first_or_last_interval_is_reported():
     assert reconcile([], [first], [], live={"i0": "n0"}).verdict is BalanceVerdict.EXACT
 
 
-@pytest.mark.parametrize("told", ["recorded", "lost"])
-async def test_a_page_may_end_between_intervals_that_end_together(told: str) -> None:
+@pytest.mark.parametrize("reported", ["recorded", "lost"])
+async def test_a_page_may_end_between_intervals_that_end_together(reported: str) -> None:
     """The empty one at the end of a life reports earlier calls as over."""
     state = MemoryState()
     for number in range(300):
@@ -112,7 +112,7 @@ async def test_a_page_may_end_between_intervals_that_end_together(told: str) -> 
         await state.add_interval(interval(name, calls=(part(call, 0, 700),), idle_us=199_300))
         empty = interval(name, 60, 60, state="draining", calls=(part(call, 700, 700, over=True),))
         await state.add_interval(replace(empty, final=True, earlier_us=200_000))
-        if told == "recorded":
+        if reported == "recorded":
             await state.add_request(done(f"r{number}", used(700, call, name)))
         else:
             await state.add_lost_call(lost(call, 700, name))
@@ -122,8 +122,8 @@ async def test_a_page_may_end_between_intervals_that_end_together(told: str) -> 
 
 def test_a_call_that_was_recorded_after_all_is_not_lost():
     whole = interval(calls=(part("r0/0", 0, 500),), final=True)
-    for recorded, told in [((used(500),), 500), ((used(200),), 500), ((), 500)]:
-        found = reconcile([done("r0", *recorded)], [whole], [lost("r0/0", told)])
+    for recorded, reported in [((used(500),), 500), ((used(200),), 500), ((), 500)]:
+        found = reconcile([done("r0", *recorded)], [whole], [lost("r0/0", reported)])
         assert found.verdict is BalanceVerdict.EXACT, str(found)
         assert found.instances[0].lost_us == 500 - sum(part.gpu_us for part in recorded)
 

@@ -143,9 +143,9 @@ def test_a_row_that_is_doubled_dropped_or_altered_is_found(operations, data):
             before, records = records, [*records, again]
             assert verdict() is BalanceVerdict.WRONG
             records = [one for one in before if one is not before[at]]
-            told = any((part.call_id, part.instance_id) not in covered for part in before[at].gpu)
+            reported = any((part.call_id, part.instance_id) not in covered for part in before[at].gpu)
             assert verdict() is (
-                BalanceVerdict.WRONG if told else BalanceVerdict.EXACT
+                BalanceVerdict.WRONG if reported else BalanceVerdict.EXACT
             )  # else a LostCall stands for it
         case "interval" if spent:
             at = data.draw(st.sampled_from(spent))
@@ -186,13 +186,13 @@ def test_time_that_records_swap_or_name_otherwise_is_found(operations, settled, 
     more = [(0, 0, 5), (2, 0, 9_000), *[(3, 0, 5)] * 3, (7, 0, 400_000), (9, 0, 70_000)]
     ledger = History([*operations, *more]).end(settled=settled)
     records, covered = ledger.records, {(one.call_id, one.instance_id) for one in ledger.lost}
-    told = [
+    reported = [
         (number, at)
         for number, record in enumerate(records)
         for at, part in enumerate(record.gpu)
         if (part.call_id, part.instance_id) not in covered
     ]
-    one, other = (data.draw(st.sampled_from(told)) for _ in range(2))
+    one, other = (data.draw(st.sampled_from(reported)) for _ in range(2))
 
     def altered(place: tuple[int, int], **changes: object) -> None:
         number, at = place

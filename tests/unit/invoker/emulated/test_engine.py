@@ -12,7 +12,7 @@ from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from registry.messages.node import Sampling
-from tests.fixtures.emulated import ToldTime
+from tests.fixtures.emulated import SleepTime
 
 PROFILE = find_profile("h800-llama2-7b/10000")
 VOCABULARY = PROFILE.model.vocabulary
@@ -20,7 +20,7 @@ PAGE_BYTES = kv_shape(PROFILE, 32).page_bytes
 
 
 def make(
-    time: ToldTime, pages: int = 100, context: int = 1024, sequences: int = 64, slower: int = 1
+    time: SleepTime, pages: int = 100, context: int = 1024, sequences: int = 64, slower: int = 1
 ) -> EmulatedEngine:
     return EmulatedEngine(
         PROFILE, time.clock(slower), pages * PAGE_BYTES, context_length=context, max_sequences=sequences
@@ -48,7 +48,7 @@ def run(engine: EmulatedEngine) -> dict[str, list[int]]:
 
 
 def test_a_step_takes_what_the_profile_says() -> None:
-    time = ToldTime()
+    time = SleepTime()
     engine = make(time)
     engine.add(ask("a", [20] * 512, max_tokens=3))
     assert run(engine) == {
@@ -60,7 +60,7 @@ def test_a_step_takes_what_the_profile_says() -> None:
 
 
 def test_slower_devices_take_longer_for_the_same() -> None:
-    usual, slow = ToldTime(), ToldTime()
+    usual, slow = SleepTime(), SleepTime()
     for time, slower in ((usual, 1), (slow, 10)):
         engine = make(time, slower=slower)
         engine.add(ask("a", [20] * 600))
@@ -69,7 +69,7 @@ def test_slower_devices_take_longer_for_the_same() -> None:
 
 
 def test_chunks_of_a_prompt_need_no_head_and_sequences_share_steps() -> None:
-    time = ToldTime()
+    time = SleepTime()
     engine = make(time, sequences=8)
     for name in "abcd":
         engine.add(ask(name, list(range(20, 320))))
@@ -96,7 +96,7 @@ def test_a_sequence_continues_elsewhere_with_the_same_tokens() -> None:
 
 
 def run_one(sequence: NewSequence) -> list[int]:
-    engine = make(ToldTime())
+    engine = make(SleepTime())
     engine.add(sequence)
     return run(engine)[sequence.request_id]
 
@@ -108,7 +108,7 @@ def test_any_other_context_gives_other_tokens() -> None:
 
 
 def test_the_kv_cache_is_bounded() -> None:
-    engine = make(ToldTime(), pages=4)
+    engine = make(SleepTime(), pages=4)
     assert engine.max_sequence_tokens == 64
     with pytest.raises(OutOfKvCache):
         engine.add(ask("long", [20] * 64))
@@ -117,11 +117,11 @@ def test_the_kv_cache_is_bounded() -> None:
         engine.add(ask(name, [20 + at] * 30, max_tokens=20))
     assert run(engine) == alone  # though they preempted each other
     with pytest.raises(OutOfKvCache, match="less than one page"):
-        make(ToldTime(), pages=0)
+        make(SleepTime(), pages=0)
 
 
 def test_imported_keys_and_values_save_the_prompt() -> None:
-    time = ToldTime()
+    time = SleepTime()
     first, second = make(time), make(time)
     first.add(ask("a", [25] * 400, max_tokens=10))
     tokens = [output.token_id for _ in range(4) for output in first.step()]
@@ -137,7 +137,7 @@ def test_imported_keys_and_values_save_the_prompt() -> None:
 
 
 def test_a_cancelled_sequence_has_no_more_output() -> None:
-    engine = make(ToldTime())
+    engine = make(SleepTime())
     engine.add(ask("a", [20] * 10))
     engine.add(ask("b", [20] * 10))
     engine.step()
@@ -150,7 +150,7 @@ def test_a_cancelled_sequence_has_no_more_output() -> None:
 
 def test_stops_and_logprobs() -> None:
     first = run_one(ask("a", [20]))[0]
-    engine = make(ToldTime())
+    engine = make(SleepTime())
     engine.add(ask("a", [20], stop_token_ids=(first,), logprobs=1))
     (output,) = engine.step()
     assert (output.finish_reason, output.token_id) == ("stop", first)

@@ -28,7 +28,7 @@ from invoker.engine.stage_contract import (
 from invoker.kv.choice import PrefillRate
 from invoker.pipeline.metered import MeteredStage
 from registry.messages.node import Sampling
-from tests.fixtures.emulated import ToldTime
+from tests.fixtures.emulated import SleepTime
 
 PROFILE = find_profile("h800-llama2-7b/1000")
 VOCABULARY = PROFILE.model.vocabulary
@@ -36,9 +36,9 @@ GREEDY = Sampling(max_tokens=12, temperature=0.0)
 LIMITS = StepLimits(sequences=8, prefill_tokens=512, shared_prefill_tokens=232)
 
 
-def stages_of(cuts: list[int], times: list[ToldTime] | None = None) -> list[EmulatedStage]:
+def stages_of(cuts: list[int], times: list[SleepTime] | None = None) -> list[EmulatedStage]:
     """Return stages from cut to cut, each on a device of its own."""
-    times = times or [ToldTime() for _ in cuts[1:]]
+    times = times or [SleepTime() for _ in cuts[1:]]
     return [
         EmulatedStage(PROFILE, time.clock(), 200 * kv_shape(PROFILE, last - first).page_bytes, first, last)
         for (first, last), time in zip(pairwise(cuts), times, strict=True)
@@ -80,7 +80,7 @@ def test_pipelines_yield_the_tokens_of_whole_engines(cuts: list[int]) -> None:
 
 
 def test_each_stage_takes_its_layers_time() -> None:
-    times = [ToldTime(), ToldTime()]
+    times = [SleepTime(), SleepTime()]
     pipeline = pipeline_of(stages_of([0, 10, 32], times))
     pipeline.add(ask("a", [20] * 300, Sampling(max_tokens=1, temperature=0.0)))
     while pipeline.has_work:
@@ -92,12 +92,12 @@ def test_each_stage_takes_its_layers_time() -> None:
 
 async def test_how_fast_it_is_shows_where_its_work_was_queued_before_it_was_asked() -> None:
     """A step that comes late begins in its past, and is over at once by the clock of who waits for it."""
-    rate, told = PrefillRate(), ToldTime()
-    (stage,) = stages_of([0, 32], [told])
+    rate, reported = PrefillRate(), SleepTime()
+    (stage,) = stages_of([0, 32], [reported])
     metered = MeteredStage(stage, NullMeter(), lambda _: UNBILLED, rate=rate)
     first = opening_step()
     held = await asyncio.to_thread(metered.run, StageInput(step=first, data=torch.tensor([20, 21, 22, 23])))
-    told.now_s += LATE_S
+    reported.now_s += LATE_S
     chunk = StageChunk(sequence="s", start=4, count=1, last=True)
     later = StageStep(number=1, closed=(), opened=(), chunks=(chunk,))
     await asyncio.to_thread(metered.run, StageInput(step=later, data=torch.tensor([24])))
@@ -135,14 +135,14 @@ def test_what_does_not_follow_is_refused() -> None:
     with pytest.raises(OutOfStep, match="samples no tokens"):
         stage.finish(StageInput(step=again, data=torch.tensor([20])))
     with pytest.raises(OutOfKvCache, match="less than one page"):
-        EmulatedStage(PROFILE, ToldTime().clock(), 10, 0, 4)
+        EmulatedStage(PROFILE, SleepTime().clock(), 10, 0, 4)
     with pytest.raises(ValueError, match="no layers"):
-        EmulatedStage(PROFILE, ToldTime().clock(), 10, 4, 33)
+        EmulatedStage(PROFILE, SleepTime().clock(), 10, 4, 33)
 
 
 def test_no_more_than_fits() -> None:
     page_bytes = kv_shape(PROFILE, 32).page_bytes
-    stage = EmulatedStage(PROFILE, ToldTime().clock(), page_bytes, 0, 32)
+    stage = EmulatedStage(PROFILE, SleepTime().clock(), page_bytes, 0, 32)
     with pytest.raises(OutOfStep, match="needs 2 pages"):
         stage.run(StageInput(step=opening_step(17), data=torch.arange(20, 37)))
 
@@ -156,7 +156,7 @@ def test_a_sequence_moves_to_a_whole_engine_with_its_keys_and_values() -> None:
     name = pipeline.scheduler.stage_name("a")
     kv = [stage.export_kv(name) for stage in pipeline.stages]
     (left,) = pipeline.scheduler.drain()
-    time = ToldTime()
+    time = SleepTime()
     engine = EmulatedEngine(
         PROFILE, time.clock(), 100 * kv_shape(PROFILE, 32).page_bytes, context_length=4096
     )

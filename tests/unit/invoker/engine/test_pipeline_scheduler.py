@@ -144,11 +144,11 @@ def test_a_long_prompt_fills_the_pipeline_by_itself() -> None:
     ]
     assert scheduler.next_step() is None
     stage = _stages([0, 1])[0]
-    told: list[TokenOutput] = []
+    reported: list[TokenOutput] = []
     for one in steps:
         assert one is not None
-        told += scheduler.complete_step(stage.run(one))
-    assert [(output.token_id, output.work) for output in told] == [(None, 24)] * 4
+        reported += scheduler.complete_step(stage.run(one))
+    assert [(output.token_id, output.work) for output in reported] == [(None, 24)] * 4
     last = scheduler.next_step()
     assert last is not None and last.step.chunks[0].last and scheduler.next_step() is None
 
@@ -265,8 +265,8 @@ def test_a_name_is_not_used_again() -> None:
     assert scheduler.complete_step(stage.run(first)) == []  # of the first one
     first = scheduler.next_step()
     assert first is not None and first.step.closed == ("0",) and first.step.opened[0].sequence == "1"
-    (told,) = scheduler.complete_step(stage.run(first))
-    assert told.token_id == continuation([3], 1, VOCABULARY)[0]
+    (reported,) = scheduler.complete_step(stage.run(first))
+    assert reported.token_id == continuation([3], 1, VOCABULARY)[0]
 
 
 def test_a_head_that_forgets_a_token_ends_the_sequence() -> None:
@@ -274,8 +274,8 @@ def test_a_head_that_forgets_a_token_ends_the_sequence() -> None:
     scheduler.add(sequence("a", [1, 2]))
     first = scheduler.next_step()
     assert first is not None
-    (told,) = scheduler.complete_step(StageOutput(step=first.step, hidden=None))
-    assert "returned no token" in told.error and not scheduler.sequences
+    (reported,) = scheduler.complete_step(StageOutput(step=first.step, hidden=None))
+    assert "returned no token" in reported.error and not scheduler.sequences
 
 
 def test_what_can_never_run_is_refused() -> None:

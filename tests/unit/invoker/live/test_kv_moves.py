@@ -23,11 +23,11 @@ from tests.fixtures.stages import (
     requests_for,
 )
 
-TOKENS = 100  # so many that calls are at work still when they are told to leave
+TOKENS = 100  # so many that calls are at work still when they are asked to leave
 ALWAYS = ("--kv-moves", "always")
 
 
-async def _begun(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
+async def _started(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
     """Return the pipeline's replies until all requests, or the named ones, moved.
 
     The middle node has loaded the whole model by then.
@@ -50,7 +50,7 @@ async def _all_tokens(
 ) -> tuple[list[Answer], dict[str, list[int]]]:
     """Return the answers, and all tokens of each request; the middle node generates the rest."""
     requests = requests_for(live, 5, tokens=TOKENS)
-    answers = await _begun(live, requests, leaving)
+    answers = await _started(live, requests, leaving)
 
     async def rest(request: Generate, got: Answer) -> list[int]:
         kv = got.kv
@@ -68,7 +68,7 @@ async def _all_tokens(
 
 def _moved(answers: Sequence[Answer]) -> list[Answer]:
     found = [got for got in answers if got.finish_reason == MOVED]
-    assert found, "all calls had ended before they were told to leave"
+    assert found, "all calls had ended before they were asked to leave"
     return found
 
 
@@ -84,9 +84,9 @@ def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.Log
             return (await _all_tokens(live, ("r1", "r2", "r4")))[0]
 
     moved = _moved(asyncio.run(main()))
-    told = [record.getMessage() for record in caplog.records]
+    reported = [record.getMessage() for record in caplog.records]
     # One after the other, though all were asked for at once.
-    brought = [line for line in told if "transfer: always" in line or "loaded K and V" in line]
+    brought = [line for line in reported if "transfer: always" in line or "loaded K and V" in line]
     assert ["loaded K and V" in line for line in brought] == [False, True] * len(moved)
 
 
@@ -99,8 +99,8 @@ def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCa
 
     moved = _moved(asyncio.run(main()))
     assert all(got.kv is not None and len(got.kv.stages) == 3 for got in moved)
-    told = [record.getMessage() for record in caplog.records]
-    assert sum("loaded K and V" in line for line in told) == len(moved)
+    reported = [record.getMessage() for record in caplog.records]
+    assert sum("loaded K and V" in line for line in reported) == len(moved)
 
 
 def test_a_pipeline_that_is_formed_anew_keeps_nothing(
@@ -139,9 +139,9 @@ def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.L
             return (await _all_tokens(live, ("r0", "r3"), broken=True))[0]
 
     moved = _moved(asyncio.run(main()))
-    told = [record.getMessage() for record in caplog.records]
-    assert sum("recomputing" in line for line in told) == len(moved)
-    assert not any("loaded K and V" in line for line in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert sum("recomputing" in line for line in reported) == len(moved)
+    assert not any("loaded K and V" in line for line in reported)
 
 
 @pytest.mark.parametrize("policy", ["auto", "never"])
@@ -156,8 +156,8 @@ def test_whatever_is_decided_the_tokens_are_the_same(
             return (await _all_tokens(live, ("r1", "r2")))[0]
 
     moved = _moved(asyncio.run(main()))
-    told = [record.getMessage() for record in caplog.records]
-    decided = [line for line in told if ": transfer: " in line or ": recompute: " in line]
+    reported = [record.getMessage() for record in caplog.records]
+    decided = [line for line in reported if ": transfer: " in line or ": recompute: " in line]
     assert len(decided) == len(moved)
     if policy == "never":
         assert all(line.endswith("recompute: always") for line in decided)

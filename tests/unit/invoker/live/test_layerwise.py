@@ -32,26 +32,26 @@ LAYERS = 4
 class FirstLayer(WatchedStage):
     """Counts the prompts that are in it by now."""
 
-    def __init__(self, stage: Stage, begun: Counter) -> None:
+    def __init__(self, stage: Stage, started: Counter) -> None:
         super().__init__(stage, Counter())
-        self._begun = begun
+        self._started = started
 
     def run(self, given: StageInput) -> StageOutput:
         output = super().run(given)
-        self._begun.add(len(given.step.opened))
+        self._started.add(len(given.step.opened))
         return output
 
 
 class LoneEngines(WatchedEngines):
-    """`begun` counts prompts of which a layer has run."""
+    """`started` counts prompts of which a layer has run."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self.begun = Counter()
+        self.started = Counter()
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
         stage = super().make_stage(spec, region, kv)
-        return stage if stage.layers[0] else FirstLayer(stage, self.begun)
+        return stage if stage.layers[0] else FirstLayer(stage, self.started)
 
 
 @asynccontextmanager
@@ -97,7 +97,7 @@ async def test_prompts_run_through_layers_as_they_land(tmp_path: Path, kind: str
         assert isinstance(opened, PipelineOpened) and opened.context_length == 128
         requests = requests_for(live, 5)  # the first prompt has one token, which is the engine's
         asked = ask(live, requests)
-        await engines(live).begun.reaches(4)
+        await engines(live).started.reaches(4)
         live.nodes[0].source.release(1, 3)
         await engines(live).ran.reaches(12)
         await loaded(live)
@@ -112,7 +112,7 @@ async def test_what_layers_and_engine_spend_is_their_calls(tmp_path: Path) -> No
     async with lone(tmp_path, "qwen2") as live, open_pipeline(live, (0, LAYERS)):
         requests = requests_for(live, 4)[1:]
         asked = ask(live, requests)
-        await engines(live).begun.reaches(3)
+        await engines(live).started.reaches(3)
         asked[0].cancel()  # what it spent is known, too
         await loaded(live)
         answers = await asyncio.gather(*asked[1:])
@@ -128,7 +128,7 @@ async def test_a_prompt_that_is_too_long_harms_no_other(tmp_path: Path) -> None:
     async with lone(tmp_path, "gpt2") as live, open_pipeline(live, (0, LAYERS)):
         fits, longer = requests_at(live.nodes[0], (9, 3000), 8)
         asked = ask(live, [longer, fits])
-        await engines(live).begun.reaches(1)
+        await engines(live).started.reaches(1)
         await loaded(live)
         with pytest.raises(RemoteError):
             await asked[0]
@@ -146,7 +146,7 @@ async def test_who_ends_it_at_once_where_it_is_ready_loses_nothing_that_was_begu
         requests = requests_for(live, 4)[1:]
         async with open_pipeline(live, (0, LAYERS)):
             asked = ask(live, requests)
-            await engines(live).begun.reaches(3)
+            await engines(live).started.reaches(3)
             await loaded(live)
         check(live, requests, await asyncio.gather(*asked))
         assert engines(live).engines[0].kept == 3
@@ -157,7 +157,7 @@ async def test_prompts_that_wait_are_moved(tmp_path: Path) -> None:
         requests = requests_for(live, 4)[1:]
         async with open_pipeline(live, (0, LAYERS)):
             asked = ask(live, requests)
-            await engines(live).begun.reaches(3)
+            await engines(live).started.reaches(3)
             leave = HandOffCalls(pipeline="p", epoch=0, request_ids=("r1", "elsewhere"))
             await live.nodes[0].node.ask(leave)
             moved = await asked[0]
@@ -179,7 +179,7 @@ async def test_an_instance_that_is_stopped_ends_it(tmp_path: Path) -> None:
         async with node.node.channel.call(await live.opening((0, LAYERS))) as replies:
             assert isinstance(await anext(replies), PipelineOpened)
             asked = ask(live, requests)
-            await engines(live).begun.reaches(2)
+            await engines(live).started.reaches(2)
             await node.node.ask(StopInstance(instance_id=node.instance, grace_s=0.0))
             with pytest.raises(RemoteError, match="n0: instance i0 has ended") as lost:
                 await anext(replies)

@@ -45,14 +45,14 @@ _SMALL = 4096
 class GatedStage(FakeStage):
     """Each step that runs something waits to be let through, and is counted before."""
 
-    def __init__(self, first: int, last: int, layers: int, gate: StepGate, begun: Counter) -> None:
+    def __init__(self, first: int, last: int, layers: int, gate: StepGate, started: Counter) -> None:
         super().__init__(first, last, layers, pages=1 << 20)
         self._gate = gate
-        self._begun = begun
+        self._started = started
 
     def run(self, given: StageInput) -> StageOutput:
         if given.step.chunks:
-            self._begun.add(1)
+            self._started.add(1)
             self._gate.wait()
         return super().run(given)
 
@@ -162,12 +162,12 @@ class TargetAtWork:
     """The target of a pair, which has one of three layers; the gate holds its steps."""
 
     def __init__(self) -> None:
-        self.gate, self.begun = StepGate(), Counter()
+        self.gate, self.started = StepGate(), Counter()
         (before, self.sends), (behind, self.reads) = pair(), pair()
         self._reader = pair_reader()
         calls = StepCalls(NullMeter(), lambda _: UNBILLED)
         self.worker = TargetWorker(3, calls, before, behind, name="target")
-        self.worker.add_layer(GatedStage(0, 1, 3, self.gate, self.begun))
+        self.worker.add_layer(GatedStage(0, 1, 3, self.gate, self.started))
 
     async def __aenter__(self) -> "TargetAtWork":
         return self
@@ -194,7 +194,7 @@ async def test_a_prompt_leaves_while_others_wait_for_their_layers() -> None:
         parts = -(-TOKENS // CHUNK_TOKENS)
         await target.say(PromptOffer("1", "c1", TOKENS), PromptOffer("2", "c2", TOKENS))
         target.gate.release(parts)
-        await target.begun.reaches(parts + 1)
+        await target.started.reaches(parts + 1)
         await target.say(PromptRequest())
         target.gate.release()
         given = await target.given()  # though the next part stands still
@@ -205,7 +205,7 @@ async def test_a_prompt_leaves_while_others_wait_for_their_layers() -> None:
 async def test_who_asked_for_a_prompt_that_it_then_drops_is_answered() -> None:
     async with asyncio.timeout(PATIENCE_S), TargetAtWork() as target:
         await target.say(PromptOffer("1", "c1", TOKENS))
-        await target.begun.reaches(1)
+        await target.started.reaches(1)
         await target.say(PromptRequest(), PromptDrop("1"))
         target.gate.open()
         assert (await target.given()).name == ""

@@ -52,7 +52,7 @@ def test_the_papers_example() -> None:
     relief = Relief(layers=7, load_s=6.0, token_layer_s=1.0, source_free_s=1.0)
     ended = finish_times(batches_of(1, 1, 1, 1, 1, 1), relief)
     assert ended["r0"] == 7.0  # one layer on the target, six on the source
-    best_effort = 1 + 6 * 6  # each request with the one layer that was there when it was begun
+    best_effort = 1 + 6 * 6  # each request with the one layer that was there when it was started
     assert ended["r5"] <= best_effort - 6
 
 

@@ -1,4 +1,4 @@
-"""Time limits, coroutines begun at once, and work that outlasts a cancellation."""
+"""Time limits, coroutines started at once, and work that outlasts a cancellation."""
 
 import asyncio
 from collections.abc import Callable

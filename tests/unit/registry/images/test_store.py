@@ -161,14 +161,14 @@ async def test_unfinished_uploads_are_listed_and_dropped_unless_written(opener: 
         await go.wait()
         yield CONTENT[1000:2000]
 
-    begun = time.time() - 2  # a file's time may be that of the kernel's last tick
+    started = time.time() - 2  # a file's time may be that of the kernel's last tick
     append = asyncio.create_task(store.append(DIGEST, 0, chunks(), total=len(CONTENT)))
     await writing.wait()
     assert not await store.drop_partial(DIGEST)
     go.set()
     assert await append == 2000
-    told = (await store.partials())[DIGEST]
-    assert told is not None and begun <= told <= time.time() + 2
+    reported = (await store.partials())[DIGEST]
+    assert reported is not None and started <= reported <= time.time() + 2
     assert await store.digests() == []
     assert await opener().drop_partial(DIGEST)
     assert await store.partials() == {} and await store.partial_size(DIGEST) == 0
@@ -184,8 +184,8 @@ async def test_a_touch_makes_a_local_blob_young(tmp_path: Path) -> None:
     os.utime(tmp_path / "blobs" / DIGEST, (1000, 1000))
     assert await store.last_used() == {DIGEST: 1000}
     await store.touch(DIGEST)
-    told = (await store.last_used())[DIGEST]
-    assert told is not None and told > 1000
+    reported = (await store.last_used())[DIGEST]
+    assert reported is not None and reported > 1000
 
 
 async def test_a_wrong_digest_drops_the_upload(opener: Opener) -> None:
